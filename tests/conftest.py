@@ -1,5 +1,6 @@
-"""Shared fixtures. The data sets and weights next to a checkout are optional: tests that need them are skipped without
-them.
+"""The environment in which all tests run, and the fixtures that any of them may use.
+
+The data sets and weights next to a checkout are optional: tests that need them are skipped without them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from utils.process.result_file import RESULT_VARIABLE, claim_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
+from tests.helpers.repository import ROOT, SHARED  # noqa: E402
 from tests.helpers.session import open_session_folder  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
 PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
 MAX_ID_CHARACTERS = 80
 

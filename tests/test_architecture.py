@@ -8,18 +8,17 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader, DistributedSampler
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import KeyedDistributedSampler
+from tests.helpers.repository import ROOT
 from tests.helpers.requirements import requirements
 from utils.distributed import agreement
 from utils.machine.packages import DISTRIBUTION_NAMES
 
-ROOT = Path(__file__).parents[1]
 LAYERS = ("utils", "data", "models", "engine", "tools")
 SCRIPTS = tuple(sorted(path.stem for path in ROOT.glob("*.py")))
 ALLOWED = {
@@ -60,7 +59,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def imports_of(name: str) -> Iterator[tuple[str, int]]:
-    """Dotted names that a module imports anywhere, with their lines."""
+    """Yields dotted names that a module imports anywhere, with their lines."""
     for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -97,7 +96,7 @@ def test_imports_respect_the_layers():
 
 
 def stack_of(layer: str) -> list[set[str]]:
-    """The packages of a folder by level, the lowest first, as docs/architecture.md draws them."""
+    """Returns the packages of a folder by level, the lowest first, as docs/architecture.md draws them."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     (line,) = re.findall(rf"^ *{layer}: +(.+)$", text, re.MULTILINE)
     return [set(level.split()) for level in line.split("<")]
@@ -150,6 +149,18 @@ def test_packages_beside_each_other_import_in_one_direction():
                 pairs.add((".".join(importing_parts[:depth]), ".".join(imported_parts[:depth])))
     assert ("data.source.diagnosis", "data.source.listing") in pairs
     assert not [pair for pair in pairs if pair[::-1] in pairs]
+
+
+def test_no_test_file_is_imported():
+    """What several test files use is in a module of its own. Fixtures of a file do not apply where it is imported."""
+    imported = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for folder in ("tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        for module in re.findall(r"^ *from ([\w.]+) import", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if module.rpartition(".")[2].startswith("test_")
+    ]
+    assert not imported
 
 
 def test_no_module_uses_eval_or_exec():

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import LAUNCHED
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 
-ROOT = Path(__file__).parents[1]
 CALLS = "connect,sendto,sendmsg,sendmmsg"
 # An address of a call, as strace writes it.
 ADDRESS = re.compile(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"')

@@ -22,13 +22,13 @@ import lockstep.settings
 import train
 from tests.helpers import settings_types
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.requirements import locked_versions, requirements
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.commands import COMMANDS
 from utils.program import VERSION
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("data", "engine", "models", "tools", "utils")
 MAX_TRACKED_BYTES = 1_000_000
 
@@ -42,7 +42,7 @@ def load_hook() -> ModuleType:
 
 
 def build(target: str, folder: Path, root: Path = ROOT) -> Path:
-    """The wheel or sdist of ``root``."""
+    """Returns the wheel or sdist of ``root``."""
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", folder]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
@@ -160,13 +160,13 @@ def module_names(tree: ast.Module) -> list[str]:
 
 
 def with_repository_imports(text: str) -> str:
-    """The text of a module with the names of modules in its imports as in the repository."""
+    """Returns the text of a module with the names of modules in its imports as in the repository."""
     modules = "|".join((*FOLDERS, *COMMANDS))
     return re.sub(rf"^( *from )lockstep\.(?:scripts\.)?(?=(?:{modules})\b)", r"\1", text, flags=re.MULTILINE)
 
 
 def shape_of(text: str) -> str:
-    """The code of a module, without texts."""
+    """Returns the code of a module, without texts."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -252,7 +252,7 @@ class Installed:
         self._environment |= {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def run(self, *words: str | Path, code: int = 0) -> str:
-        """The output of ``python WORDS``."""
+        """Returns the output of ``python WORDS``."""
         done = subprocess.run(
             [python(), *map(str, words)], cwd=self.folder, env=self._environment, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,

@@ -88,6 +88,11 @@ def _environment(path: Path, inode: int) -> lmdb.Environment:
         raise UserError(f"--cache disk: cannot be read ({error})") from None
 
 
+def unmap_disk_caches() -> None:
+    """Drops the mappings of this process. A file that has been replaced or changed is then mapped anew."""
+    _environment.cache_clear()
+
+
 def open_disk_cache(
     ctx: DistributedContext,
     index: DatasetIndex,

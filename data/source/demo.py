@@ -95,7 +95,7 @@ def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tu
     """
     rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
     side = size * SUPERSAMPLE
-    canvas = _background(rng, side)
+    canvas = render_background(rng, side)
     owner = np.full((side, side), -1, np.int16)
     classes: list[int] = []
     areas: list[float] = []  # pixels, including hidden parts and parts outside the image
@@ -123,7 +123,7 @@ def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tu
     return image.round().clip(0, 255).astype(np.uint8), visible_boxes(owner, classes, areas)
 
 
-def _background(rng: np.random.Generator, side: int) -> np.ndarray:
+def render_background(rng: np.random.Generator, side: int) -> np.ndarray:
     """Renders color noise of several scales with semi-transparent polygons and lines: float32 (side, side, 3)."""
     canvas = np.full((side, side, 3), rng.uniform(60, 195, 3), np.float32)
     roughness = rng.uniform(15, 45)

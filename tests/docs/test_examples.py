@@ -10,7 +10,7 @@ import cv2
 import pytest
 
 from engine.inference import predictor as inference
-from tests.engine.inference.test_object_tracks import with_known_detections
+from tests.engine.inference.known_detections import with_known_detections
 from tests.helpers.documents import ROOT
 from tests.helpers.moving_scene import NAMES, scene, write_video
 from tests.helpers.tiny import write_weights

@@ -24,8 +24,8 @@ from engine.inference.settings import DetectionSettings
 from models.detector import build_detector
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import SELECTIONS
-from tests.data.render.test_device import SIZES, draw, packed
-from tests.engine.train.test_gpu_step import ALONE, CUDA, IGNORE, MODELS
+from tests.data.render.plans import SIZES, draw, packed
+from tests.engine.gpu_cases import ALONE, CUDA, IGNORE, MODELS
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.fake_streams import StreamOrder
 from tests.helpers.scoring import make_ground_truth
@@ -114,7 +114,7 @@ def decoded_for_validation(model: nn.Module, raw: list[Tensor]) -> dict[str, Det
         pytest.param("yolov9", torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
-def test_validation(order, kind, amp_dtype):
+def test_validation_waits_only_for_results(order, kind, amp_dtype):
     with unset_fake_temporarily():
         model = build_detector(MODELS[kind], 2, seed=1).to(memory_format=torch.channels_last)
     model = model.to(CUDA)
@@ -142,7 +142,7 @@ def test_validation(order, kind, amp_dtype):
     assert order.waits == {"copy": len(SELECTIONS) * 4 * len(batches) + 1, "device": 1}
 
 
-class InCaller:
+class SynchronousExecutor:
     """Stands in for a ThreadPoolExecutor: torch's modes, and so the fake GPU, are of one thread."""
 
     def __init__(self, threads: int) -> None: ...
@@ -163,8 +163,8 @@ class InCaller:
         pytest.param("yolov9", "bf16", marks=pytest.mark.slow),
     ],
 )
-def test_detection(order, monkeypatch, kind, amp):
-    monkeypatch.setattr(image_detector, "ThreadPoolExecutor", InCaller)
+def test_detection_waits_only_for_results(order, monkeypatch, kind, amp):
+    monkeypatch.setattr(image_detector, "ThreadPoolExecutor", SynchronousExecutor)
     if kind != "yolo26":
         monkeypatch.setattr(image_detector, "_select", lambda model, raw, settings: decoded(model, raw))
     with unset_fake_temporarily():

@@ -9,7 +9,8 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.repository import ROOT
+
 LANGUAGES = ("sh", "python", "yaml", "diff", "text")
 # An inline code span is a command if it begins with one of these words and something follows.
 COMMANDS = ("python", "lockstep", "torchrun", "make", "sbatch", "yolo", "kubectl", "pip", "git", "docker", "apt")

@@ -15,7 +15,11 @@ ANYTHING = "..."
 
 
 def matches(message: str, expected: str) -> bool:
-    """Returns whether ``message`` ends with ``expected``, where ``...`` stands for any text, or none."""
+    """Returns whether ``message`` ends with ``expected``, where ``...`` stands for any text, or none.
+
+    ``expected`` must say something: only ``...`` is no expectation.
+    """
+    assert expected.strip(ANYTHING), "write the end of the message"
     pattern = ".*".join(re.escape(part) for part in expected.split(ANYTHING))
     return re.search(f"{pattern}$", message) is not None
 

@@ -77,7 +77,7 @@ def scene(frames: int = FRAMES) -> Iterator[SceneFrame]:
     """Yields the frames. A strip of squares at the top encodes the frame number (`number_in`)."""
     scale = demo.SUPERSAMPLE
     side = SIZE * scale
-    background = demo._background(np.random.default_rng(5), side)
+    background = demo.render_background(np.random.default_rng(5), side)
     wall = slice(_WALL[0] * scale, _WALL[1] * scale)
     for number in range(frames):
         canvas = background.copy()

@@ -219,7 +219,7 @@ def run(argv: list[str]) -> None:
         prepare_imports("")
         exec(compile(program, "<string>", "exec"), main.__dict__)
     else:
-        script = argv[0]
+        script = os.path.abspath(argv[0])
         sys.argv = argv
         prepare_imports(os.path.dirname(os.path.realpath(script)))
         main.__file__ = script
@@ -263,10 +263,16 @@ def end(error: BaseException | None) -> None:
 if __name__ == "__main__":
     server = _Server(sys.argv[1])
     server.wait_for_client()  # a session that starts no process imports nothing
-    import_packages()
+    import_error = None
+    try:
+        import_packages()
+    except Exception as error:  # shown by each client, and so by the tests that fail
+        import_error = error
     job = server.serve()
     become(job)
     try:
+        if import_error is not None:
+            raise import_error
         run(job["argv"])
     except BaseException as error:
         end(error)

@@ -12,23 +12,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 LAUNCHED = tuple(torchrun_variables(0, 1, 1))
 
 
 class Processes:
     """A launch: the started processes and all their descendants, which are found by a mark in their environment."""
 
-    def __init__(self, log: Path, odd: str = "", *, real: bool = False) -> None:
-        """``real``: use real interpreters instead of those of `tests.helpers.preloaded`."""
+    def __init__(self, log: Path, faults: str = "", *, real: bool = False) -> None:
+        """
+        Args:
+            faults: see tests/robustness/faulty_train.py.
+            real: use real interpreters instead of those of `tests.helpers.preloaded`.
+        """
         self.mark = uuid.uuid4().hex
         self.log = log
         self.started: list[subprocess.Popen] = []
         self._environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
-        self._environment |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark, "ODD": odd}
+        self._environment |= {"OMP_NUM_THREADS": "1", "TEST_MARK": self.mark, "FAULTS": faults}
         self.python = sys.executable if real else python()
         if real:
             self._environment.pop("PYTHON_EXEC", None)
@@ -42,11 +46,11 @@ class Processes:
         return process
 
     def ranks(self, world: int, *flags: str) -> None:
-        """Starts ``world`` ranks of tests/robustness/odd_train.py without a launcher."""
+        """Starts ``world`` ranks of tests/robustness/faulty_train.py without a launcher."""
         port = free_port()
         for rank in range(world):
             launched = torchrun_variables(rank, world, port) if world > 1 else {}
-            self.start([self.python, "tests/robustness/odd_train.py", *flags], ROOT, **launched)
+            self.start([self.python, "tests/robustness/faulty_train.py", *flags], ROOT, **launched)
 
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
         """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""
@@ -60,7 +64,7 @@ class Processes:
 
     def torchrun(self, options: list[str], *flags: str, agent: str = sys.executable) -> subprocess.Popen:
         """``agent``: the interpreter of torchrun itself."""
-        return self.start([agent, "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags])
+        return self.start([agent, "-m", "torch.distributed.run", *options, "tests/robustness/faulty_train.py", *flags])
 
     def alive(self) -> list[int]:
         """Returns the process ids of the remaining processes of this launch."""
@@ -79,7 +83,9 @@ class Processes:
     def launched(self) -> list[int]:
         """Returns the process ids of the ranks that `torchrun` has started."""
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.alive()}
-        return sorted(pid for pid, c in commands.items() if b"odd_train.py" in c and b"torch.distributed.run" not in c)
+        return sorted(
+            pid for pid, c in commands.items() if b"faulty_train.py" in c and b"torch.distributed.run" not in c
+        )
 
     def wait_gone(self, timeout: float = 60) -> float:
         """Waits until no process is left and returns the seconds. Fails with the remaining ones after ``timeout``."""

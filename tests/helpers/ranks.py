@@ -11,6 +11,7 @@ import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from tests.helpers.repository import ROOT
 from utils.distributed.rendezvous import join_run
 from utils.process.launch import read_launch, torchrun_variables
 from utils.process.ports import free_port
@@ -29,35 +31,55 @@ _PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.assembly.b
 START_TIMEOUT_S = 60  # in which all ranks must be running
 
 
-def _enter(
-    rank: int,
-    environment: dict[str, str],
-    world: int,
-    port: int,
-    folder: str,
-    local_world: int,
-    timeout_s: float,
-    all_started: Barrier,
-    function: Callable,
-    args: tuple,
-) -> None:
+@dataclass(frozen=True)
+class _RankLaunch:
+    """What all ranks of a launch are given.
+
+    Attributes:
+        environment: the variables of this process.
+        world, local_world: processes in all, and on each node.
+        port: where rank 0 opens the store.
+        folder: gets a file with the result of each rank, named after it.
+        timeout_s: of the process group.
+        all_started: passed once all ranks are running.
+        function, args: called with the context of the rank before ``args``.
+    """
+
+    environment: dict[str, str]
+    world: int
+    local_world: int
+    port: int
+    folder: str
+    timeout_s: float
+    all_started: Barrier
+    function: Callable
+    args: tuple
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """Returns the environment of a rank."""
+        return {
+            **self.environment,
+            **torchrun_variables(rank, self.world, self.port),
+            "LOCAL_RANK": str(rank % self.local_world),
+            "LOCAL_WORLD_SIZE": str(self.local_world),
+            "GROUP_RANK": str(rank // self.local_world),
+        }
+
+
+def _run_rank(rank: int, launch: _RankLaunch) -> None:
+    """Runs the function as one rank, and writes what it returns, or its exception."""
     torch.set_num_threads(1)
     os.environ.clear()
-    os.environ |= environment | torchrun_variables(rank, world, port)
-    os.environ |= {
-        "LOCAL_RANK": str(rank % local_world),
-        "LOCAL_WORLD_SIZE": str(local_world),
-        "GROUP_RANK": str(rank // local_world),
-    }
+    os.environ |= launch.variables(rank)
     try:
-        all_started.wait(START_TIMEOUT_S)  # so that ``timeout_s`` does not include the start of the others
-        ctx = join_run(read_launch(), "cpu", timeout_s=timeout_s)
-        result = function(ctx, *args)
+        launch.all_started.wait(START_TIMEOUT_S)  # so that ``timeout_s`` does not include the start of the others
+        ctx = join_run(read_launch(), "cpu", timeout_s=launch.timeout_s)
+        result = launch.function(ctx, *launch.args)
         ctx.close()
     except BaseException as error:
         traceback.print_exc()
         result = error
-    Path(folder, str(rank)).write_bytes(pickle.dumps(result))
+    Path(launch.folder, str(rank)).write_bytes(pickle.dumps(result))
     if isinstance(result, BaseException):
         os._exit(0)  # as utils.process.entrypoint ends what has failed in a group
 
@@ -66,7 +88,7 @@ def _start_server() -> None:
     """Starts the process that forks the ranks, unless it runs."""
     mp.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # or it would look for the packages here
+        patch.setenv("PYTHONPATH", str(ROOT))  # or it would look for the packages here
         forkserver.ensure_running()
 
 
@@ -84,10 +106,18 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         _start_server()
-        launch = (dict(os.environ), world, free_port(), folder, local_world or world, timeout_s)
-        all_started = mp.get_context("forkserver").Barrier(world)
-        extra = (*launch, all_started, function, args)
-        processes = mp.start_processes(_enter, extra, world, start_method="forkserver", join=False)
+        launch = _RankLaunch(
+            environment=dict(os.environ),
+            world=world,
+            local_world=local_world or world,
+            port=free_port(),
+            folder=folder,
+            timeout_s=timeout_s,
+            all_started=mp.get_context("forkserver").Barrier(world),
+            function=function,
+            args=args,
+        )
+        processes = mp.start_processes(_run_rank, (launch,), world, start_method="forkserver", join=False)
         while lost is None and not processes.join():
             pass
         for process in processes.processes:

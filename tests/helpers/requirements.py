@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.repository import ROOT
 
 
 def requirements() -> dict[str, dict[str, Requirement]]:

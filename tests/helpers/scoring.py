@@ -31,13 +31,13 @@ def make_ground_truth(boxes, *, classes, area, image, num_images, num_classes, c
     )
 
 
-def make_table(image, boxes, scores, classes):
+def make_table(*, image=(), boxes=(), scores=(), classes=()):
     """Returns detections: ``boxes`` (N, 4) x1, y1, x2, y2 in pixels, ``image`` (N,) the images that they are in."""
     return DetectionTable(
-        np.asarray(image, dtype=np.int64),
-        np.asarray(boxes, dtype=np.float64).reshape(-1, 4),
-        np.asarray(scores, dtype=np.float64),
-        np.asarray(classes, dtype=np.int64),
+        image_index=np.asarray(image, dtype=np.int64),
+        boxes_xyxy_px=np.asarray(boxes, dtype=np.float64).reshape(-1, 4),
+        scores=np.asarray(scores, dtype=np.float64),
+        classes=np.asarray(classes, dtype=np.int64),
     )
 
 
@@ -116,5 +116,10 @@ def random_case(seed, num_images=12, num_classes=4, crowd_share=0.15, per_image=
     det_classes[det_image == 2] = 0  # a crowded image: far more than 100 of one class
     scores = np.round(rng.random(det_image.size), rounding)  # many ties, within images and across them
     shuffle = rng.permutation(det_image.size)
-    table = make_table(det_image[shuffle], xywh_to_xyxy(det_boxes)[shuffle], scores[shuffle], det_classes[shuffle])
+    table = make_table(
+        image=det_image[shuffle],
+        boxes=xywh_to_xyxy(det_boxes)[shuffle],
+        scores=scores[shuffle],
+        classes=det_classes[shuffle],
+    )
     return gt, table, num_classes

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.preloaded import python
-from tests.helpers.processes import LAUNCHED, ROOT
+from tests.helpers.processes import LAUNCHED
+from tests.helpers.repository import ROOT
 from utils.config.parser import parse_config
 from utils.errors import UserError, one_line
 from utils.process.entrypoint import run_main

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +14,21 @@ _VARIABLE = "LOCKSTEP_TEST_SESSION"
 
 
 def session_file(name: str, write: Callable[[Path], object]) -> Path:
-    """Returns a file or folder of this session, which ``write`` has made in the process that asked for it first.
+    """Returns a file or folder of this session, which ``write`` has made in the process that asked for it first. If
+    ``write`` raises or is interrupted, what it has left is removed before the next call.
 
-    It must not be changed.
+    The result must not be changed.
     """
     path = Path(os.environ[_VARIABLE], name)
     with open(path.with_name(f"{name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
+        complete = path.with_name(f"{name}.complete")
+        if not complete.exists():
+            if path.is_dir():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
             write(path)
+            complete.touch()
     return path
 
 

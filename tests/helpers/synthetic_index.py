@@ -36,6 +36,7 @@ GEOMETRIES = {  # hyper-parameters for every kind of matrix that a renderer gets
 
 
 def index_of(
+    *,
     names: Sequence[str],
     paths: Sequence[str | os.PathLike],
     image_hw: np.ndarray,

@@ -21,6 +21,11 @@ def test_a_message_is_expected_to_its_end_with_gaps(expected: str, is_match: boo
     assert matches("/tmp/set/a.txt:3: two fields, expected 5", expected) is is_match
 
 
+def test_any_message_is_no_expectation():
+    with pytest.raises(AssertionError, match="write the end"), refused("..."):
+        raise UserError("one")
+
+
 def test_a_line_break_in_a_message_fails():
     with pytest.raises(AssertionError, match="one"), refused("two"):
         raise UserError("one\ntwo")

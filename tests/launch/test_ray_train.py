@@ -20,6 +20,7 @@ from benchmarks.same_bits import leaves
 from engine.checkpoint.checkpoint import Checkpoint
 from launch import ray_train
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -30,7 +31,6 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = "launch/ray_train.py"
 HAS_RAY = importlib.util.find_spec("ray") is not None
 FLAGS = "--data demo --model yolov8n --imgsz 64 --epochs 4 --fraction 0.05 --batch-size 8 --device cpu --threads 1"
@@ -141,7 +141,7 @@ def test_a_refusal_by_any_process_ends_the_job(results, is_over, refusal):
 
 
 def test_a_refusal_is_seen_after_the_loss_that_it_has_caused(tmp_path, work, monkeypatch):
-    """Rank 1 is refused a moment after its worker has polled. Ray used to retry a job that can never succeed."""
+    """Rank 1 is refused a moment after its worker has polled. A job that can never succeed is not tried again."""
     rounds = iter([(LOST, RUNS), (LOST, REFUSED)])
     monkeypatch.setattr(ray_train, "gather", lambda _: [ray_train.Status(result, []) for result in next(rounds)])
     with start_child(["true"]) as child:

@@ -6,7 +6,8 @@ import pytest
 
 from lockstep import command as command_module
 from tests.helpers.preloaded import python
-from tests.lockstep.script_command import BEGINNING, ROOT
+from tests.helpers.repository import ROOT
+from tests.lockstep.script_command import BEGINNING
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
 SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "noplots": True}
 
 BEGINNING = """

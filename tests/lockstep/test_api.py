@@ -13,8 +13,9 @@ import lockstep
 from lockstep.keywords import parse_keywords
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import write_dataset, write_model
-from tests.lockstep.script_command import PRINT_SETTINGS, ROOT
+from tests.lockstep.script_command import PRINT_SETTINGS
 
 
 def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):
@@ -73,7 +74,6 @@ def test_help_and_editors_know_the_settings():
 
 
 def test_a_validation_may_have_several_processes(command, capsys):
-    """The keyword used to be refused in favor of one that only training has."""
     command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     lockstep.val("best.pt", spawn=2)
     assert json.loads(capsys.readouterr().out)[1] == {"weights": "best.pt", "spawn": 2}

@@ -13,7 +13,7 @@ import pytest
 
 import lockstep
 from tests.helpers.messages import refused
-from tests.lockstep.script_command import ROOT
+from tests.helpers.repository import ROOT
 from utils.logger import terminal_bars
 
 

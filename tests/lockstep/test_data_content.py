@@ -16,7 +16,7 @@ from tests.lockstep.script_command import PRINT_SETTINGS, SMALL, on_end
 
 
 def test_the_data_of_a_check_is_not_written_to(command, tmp_path, capsys, monkeypatch):
-    """The working folder is the data set; a file with the content of its YAML used to be written to it."""
+    """The working folder is the data set; the file with the content of its YAML lies elsewhere."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
     command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     data = {"path": ".", "train": "images", "names": ["cat"]}
@@ -34,7 +34,7 @@ def test_the_data_of_a_check_is_not_written_to(command, tmp_path, capsys, monkey
 def test_the_folder_of_a_data_set_given_by_its_content_is_that_of_its_yaml(
     command, tmp_path, capsys, monkeypatch, path, folder
 ):
-    """A `path` of None, as loaded from `path:` in a YAML, used to be a TypeError, and "~" a folder of this name."""
+    """A `path` of None is loaded from `path:` in a YAML."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     lockstep.check({"path": path, "train": "images"})
@@ -79,7 +79,6 @@ def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, 
     ],
 )
 def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data, settings, left):
-    """One file and the folders of runs were left for each attempt."""
     monkeypatch.chdir(tmp_path)
     command("report_error(ValueError('refused')); sys.exit(2)")
     with pytest.raises(lockstep.Error):
@@ -87,8 +86,18 @@ def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data,
     assert [path.name for path in tmp_path.iterdir()] == left
 
 
+def test_a_refused_data_set_leaves_the_file_that_another_call_has_written(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command("write_result(folder='a')")
+    lockstep.train({})
+    (file,) = Path("runs", "train").iterdir()
+    command("report_error(ValueError('refused')); sys.exit(2)")
+    with pytest.raises(lockstep.Error):
+        lockstep.train({})
+    assert file.exists()
+
+
 def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp_path, monkeypatch):
-    """The error used to be a FileExistsError or NotADirectoryError."""
     (tmp_path / "file").touch()
     for project in (tmp_path / "file", tmp_path / "file" / "runs", tmp_path / ("x" * 300)):
         with refused(f"{project}/data-....yaml: the content of data cannot be written (...); choose another project"):

@@ -158,7 +158,6 @@ def test_plain_values_mean_the_same_as_on_a_command_line(command):
 
 @pytest.mark.parametrize("command", COMMAND_NAMES)
 def test_values_that_no_command_line_can_express_are_refused(command):
-    """Some used to raise a TypeError, others became the text of an object."""
     for name in (*keyword_names(command), "lr", "nbs", "split", "half"):
         for value in NOT_PLAIN:
             assert not settings_of_keyword(command, name, value), (name, value)
@@ -192,7 +191,7 @@ def test_the_numbers_0_and_1_are_booleans_and_other_numbers_are_not(command):
 )
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_list_of_one_layer_freezes_this_layer(kind, layer):
-    """[0] used to freeze no layer, and [3] the layers before it."""
+    """A number alone freezes the layers before it."""
     assert parsed_keywords("train", {"freeze": kind([layer])}).config.freeze == [layer, layer]
     assert parsed_keywords("train", {"freeze": [str(layer)]}).config.freeze == [layer, layer]
     assert parsed_keywords("train", {"freeze": layer}).config.freeze == [layer]
@@ -223,13 +222,12 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
     ],
 )
 def test_the_reason_of_an_argument_without_effect_is_about_its_value(command, argument, reason, capsys):
-    """The reason used to be that for refusing other values: "use --calibration-images ..."."""
     assert parsed_keywords(command, argument).explicit_flags == OWN_SETTINGS.get(command, {}).keys()
     assert capsys.readouterr().out == reason
 
 
 def test_negative_numbers_in_lists_are_numbers():
-    """The model refuses them, because it has no such layer; the parser used to say that '["-1", "2"]' is no number."""
+    """The model refuses them, because it has no such layer."""
     for values in ([-1, 2], [-1]):
         freeze = parsed_keywords("train", {"freeze": values}).config.freeze
         assert freeze == (values if len(values) > 1 else values * 2)
@@ -262,7 +260,7 @@ def test_members_of_an_enum_are_their_values():
 
 @pytest.mark.parametrize("name", ["weights_", "data_", "epochs_", "Epochs", "_epochs", "", "from", "from_", "lr0_"])
 def test_only_exact_names_are_keywords(name):
-    """``weights_`` used to mean ``weights``, so that another file was scored."""
+    """Else a misspelled keyword could score another file."""
     for value in (3, None):
         with refused(f"{name}={value!r}: unknown..."):
             parsed_keywords("train", {name: value})
@@ -304,7 +302,7 @@ def test_only_exact_names_are_keywords(name):
     ],
 )
 def test_mistakes_name_the_keywords(command, keywords, message):
-    """The last of two names of one setting used to win, and an empty list was dropped, both silently."""
+    """Nothing is dropped silently: neither one of two names of a setting nor an empty list."""
     with refused(message):
         parsed_keywords(command, keywords)
 
@@ -391,8 +389,6 @@ def parsed(command: str, words: list[str]) -> tuple[dict[str, Any], Hyperparamet
 
 @pytest.mark.parametrize(("command", "argument"), [(c, word) for c, words in HABITS.items() for word in words.split()])
 def test_what_happens_anyway_may_be_written_as_a_keyword_a_flag_and_an_argument(command, argument):
-    """``tracker=``, ``task=detect`` and ``mode=predict`` used to be accepted only by some commands, and in some of
-    these ways."""
     name, _, value = argument.partition("=")
     unset = parsed(command, [])
     translation = translate_argument(command, name, value)

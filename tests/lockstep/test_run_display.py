@@ -36,7 +36,7 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     ],
 )
 def test_damaged_scores_are_refused_and_not_shown(tmp_path, content, message):
-    """They used to be a JSONDecodeError, also where a notebook shows the run, or scores of any type."""
+    """A notebook shows the run without them."""
     (tmp_path / "results.json").write_text(content)
     run = lockstep.Run(tmp_path)
     with refused(f"{tmp_path}/{message}", lockstep.Error):

@@ -94,7 +94,7 @@ def test_arguments_of_ultralytics_that_say_what_happens_anyway_are_accepted(comm
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 def test_lists_of_ultralytics_are_one_value(kind, capsys):
-    """They used to become several words after a flag that takes one: "unrecognized arguments: 1"."""
+    """Their flags take one word, not several."""
     config = parse_keywords("train", {}, {"device": kind([0, 1]), "imgsz": kind([640, 640])}).config
     assert (config.device, config.imgsz) == ("0,1", 640)
     assert capsys.readouterr().out == ""

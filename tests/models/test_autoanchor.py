@@ -20,7 +20,7 @@ def anchor_head(strides=STRIDES, anchors_px=COCO_PX) -> SimpleNamespace:
 
 
 def clustered(seed: int = 0) -> np.ndarray:
-    """Long thin boxes, which the default anchors do not match."""
+    """Returns long thin boxes, which the default anchors do not match."""
     rng = np.random.default_rng(seed)
     shapes = np.array([[200, 12], [300, 16], [12, 220], [90, 6], [150, 10]])
     return shapes[rng.integers(0, 5, 500)] * np.exp(rng.normal(0, 0.15, (500, 2)))

@@ -7,7 +7,6 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 from models.detector import Detector, build_detector, build_on_meta
 from models.layers.gelan import ADown
 from models.spec import MODEL_FOLDER, built_in_models, load_spec
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import TINY_MODEL, randomize_batch_norms
 
 PARAMETERS = {
@@ -252,7 +252,5 @@ from models.detector import build_detector
 build_detector("yolov8n", 80)
 assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,37 +1,17 @@
-"""Models without NMS, which have two heads: what each branch learns from, one cell per target, and detections."""
+"""Models of two heads, which need no NMS: what each branch learns from, and their losses."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import torch
 
-import detect
-import train
-import val
-from models.assigners.task_aligned import TaskAlignedAssigner
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE
-from models.weights.load import load_detector
-from models.weights.transfer import transfer_weights
 from tests.helpers.kernel_count import NoSync
-from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.selection import select
-from tests.helpers.tiny import (
-    TINY_ANCHOR_MODEL,
-    TINY_MODEL,
-    as_targets,
-    make_batch,
-    write_dataset,
-    write_detector,
-    write_model,
-)
-from tests.models.assigners.scenes import assign, cell_centers_px, random_scene
-from tests.models.postprocess.test_detections import brute_force
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, as_targets, make_batch
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
-from utils.files.checkpoint_file import read_checkpoint
 
 HYP = Hyperparameters()
 PAIR = {"end2end": True}
@@ -143,56 +123,12 @@ def test_yolo26_trains_and_detects() -> None:
     assert whole[0].shape == (4, 84, 4)
 
 
-# Assignment
-
-
-def one_to_one_by_loops(logits: torch.Tensor, predicted: torch.Tensor, boxes: torch.Tensor) -> dict[int, int]:
-    """{target: cell} of one image: in rounds, unassigned targets request their best free candidate, and the best
-    overlap wins."""
-    centers = cell_centers_px()
-    candidates = {}
-    for k, box in enumerate(boxes):
-        overlaps = iou(predicted, box, "ciou").clamp(min=0.01)
-        inside = ((centers - (box[:2] + box[2:]) / 2).abs() <= ((box[2:] - box[:2]) / 2).clamp(min=4.001)).all(-1)
-        metric = logits[:, 0].sigmoid() ** 0.5 * overlaps**6 * inside
-        best = metric.argsort(descending=True)[:10].tolist()
-        candidates[k] = [(n, float(overlaps[n])) for n in best if metric[n] > 0]
-    owner: dict[int, int] = {}
-    for _ in range(4):
-        claims: dict[int, tuple[float, int]] = {}
-        for k in candidates.keys() - owner.keys():
-            free = [(n, overlap) for n, overlap in candidates[k] if n not in owner.values()]
-            if free and (free[0][0] not in claims or (free[0][1], -k) > claims[free[0][0]]):
-                claims[free[0][0]] = (free[0][1], -k)
-        owner |= {-k: n for n, (_, k) in claims.items()}
-    return owner
-
-
-@pytest.mark.parametrize("topk", [10, 1])
-def test_each_target_gets_the_best_cell_that_no_other_has(topk: int) -> None:
-    """A one-to-one match chooses among ten candidates, also if a one-to-many match would select fewer."""
-    scene = random_scene(3, 8, 1, seed=0)
-    boxes = scene.boxes
-    mask = scene.mask
-    boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
-    assigners = (TaskAlignedAssigner(topk=topk, one_to_one=True), TaskAlignedAssigner(topk=1))
-    one_to_one, first = (assign(assigner, scene) for assigner in assigners)
-    assert one_to_one.cells.shape == (*mask.shape, 1)
-    num_assigned = 0
-    for b in range(3):
-        expected = one_to_one_by_loops(scene.logits[b], scene.predicted[b], boxes[b, mask[b]])
-        assigned = {k: int(one_to_one.cells[b, k, 0]) for k in range(mask.shape[1]) if one_to_one.scores[b, k, 0] > 0}
-        assert assigned == expected
-        num_assigned += len(assigned)
-        for k, n in assigned.items():
-            overlap = iou(scene.predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
-            torch.testing.assert_close(one_to_one.scores[b, k, 0], overlap)
-    assert num_assigned > (first.scores > 0).sum(), "a top-1 match leaves more of them without a cell"
+# The best anchor
 
 
 def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) -> set[tuple[int, ...]]:
-    """(image, level, anchor, row, column) of each target's best-aligned match at a position that no other target
-    has."""
+    """Returns (image, level, anchor, row, column) of each target's best-aligned match at a position that no other
+    target has."""
     claims = []
     for k, (image, label, cx, cy, w, h) in enumerate(targets.double().tolist()):
         for level, (maps, stride) in enumerate(zip(raw, model.strides)):
@@ -330,105 +266,3 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         assert overlap.max() > 0.8
     _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
     assert (scores > 0.5).sum() > 8, "the other branch needs NMS"
-
-
-# Detections
-
-
-@pytest.mark.parametrize("multi_label", [True, False])
-@pytest.mark.parametrize("classes", [None, [0, 2], []])
-@pytest.mark.parametrize("max_det", [7, 1000])
-@pytest.mark.parametrize("ties", [False, True])
-def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det: int, ties: bool) -> None:
-    generator = torch.Generator().manual_seed(3)
-    boxes = torch.rand(3, 60, 4, generator=generator) * 100
-    scores = torch.rand(3, 60, 4, generator=generator)
-    boxes[..., 2:] += boxes[..., :2]
-    scores = (scores * 8).round() / 8 if ties else scores
-    settings = {"conf_thres": 0.2, "max_det": max_det, "multi_label": multi_label, "classes": classes}
-    scores[1] = 0.05  # an image with nothing above the threshold
-    scores[0, 5] = float("nan")
-    with NoSync():
-        detections = select(boxes, scores, iou_thres=None, **settings)
-    assert detections.boxes_xyxy.shape == (3, max_det, 4)
-    for b in range(3):
-        expected = brute_force(boxes[b], scores[b].nan_to_num(-1.0), iou_thres=1.0, **settings)  # suppresses none
-        count = int(detections.counts[b])
-        assert count == len(expected)
-        assert detections.scores[b, :count].tolist() == [score for score, _, _ in expected]
-        assert detections.classes[b, :count].tolist() == [label for _, label, _ in expected]
-        assert torch.equal(detections.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
-        assert not any(t[b, count:].any() for t in detections[:3])
-        alone = select(boxes[b : b + 1], scores[b : b + 1], iou_thres=None, **settings)
-        assert all(torch.equal(t[0], detections[i][b]) for i, t in enumerate(alone))
-
-
-def test_sides_that_changed_places_enclose_nothing() -> None:
-    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [30, 20, 20, 40]]])
-    scores = torch.tensor([[[0.9], [0.8], [0.7]]])
-    for iou_thres, expected in ((None, 3), (0.5, 2)):
-        detections = select(boxes, scores, conf_thres=0.1, iou_thres=iou_thres, max_det=5)
-        assert detections.counts.tolist() == [expected]
-        assert detections.boxes_xyxy[0, expected - 1].tolist() == [30, 20, 30, 40]
-
-
-# Weights and scripts
-
-
-def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
-    single = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=1)
-    write_detector(tmp_path / "single.pt", single)
-    pair = build_detector(TINY_MODEL | PAIR, 2, names=["dark", "new"], seed=2)
-    fresh = {key: value.clone() for key, value in pair.state_dict().items()}
-    report = transfer_weights(pair, tmp_path / "single.pt")
-    assert not report.skipped
-    assert not report.unused
-    state = pair.state_dict()
-    source = single.state_dict()
-    head = f"model.{len(single.model) - 1}."
-    for prefix in ("", ONE_TO_ONE):
-        assert torch.equal(state[f"{head}{prefix}cv2.0.0.conv.weight"], source[f"{head}cv2.0.0.conv.weight"])
-        rows = f"{head}{prefix}cv3.1.2.weight"
-        assert torch.equal(state[rows][0], source[f"{head}cv3.1.2.weight"][1])
-        assert torch.equal(state[rows][1], fresh[rows][1])
-    write_detector(tmp_path / "pair.pt", pair, names=["light", "dark"])
-    back = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=3)
-    report = transfer_weights(back, tmp_path / "pair.pt")
-    assert not report.skipped
-    assert {name.split(".")[2] for name in report.unused} == {f"{ONE_TO_ONE}cv2", f"{ONE_TO_ONE}cv3"}
-
-
-def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:
-    data = write_dataset(tmp_path / "set")
-    model = write_model(tmp_path / "pair.yaml", MODELS["no bins"])
-    folder = tmp_path / "exp"
-    given = ["--data", data, "--model", model, "--epochs", "2", *SMALL, "--project", tmp_path]
-    call(train.main, *given, "--cache-dir", tmp_path / "cache")
-    header = (folder / "results.csv").read_text().splitlines()[0]
-    assert all(f"{where}/{name}" in header for where in ("train", "val") for name in ("l1", "box_one", "cls_one"))
-    assert read_checkpoint(folder / "last.pt")["model_spec"]["end2end"] is True
-    assert load_detector(folder / "last.pt")[0].head.is_dual
-    common = ["--weights", folder / "last.pt", "--device", "cpu", "--project", tmp_path]
-    source = ["--source", data.parent / "images" / "val", "--conf-thres", "0.001", "--nosave", "--save-json"]
-
-    def rows_of(name: str, *more: str) -> list:
-        script, given = (
-            (detect.main, source) if name.startswith("detect") else (val.main, [*PLAIN, "--cache-dir", tmp_path])
-        )
-        call(script, *common, *given, "--name", name, *more)
-        return json.loads((tmp_path / name / "predictions.json").read_text())
-
-    for prefix in ("", "detect_"):
-        one = rows_of(f"{prefix}one")
-        many = rows_of(f"{prefix}many", "--nms")
-        both = rows_of(f"{prefix}both", "--iou-thres", "0.3", "--no-box-voting")
-        assert one
-        assert one != many
-        assert len(both) < len(one), "a threshold that is given is used"
-        assert {str(d) for d in both} < {str(d) for d in one}
-    assert "does nothing" not in capsys.readouterr().out
-    for name in ("idle", "detect_idle"):
-        rows_of(name, "--no-box-voting")
-    line = "last.pt: --no-box-voting does nothing: its detections need no NMS"
-    assert capsys.readouterr().out.count(line) == 2
-    assert len(rows_of("detect_agnostic", "--agnostic-nms")) < len(one)

@@ -25,7 +25,7 @@ PEERS = Path(__file__).with_name("peers")
 
 
 def differences(checkpoint: Path, reference: Path) -> tuple[str, int, dict[str, float]]:
-    """The recognized model, its classes, and the largest absolute differences from the peer's outputs."""
+    """Returns the recognized model, its classes, and the largest absolute differences from the peer's outputs."""
     detector = load_detector(checkpoint)[0].double()
     stored = {key: torch.from_numpy(value) for key, value in np.load(reference).items()}
     images = stored["image"].permute(2, 0, 1)[None].double() / 255

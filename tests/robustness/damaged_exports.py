@@ -124,6 +124,31 @@ def _open(path: Path) -> int:
     return code
 
 
+def open_damaged_copies(
+    model: Path, count: int, *, seed: int = 0, keep: Path | None = None
+) -> tuple[Counter, list[str]]:
+    """Opens ``count`` damaged copies of a model. Returns the number of copies by outcome, and a line for each failure,
+    whose copy is moved to the folder ``keep``."""
+    outcomes: Counter[str] = Counter()
+    failures = []
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, model.name)
+            what = write_damaged(model, target, rng)
+            log = Path(folder, "log")
+            outcome = open_alone(target, log)
+            outcomes[outcome] += 1
+            if outcome in ("opened", "refused"):
+                continue
+            lines = log.read_text(errors="replace").strip().splitlines()
+            failures.append(f"{model.name} {number} ({what}): {outcome}: {lines[-1][:200] if lines else ''}")
+            if keep:
+                keep.mkdir(parents=True, exist_ok=True)
+                target.rename(keep / f"{number}{model.name}")
+    return outcomes, failures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
@@ -131,26 +156,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the copies that fail")
     options = parser.parse_args()
-    failed = 0
+    has_failed = False
     for model in options.models:
-        outcomes: Counter[str] = Counter()
-        for number in range(options.count):
-            rng = np.random.default_rng([options.seed, number])
-            with tempfile.TemporaryDirectory() as folder:
-                target = Path(folder, model.name)
-                what = write_damaged(model, target, rng)
-                log = Path(folder, "log")
-                outcome = open_alone(target, log)
-                outcomes[outcome] += 1
-                if outcome not in ("opened", "refused"):
-                    lines = log.read_text(errors="replace").strip().splitlines()
-                    print(f"{model.name} {number} ({what}): {outcome}: {lines[-1][:200] if lines else ''}", flush=True)
-                    if options.keep:
-                        options.keep.mkdir(parents=True, exist_ok=True)
-                        target.rename(options.keep / f"{number}{model.name}")
-        print(f"{model.name}: {dict(outcomes)}", flush=True)
-        failed += sum(count for outcome, count in outcomes.items() if outcome not in ("opened", "refused"))
-    sys.exit(1 if failed else 0)
+        outcomes, failures = open_damaged_copies(model, options.count, seed=options.seed, keep=options.keep)
+        print("\n".join([*failures, f"{model.name}: {dict(outcomes)}"]), flush=True)
+        has_failed = has_failed or bool(failures)
+    sys.exit(int(has_failed))
 
 
 if __name__ == "__main__":

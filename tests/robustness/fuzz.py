@@ -5,8 +5,8 @@
 
 Whatever a file contains, the program must end with one line that names it (exit 2), continue and name it in its report,
 or continue because nothing is wrong: the boxes, pixels and tensors are those in the file. There must never be a
-traceback, a run of more than ten seconds, or a training set that has changed silently. `fuzz_inputs` makes the changes,
-`fuzz_world` makes the files to change, and `targets` checks the outcomes.
+traceback, a run of more than ten seconds, or a training set that has changed silently. Of tests/robustness/fuzzing,
+`inputs` makes the changes, `world` makes the files to change, and `targets` checks the outcomes.
 
 Inputs are tried in a fork of this process, by the functions that the scripts call. An input follows from its target,
 the seed and its number, so that it can be tried again. Findings are printed, and their files are kept under
@@ -16,6 +16,7 @@ the seed and its number, so that it can be tried again. Findings are printed, an
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import multiprocessing
 import os
@@ -37,12 +38,36 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from tests.robustness.fuzz_targets import TARGETS
-from tests.robustness.fuzz_world import World, limit_memory
-from tests.robustness.targets.case import Case, captured
+from tests.robustness.fuzzing.targets.caches import image_cache, index_cache
+from tests.robustness.fuzzing.targets.case import Case, Target, captured
+from tests.robustness.fuzzing.targets.checkpoints import checkpoints, safetensors
+from tests.robustness.fuzzing.targets.command_lines import command_lines
+from tests.robustness.fuzzing.targets.file_kinds import kinds
+from tests.robustness.fuzzing.targets.images import images
+from tests.robustness.fuzzing.targets.labels import labels
+from tests.robustness.fuzzing.targets.yaml_files import data_yaml, model, recipe
+from tests.robustness.fuzzing.world import World, limit_memory
 from utils.errors import UserError
 
-MOST_OF_A_FINDING = 6000  # characters
+MAX_FINDING_CHARACTERS = 6000
+# A target changes one file in a folder of its own, and calls the program on it as its scripts do. What is right is
+# decided by other means, in `fuzzing.targets`; everything else must end in one line that names the file. One target has
+# no files: command lines.
+TARGETS = {
+    "images": Target(images, ("pictures",), 3.0),
+    "yolo": Target(functools.partial(labels, kind="yolo"), ("labeled",), 3.0),
+    "voc": Target(functools.partial(labels, kind="voc"), ("labeled",), 2.0),
+    "coco": Target(functools.partial(labels, kind="coco"), ("labeled",), 2.0),
+    "data-yaml": Target(data_yaml, ("labeled",), 2.0),
+    "recipe": Target(recipe),
+    "model": Target(model, ("labeled",)),
+    "checkpoints": Target(checkpoints, ("checkpoints", "last"), 3.0),
+    "safetensors": Target(safetensors, ("safetensors",), 2.0),
+    "index-cache": Target(index_cache, ("index_cache",), 1.5),
+    "image-cache": Target(image_cache, ("image_cache",)),
+    "kinds": Target(kinds, ("labeled", "trained")),
+    "command-lines": Target(command_lines),
+}
 Outcome = tuple[str, str]  # the verdict and, for a finding, its text
 
 
@@ -81,7 +106,7 @@ def try_input(name: str, seed: int, number: int, folder: Path, world: World) -> 
             return case.check_line(error), ""
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
-        return "FINDING", f"{'; '.join(case.messages)[:300]}\n{trace[-MOST_OF_A_FINDING:]}"
+        return "FINDING", f"{'; '.join(case.messages)[:300]}\n{trace[-MAX_FINDING_CHARACTERS:]}"
 
 
 class Worker:
@@ -119,9 +144,11 @@ class Worker:
         self._pipe.close()
 
 
-def fuzz(*, seconds: float, most: float = math.inf, seed: int = 0, names: Sequence[str] = (), folder: Path) -> Tally:
-    """Tries ``most`` inputs, or as many as the time allows, distributed to the targets by their weights. Findings are
-    stored in ``folder``."""
+def fuzz(
+    *, seconds: float, max_inputs: float = math.inf, seed: int = 0, names: Sequence[str] = (), folder: Path
+) -> Tally:
+    """Tries ``max_inputs`` inputs, or as many as the time allows, distributed to the targets by their weights. Findings
+    are stored in ``folder``."""
     names = names or list(TARGETS)
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
         world = prepared(Path(temporary), names)
@@ -131,7 +158,7 @@ def fuzz(*, seconds: float, most: float = math.inf, seed: int = 0, names: Sequen
         started = time.monotonic()
         worker = Worker(seed, place, world)
         try:
-            while (now := time.monotonic() - started) < seconds and numbers.total() < most:
+            while (now := time.monotonic() - started) < seconds and numbers.total() < max_inputs:
                 name = min(names, key=lambda n: (numbers[n] + 1) / TARGETS[n].weight)
                 verdict, text = worker.try_input(name, numbers[name])
                 tally.verdicts[name, verdict] += 1

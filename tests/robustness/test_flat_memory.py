@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
-ROOT = Path(__file__).parents[2]
 EPOCHS = 50
 
 
@@ -49,14 +49,14 @@ class Reading(NamedTuple):
 
 
 def _entries(process: int, folder: str) -> int:
-    """The number of entries of a folder of /proc; 0 if the process has ended."""
+    """Returns the number of entries of a folder of /proc; 0 if the process has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return len(os.listdir(f"/proc/{process}/{folder}"))
     return 0
 
 
 def megabytes(process: int, field: str) -> float:
-    """A field of smaps_rollup; 0 if the process has ended."""
+    """Returns a field of smaps_rollup; 0 if the process has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
         return int(re.search(rf"^{field}:\s+(\d+) kB", text, re.M)[1]) / 1024
@@ -64,7 +64,7 @@ def megabytes(process: int, field: str) -> float:
 
 
 def descendants(process: int) -> Iterator[int]:
-    """``process`` and all its descendants."""
+    """Yields the ids of ``process`` and of all its descendants."""
     yield process
     try:
         tasks = list(Path(f"/proc/{process}/task").iterdir())
@@ -76,7 +76,7 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def readings_by_epoch(flags: list[str], folder: Path) -> list[Reading]:
-    """The memory of a training whenever its results have a new epoch, by epoch; some of the last may be missing."""
+    """Returns the memory of a training when its results have a new epoch, by epoch; some of the last may be missing."""
     command = [sys.executable, "train.py", *flags, "--project", str(folder), "--name", "run"]
     command += ["--cache-dir", str(folder / "index")]
     results = folder / "run" / "results.csv"

@@ -9,26 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.robustness.fuzz import fuzz
-from tests.robustness.fuzz_targets import TARGETS
-from tests.robustness.targets.case import Case, Target
+from tests.robustness.fuzz import TARGETS, fuzz
+from tests.robustness.fuzzing.targets.case import Case, Target
 
 
-def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = math.inf) -> None:
-    tally = fuzz(seconds=seconds, most=most, seed=seed, folder=folder)
+def check(folder: Path, *, seconds: float, seed: int, min_inputs: int, max_inputs: float = math.inf) -> None:
+    tally = fuzz(seconds=seconds, max_inputs=max_inputs, seed=seed, folder=folder)
     assert not tally.findings, tally.text() + "\n" + "\n".join(tally.findings)[:5000]
     assert tally.inputs.keys() == TARGETS.keys()
-    assert tally.inputs.total() >= least, tally.text()
+    assert tally.inputs.total() >= min_inputs, tally.text()
 
 
 def test_a_hundred_inputs_find_nothing(tmp_path: Path):
     """The same inputs in every run, of every target, even on a slow machine."""
-    check(tmp_path, seconds=120, seed=0, least=100, most=100)
+    check(tmp_path, seconds=120, seed=0, min_inputs=100, max_inputs=100)
 
 
 @pytest.mark.slow
 def test_ten_minutes_of_fuzzing_find_nothing(tmp_path: Path):
-    check(tmp_path, seconds=600, seed=1, least=2000)
+    check(tmp_path, seconds=600, seed=1, min_inputs=2000)
 
 
 def test_a_finding_is_stored_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -36,7 +35,7 @@ def test_a_finding_is_stored_and_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
     def run(case: Case) -> str:
         (case.folder / "changed.txt").write_text("x")
-        kind = case.chance.choice(("traceback", "hang", "death", "right", "right"))
+        kind = case.rng.choice(("traceback", "hang", "death", "right", "right"))
         if kind == "traceback":
             raise ZeroDivisionError("a bug")
         if kind == "hang":
@@ -46,7 +45,7 @@ def test_a_finding_is_stored_and_reported(tmp_path: Path, monkeypatch: pytest.Mo
         return "right"
 
     monkeypatch.setitem(TARGETS, "recipe", Target(run, deadline_s=0.5))
-    tally = fuzz(seconds=60, most=14, seed=0, names=["recipe"], folder=tmp_path)
+    tally = fuzz(seconds=60, max_inputs=14, seed=0, names=["recipe"], folder=tmp_path)
     text = "\n".join(tally.findings)
     assert "ZeroDivisionError: a bug" in text
     assert "no end after 0.5 s" in text

@@ -34,12 +34,12 @@ import yaml
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content, assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
 IMAGES = 18
 BATCH = 4
 STEPS_BETWEEN_KILLS = 5  # at most, on average; an epoch has as many
@@ -60,7 +60,7 @@ def steps_done(checkpoint: Path) -> int:
 
 
 def logged(folder: Path) -> dict[int, list[int]]:
-    """The images of each step over all ranks of a launch."""
+    """Returns the images of each step over all ranks of a launch."""
     steps: defaultdict[int, list[int]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         for line in path.read_text().splitlines(keepends=True):
@@ -72,7 +72,7 @@ def logged(folder: Path) -> dict[int, list[int]]:
 
 def launch(root: Path, name: str, world: int, epochs: int, logs: Path) -> Processes:
     logs.mkdir(parents=True)
-    run = Processes(root / f"{name}.txt", odd=f"save:2;log:{logs}")
+    run = Processes(root / f"{name}.txt", faults=f"save:2;log:{logs}")
     resumed = (root / name / "last.pt").exists()
     run.ranks(world, *(["--resume", str(root / name)] if resumed else flags(root, name, epochs)))
     return run
@@ -169,8 +169,8 @@ def is_over(folder: Path) -> bool:
 
 
 def files_left(folder: Path) -> Counter[str]:
-    """The files that a training leaves, except for the event logs of each launch, and the lock that may remain next to
-    a disk cache if the process that filled it was killed when it was complete."""
+    """Returns the files that a training leaves, except for the event logs of each launch, and the lock that may
+    remain next to a disk cache if the process that filled it was killed when it was complete."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return Counter(
         re.sub(r"(data-)[0-9a-f]{12}", r"\1KEY", name)
@@ -189,8 +189,8 @@ def prove_calls(root: Path, kills: int) -> None:
         """Continues in ``folder``, and is killed at that call of this process; 0: never. ``auto``: with the same
         command and ``--resume auto``, not with the path of the run."""
         folder.mkdir(parents=True, exist_ok=True)
-        odd = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.read_images:_CHUNK:4"
-        run = Processes(root / f"{folder.name}.txt", odd=odd)
+        faults = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.read_images:_CHUNK:4"
+        run = Processes(root / f"{folder.name}.txt", faults=faults)
         given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
         given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
         given += ["--stage", str(folder / "stage")]

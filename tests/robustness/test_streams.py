@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
-ROOT = Path(__file__).parents[2]
 # Logs, prints and writes a file, as commands do. Printed text must not end up in the file.
 COMMAND = """
 import os, sys

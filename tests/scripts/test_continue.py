@@ -10,8 +10,9 @@ import yaml
 
 from engine.run.complete_record import record_reported
 from engine.run.run import RunSettings
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
-from tests.helpers.scripts import ROOT, SMALL, run_python
+from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.files.checkpoint_file import read_checkpoint
@@ -23,7 +24,7 @@ EPOCHS = 2
 SCRIPT = f"""
 import os, signal, sys, time
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path.insert(0, {str(ROOT)!r})
 
 def write_report(page, history):
     epochs = len(history.get("epoch", ()))

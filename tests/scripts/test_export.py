@@ -30,13 +30,13 @@ from engine.inference.predictor import load
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
 KNOWN = {"config": {"weights": "", "epochs": 3}, "progress": {"best_fitness": 0.25, "epoch": 3}}
@@ -91,6 +91,7 @@ def made_once() -> Exported:
 
 def export_and_move(destination: Path) -> None:
     folder = destination.with_name("exported")
+    shutil.rmtree(folder, ignore_errors=True)  # left by an export that failed
     stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
     known = KNOWN | {"data": stored}
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import cv2
 import numpy as np
 
 from engine.inference.predictor import load
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import write_weights
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys
 import torch

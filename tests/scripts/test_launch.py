@@ -17,11 +17,12 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from tests.helpers.repository import ROOT
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.process.exit_codes import REQUEUE
 
-LAUNCH = Path(__file__).parents[2] / "launch"
+LAUNCH = ROOT / "launch"
 SLURM = LAUNCH / "slurm.sbatch"
 STAND_INS = {
     # srun: runs what follows its own flags, one task, passing TERM on.

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.documents import ROOT, blocks, commands
+from tests.helpers.documents import blocks, commands
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 
 DETECT = "\nprint(len(names), [len(part) for part in detect({image!r}, confidence=0.0)])\n"
@@ -20,7 +21,7 @@ FOLDER = "runs/train/exp"
 
 
 def documented(page: str, start: str) -> list[str]:
-    """The words of the first command of a page that begins with ``start``."""
+    """Returns the words of the first command of a page that begins with ``start``."""
     matches = [command.words for command in commands(page) if " ".join(command.words).startswith(start)]
     assert matches, f"{page} has no command that begins with: {start}"
     return list(matches[0])

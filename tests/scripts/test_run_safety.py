@@ -77,7 +77,7 @@ def resume(project: Path, ranks: int = 2) -> None:
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path, number, code):
     """The state is saved, no process is left, and resuming gives the uninterrupted run. Further signals do no harm."""
     go_on = tmp_path / "go on"
-    with Processes(tmp_path / "log.txt", odd=f"save:2;slow:0.05;{held_at(4, go_on)}") as run:
+    with Processes(tmp_path / "log.txt", faults=f"save:2;slow:0.05;{held_at(4, go_on)}") as run:
         run.ranks(2, *flags(world, tmp_path))
         run.until((tmp_path / "exp" / "last.pt").exists)
         run.started[1].send_signal(number)
@@ -103,8 +103,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
 def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path, is_killed):
     """They are saved before validation, if they took at least a minute (here: a second)."""
     killed = "slow:0.2;slowval:30;set:engine.hooks.checkpointing:SAVE_BEFORE_VALIDATION_S:1"
-    odd = killed if is_killed else "slowval:3"
-    with Processes(tmp_path / "log.txt", odd=odd) as run:
+    faults = killed if is_killed else "slowval:3"
+    with Processes(tmp_path / "log.txt", faults=faults) as run:
         run.ranks(2, *flags(world, tmp_path, *(["--save-minutes", "10"] if is_killed else [])))
         if is_killed:
             run.until((tmp_path / "exp" / "last.pt").exists)
@@ -121,7 +121,7 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whol
 def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path, capsys, monkeypatch):
     """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
     remaining loader processes."""
-    with Processes(tmp_path / "log.txt", odd="save:2;slow:0.2") as run:
+    with Processes(tmp_path / "log.txt", faults="save:2;slow:0.2") as run:
         run.ranks(1, *flags(world, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         first = run.started[0]
@@ -153,7 +153,7 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
     write_dataset(tmp_path / "set", train=40)
     write_model(tmp_path / "tiny.yaml")
     last = tmp_path / "exp" / "last.pt"
-    with Processes(tmp_path / "log.txt", odd="slow:0.05") as run:
+    with Processes(tmp_path / "log.txt", faults="slow:0.05") as run:
         run.ranks(2, *flags(tmp_path, tmp_path, "--save-minutes", "0.0001", "--epochs", "1"))
         run.until(last.exists)
         run.kill_all()
@@ -190,7 +190,7 @@ def test_spawn_forwards_signals(world, tmp_path):
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
     go_on = tmp_path / "go on"
-    with Processes(tmp_path / "log.txt", odd=f"save:3;{held_at(5, go_on)}") as run:
+    with Processes(tmp_path / "log.txt", faults=f"save:3;{held_at(5, go_on)}") as run:
         options = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"]
         run.torchrun(options, *flags(world, tmp_path), agent=python())
         run.until((tmp_path / "exp" / "last.pt").exists)
@@ -204,7 +204,7 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
 
 def test_a_refusal_before_the_first_step_leaves_nothing(world, tmp_path):
     """Rank 1 refuses the first batch: rank 0, which created the folder, removes it with torchrun's file."""
-    with Processes(tmp_path / "log.txt", odd="refuse:1:1") as run:
+    with Processes(tmp_path / "log.txt", faults="refuse:1:1") as run:
         given = flags(world, tmp_path / "deep" / "runs")
         run.torchrun(["--standalone", "--nproc_per_node", "2"], *given, agent=python())
         assert run.codes() == [1], run.output()
@@ -216,7 +216,7 @@ def test_a_refusal_before_the_first_step_leaves_nothing(world, tmp_path):
 @pytest.mark.slow
 def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path):
     """With a static rendezvous, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
-    with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
+    with Processes(tmp_path / "log.txt", faults="save:1;slow:0.1") as run:
         agent = run.torchrun(
             ["--nproc_per_node", "2", "--master_port", str(free_port()), "--max-restarts", "2"], *flags(world, tmp_path)
         )
@@ -248,7 +248,7 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
 def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, code):
     """torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
     is saved. After SIGKILL nobody is left to stop torchrun's processes, so they end by themselves."""
-    with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
+    with Processes(tmp_path / "log.txt", faults="save:1;slow:0.1") as run:
         agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(agent.pid if to_torchrun else run.launched()[0], number)
@@ -269,8 +269,8 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
         run.ranks(1, *more, "--name", "alone")
         assert run.codes() == [0], run.output()
     with (
-        Processes(tmp_path / "log.txt", odd="save:2;slow:0.1") as first,
-        Processes(tmp_path / "log2.txt", odd="save:2;slow:0.1") as lost,
+        Processes(tmp_path / "log.txt", faults="save:2;slow:0.1") as first,
+        Processes(tmp_path / "log2.txt", faults="save:2;slow:0.1") as lost,
     ):
         first.torchrun(options, *more)
         time.sleep(1)
@@ -294,7 +294,7 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
 def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
     go_on = tmp_path / "go on"
     fault = held_at(5, go_on) if kind == "kill" else f"{kind}:1:5"
-    with Processes(tmp_path / "log.txt", odd=f"save:2;{fault}") as run:
+    with Processes(tmp_path / "log.txt", faults=f"save:2;{fault}") as run:
         run.ranks(2, *flags(world, tmp_path))
         if kind == "kill":
             run.until((tmp_path / "exp" / "last.pt").exists)
@@ -312,14 +312,14 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
     go_on = tmp_path / "go on"
-    with Processes(tmp_path / "log.txt", odd=f"hold:1:5:{go_on};set:engine.parallel.watchdog:STALL_S:4") as run:
+    with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.parallel.watchdog:STALL_S:4") as run:
         run.ranks(2, *flags(world, tmp_path, "--epochs", "1"))
         run.until(lambda: run.output().count("no step for") == 2)
         go_on.touch()
         assert run.codes() == [0, 0], run.output()
         text = run.output()
     stacks = [(tmp_path / "exp" / f"stall_rank{rank}.txt").read_text() for rank in range(2)]
-    assert "odd_train.py" in stacks[1]  # where it sleeps
+    assert "faulty_train.py" in stacks[1]  # where it sleeps
     assert "all_reduce" in stacks[0] or "backward" in stacks[0]
     for rank in range(2):
         assert len(re.findall(rf"rank {rank}: no step for .* its stacks are in", text)) == 1, text

@@ -119,7 +119,7 @@ def train_on_squares(folder: Path) -> None:
 
 
 def last_scores(run: Path) -> dict[str, float]:
-    """The metrics of a run's last epoch."""
+    """Returns the metrics of a run's last epoch."""
     row = read_csv(run / "results.csv")[-1]
     return {name.removeprefix("metrics/"): float(value) for name, value in row.items() if name.startswith("metrics/")}
 
@@ -134,7 +134,7 @@ def detected(run: Path, data: Path, tmp_path: Path, *flags: object) -> list[dict
 
 
 def labels_of(data: Path) -> list[tuple[int, int, list[float]]]:
-    """Image, class and corners in pixels of each label."""
+    """Returns image, class and corners in pixels of each label."""
     found = []
     for path in (data.parent / "labels/val").glob("*.txt"):
         height, width = cv2.imread(str(data.parent / "images/val" / f"{path.stem}.jpg")).shape[:2]
@@ -146,8 +146,8 @@ def labels_of(data: Path) -> list[tuple[int, int, list[float]]]:
 
 
 def counted(rows: list[dict], data: Path) -> tuple[float, float, float]:
-    """Mean P, R and F1 of the classes: each detection, the best first, takes the free label of its class that it
-    overlaps most, by at least 0.5."""
+    """Returns mean P, R and F1 of the classes: each detection, the best first, takes the free label of its class
+    that it overlaps most, by at least 0.5."""
     labels = labels_of(data)
     taken = set()
     true = [0, 0]

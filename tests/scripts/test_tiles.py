@@ -27,9 +27,6 @@ from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared"
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
@@ -97,7 +94,7 @@ def windows_of(height: int, width: int, tile: int, overlap: float) -> np.ndarray
 
 
 def stitch(boxes: list[Box], windows: np.ndarray, iou_thres: float) -> list[Box]:
-    """The detections of an image from those of its tiles, the best first; their tiles mean nothing."""
+    """Returns the detections of an image from those of its tiles, the best first; their tiles mean nothing."""
     cut = [_cut_sides(box, windows[tile], windows) for box, _, _, tile in boxes]
     links = []
     inside = []
@@ -164,11 +161,10 @@ def _iou(a: np.ndarray, b: np.ndarray) -> float:
     return overlap / (_area(a) + _area(b) - overlap) if overlap else 0.0
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared")
-def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand(tmp_path):
+def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand(shared, tmp_path):
     """Two photos of COCO and a public checkpoint; labels, tiles, offsets and stitching without this program's code."""
-    weights = SHARED / "weights/yolov8n.pt"
-    source = SHARED / "datasets/coco128"
+    weights = shared / "weights/yolov8n.pt"
+    source = shared / "datasets/coco128"
     tile = 320
     images = [source / f"images/train2017/{number:012d}.jpg" for number in (9, 25)]
     (tmp_path / "val.txt").write_text("".join(f"{path}\n" for path in images))
@@ -205,7 +201,8 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
     truth = make_ground_truth(
         boxes, classes=classes, area=boxes[:, 2:].prod(1), image=image, num_images=len(images), num_classes=len(names)
     )
-    stats, _ = coco_evaluate(truth, make_table(*zip(*found)))
+    columns = dict(zip(("image", "boxes", "scores", "classes"), zip(*found)))
+    stats, _ = coco_evaluate(truth, make_table(**columns))
     assert results["ap"] > 0.2
     np.testing.assert_allclose([results[name] for name in ("ap", "ap50", "ap75")], stats[:3], atol=1e-6)
 
@@ -228,6 +225,6 @@ def test_two_processes_and_a_resumed_run_have_the_bits_of_one(world, tmp_path, m
             assert_same_content(one[part], other[part])
 
 
-def test_mistakes_are_one_line(world, tmp_path, capsys):
+def test_mistakes_with_tiles_are_one_line(world, tmp_path, capsys):
     cached = flags(world, tmp_path, "--cache", "device", "--render-on", "device")
     assert "--cache device: cannot keep tiles ('tile' in" in error_of(capsys, train.main, *cached)

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from tests.helpers.open_counter import OpenCounter
-from tests.helpers.processes import LAUNCHED, ROOT
+from tests.helpers.processes import LAUNCHED
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
 

@@ -12,7 +12,7 @@ import yaml
 import val
 from models.weights.catalog import CATALOG
 from models.weights.load import load_detector
-from tests.helpers.documents import ROOT
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_weights
 from tools.weights import __main__ as weights_command

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.helpers.processes import ROOT
+from tests.helpers.repository import ROOT
 from utils.child import RunFailed, start_child
 from utils.errors import Stopped
 from utils.process.exit_codes import INTERRUPTED, REQUEUE

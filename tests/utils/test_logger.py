@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils import logger as logger_module
 from utils.logger import configure_logging, get_logger, progress
 
@@ -13,7 +14,7 @@ def test_importing_adds_no_handler():
     code = (
         "import logging, utils.logger; assert not logging.getLogger().handlers + logging.getLogger('lockstep').handlers"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):

@@ -34,7 +34,8 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
     supports it. Use it for content that took long to compute, and for files whose existence marks others as complete.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name[:60]}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
+    start_of_name = os.fsencode(path.name)[:200].decode(errors="ignore")  # a name may have 255 bytes
+    temporary = path.with_name(f".{start_of_name}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
     try:
         with open(temporary, "x+b") as file:
             with contextlib.suppress(OSError):  # a file system without locks

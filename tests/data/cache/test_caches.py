@@ -34,6 +34,7 @@ from tests.helpers.hostile_files import OCCUPANTS, occupy
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
+from tests.helpers.repository import ROOT
 from tests.helpers.synthetic_index import open_cache, write_rectangles
 from tests.helpers.three_formats import write_three_formats
 from utils.distributed.context import gather_arrays, torch_distributed_zero_first
@@ -43,7 +44,6 @@ from utils.files.locks import FileLock
 
 SIZES = [(60, 80), (200, 100), (33, 47), (64, 64), (90, 300)]
 KINDS = pytest.mark.parametrize("kind", ["ram", "disk"])
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def cached(tmp_path):
         kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True
     ) -> MappedImages | disk_cache.DiskCache:
         if anew:
-            disk_cache._environment.cache_clear()
+            disk_cache.unmap_disk_caches()
         if kind == "full":
             return open_full_size_cache(index, decoding.Decoding(), cache_dir=str(tmp_path / "disk"))
         return open_cache(kind, index, imgsz, tmp_path / "disk")

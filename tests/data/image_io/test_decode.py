@@ -18,6 +18,7 @@ from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
 from data.image_io.header import exif_orientation
 from data.image_io.reduce import read_reduced, read_source
 from data.image_io.verify import check_image
+from tests.helpers.exif import exif_block, jpeg_with_exif
 from tests.helpers.messages import refused
 from utils.errors import UserError
 from utils.pixels import PixelFormat
@@ -28,18 +29,6 @@ def gradient(height=24, width=40):
     visible."""
     y, x = np.mgrid[:height, :width]
     return np.stack([x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)], 2).astype(np.uint8)
-
-
-def exif_block(orientation, order="<"):
-    magic = b"II*\0" if order == "<" else b"MM\0*"
-    entry = struct.pack(order + "HHIHH", 0x0112, 3, 1, orientation, 0)
-    return magic + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
-
-
-def jpeg_with_exif(image_rgb, orientation, order="<", prefix=b"Exif\0\0"):
-    data = cv2.imencode(".jpg", image_rgb[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 100])[1].tobytes()
-    block = prefix + exif_block(orientation, order)
-    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + data[2:]
 
 
 def png_chunk(kind, body):

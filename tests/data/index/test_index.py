@@ -272,7 +272,7 @@ def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, t
     assert len(gt.classes) == count + 2
     image = index.image_of_box[:-1]  # the last object is missed
     scores = np.linspace(0.9, 0.5, len(image))
-    table = make_table(image, xywh_to_xyxy(gt.boxes_xywh_px[:-1]), scores, gt.classes[:-1])
+    table = make_table(image=image, boxes=xywh_to_xyxy(gt.boxes_xywh_px[:-1]), scores=scores, classes=gt.classes[:-1])
     stats, _ = coco_evaluate(gt, table)
     assert 0 < stats[0] < 1
     assert score_detections(gt, table, len(NAMES)).ap == pytest.approx(stats[0], abs=1e-12)

@@ -46,6 +46,16 @@ def boxes_in_image(rng, count, longest):
     return rng.uniform(size / 2, 1 - size / 2), size
 
 
+def keypoint_rows(keypoints, numbers, count):
+    """Rows of a box and keypoints of two or three numbers, without the class."""
+    rng = np.random.default_rng(keypoints)
+    center, size = boxes_in_image(rng, count, 0.4)
+    points = np.full((count, keypoints, numbers), 2.0)
+    points[..., :2] = center[:, None] + rng.uniform(-0.5, 0.5, (count, keypoints, 2)) * size[:, None]
+    points[1::9] = 0  # objects without labeled keypoints
+    return np.concatenate([center, size, points.reshape(count, -1)], 1)
+
+
 @pytest.mark.parametrize(
     ("keypoints", "numbers", "count", "message"),
     [
@@ -60,18 +70,22 @@ def boxes_in_image(rng, count, longest):
 )
 def test_rows_of_keypoints_are_refused(tmp_path, keypoints, numbers, count, message):
     """With two numbers each, or three and an even number of keypoints, such rows could be polygons."""
-    rng = np.random.default_rng(keypoints)
-    center, size = boxes_in_image(rng, count, 0.4)
-    points = np.full((count, keypoints, numbers), 2.0)
-    points[..., :2] = center[:, None] + rng.uniform(-0.5, 0.5, (count, keypoints, 2)) * size[:, None]
-    points[1::9] = 0  # objects without labeled keypoints
-    rows = np.concatenate([center, size, points.reshape(count, -1)], 1)
+    rows = keypoint_rows(keypoints, numbers, count)
     with refused(
         f"1.txt: each row has {message} numbers; only bounding boxes are supported: keep the first 5 fields of each row"
     ):
         labels_on_disk(tmp_path, rows)
     if count > 1:
-        labels_on_disk(tmp_path, [*rows[:-1], center[0]])  # of different lengths
+        labels_on_disk(tmp_path, [*rows[:-1], rows[0, :2]])  # of different lengths
+
+
+def test_a_few_rows_that_could_be_keypoints_are_polygons(tmp_path):
+    """A few polygons can look like keypoints by chance."""
+    rows = keypoint_rows(keypoints=4, numbers=2, count=10)
+    source = labels_on_disk(tmp_path, rows)
+    points = rows.reshape(10, -1, 2)
+    corners = [source.read(i).rows[0][1:5] for i in range(1, 11)]
+    np.testing.assert_allclose(corners, np.hstack([points.min(1), points.max(1)]), atol=1e-5)
 
 
 @pytest.mark.parametrize("corners", [3, 4, 5, 8, 20])

@@ -36,7 +36,7 @@ from tests.data.loading.conftest import SINGLE
 from tests.helpers import tiny
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
-from tests.helpers.processes import ROOT
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_batch
 from utils.batches import Sample, SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig

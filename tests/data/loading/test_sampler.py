@@ -30,10 +30,10 @@ class SimpleLabels(LabelArrays):
     crowd: np.ndarray
 
 
-def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
+def order_of(count=53, batch_size=16, *, imgsz=320, rect=False, seed=4, block=0):
     hw = IMAGE_HW[:count] if rect else None
     weights = np.ones(count)
-    return EpochOrder(weights, seed=seed, batch_size=batch_size, canvases=TrainCanvases(320, 32, hw), block=block)
+    return EpochOrder(weights, seed=seed, batch_size=batch_size, canvases=TrainCanvases(imgsz, 32, hw), block=block)
 
 
 def sampler_of(rank=0, world=1, **options):
@@ -272,6 +272,8 @@ def test_multi_scale_draws_one_size_per_batch_within_range():
     sides = {r.canvas_hw for r in requests}
     assert all(h == w and h % 32 == 0 and 160 <= h <= 480 for h, w in sides)
     assert len(sides) >= 9
+    requests = [r for e in range(30) for r in sampler_of(imgsz=64, multi_scale=0.9).requests(e)]
+    assert min(min(r.canvas_hw) for r in requests) == 64  # two strides: batch norm needs more than one value
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -309,3 +311,5 @@ def test_rect_shapes_follow_the_convention():
     assert shape(0.5, 0.75) == [480, 640]
     assert shape(4 / 3, 2.0) == [640, 480]
     assert shape(0.75, 4 / 3) == [640, 640]
+    aspect = np.array([40 / 23])  # 1280 * 23 / 40 is 736, but a little more in floating point
+    assert rect_shapes(aspect, aspect, 1280, 32).tolist() == [[1280, 736]]

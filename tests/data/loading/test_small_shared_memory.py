@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
-ROOT = Path(__file__).parents[3]
 # As the command unshare does. Workers are interpreters of their own: others would be forked outside of the namespace.
 TRAIN = """
 import ctypes, multiprocessing, os, sys

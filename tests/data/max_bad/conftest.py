@@ -1,4 +1,4 @@
-"""Shared fixtures."""
+"""The set of twenty images, as fixtures."""
 
 from __future__ import annotations
 

@@ -10,35 +10,19 @@ from data.augment.plan import Layer, Patch, SamplePlan
 from data.render.device import render_table
 from data.render.opencv import render_plan
 from data.render.pyramid import MAX_LEVEL, PackedPixels, PyramidLayout, level_image, levels_for
-from data.render.table import RenderTable, build_table
+from data.render.table import build_table
+from tests.data.render.plans import SIZES, allocate, draw, packed
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.synthetic_index import GEOMETRIES, draw_plan, smooth_image
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters
 from utils.pixels import GRAY
 
-SIZES = np.array([(240, 320), (320, 240), (256, 256), (180, 300), (90, 120)])
-
 
 @pytest.fixture(scope="module")
 def images() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [smooth_image(rng, height, width) for height, width in SIZES.tolist()]
-
-
-def draw(hyp: Hyperparameters, count: int, canvas: tuple[int, int], *, first: int = 0) -> list[SamplePlan]:
-    keys = [SampleKey(p % len(SIZES), 0, p, canvas) for p in range(first, first + count)]
-    return [draw_plan(key, source_hw=SIZES, hyp=hyp, seed=3, epochs=50) for key in keys]
-
-
-def allocate(pixels: int) -> torch.Tensor:
-    return torch.empty((pixels, 3), dtype=torch.uint8)
-
-
-def packed(plans: list[SamplePlan], images: list[np.ndarray]) -> tuple[RenderTable, torch.Tensor]:
-    sources = PackedPixels(images.__getitem__, allocate)
-    table = build_table(plans, plans[0].canvas_hw, np.array([i.shape[:2] for i in images]), sources)
-    return table, sources.pixels
 
 
 def rendered(plans: list[SamplePlan], images: list[np.ndarray]) -> np.ndarray:

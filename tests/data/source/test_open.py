@@ -11,11 +11,12 @@ from data.source.files import list_split
 from data.source.open import open_data
 from tests.data.source.yaml_file import write_yaml
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
-CONFIGS = Path(__file__).parents[3] / "configs" / "data"
+CONFIGS = ROOT / "configs" / "data"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)

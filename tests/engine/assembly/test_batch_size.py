@@ -9,7 +9,6 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +42,6 @@ from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.entrypoint import run_main
 
-ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
 SIZES = [*range(1, 16), *range(16, MAX_SHARD_IMAGES + 1, 8)]
 GIB = 2**30
@@ -76,17 +74,17 @@ def test_the_largest_batch_that_fits_is_found_and_measured(peak, runs_out_at):
     assert len(measured) <= 12
 
 
-class Kept:
+class SavedTensor:
     """A tensor that the backward pass needs."""
 
-    def __init__(self, tensor: torch.Tensor, memory: Counted) -> None:
+    def __init__(self, tensor: torch.Tensor, memory: FakeCudaMemory) -> None:
         self.tensor = tensor
         memory.kept += tensor.nbytes
         memory.peaks[-1] = max(memory.peaks[-1], memory.kept)
         weakref.finalize(self, memory.give_back, tensor.nbytes)
 
 
-class Counted:
+class FakeCudaMemory:
     """Stands in for `CudaMemory`: counts the bytes that are saved for the backward pass at the same time."""
 
     def __init__(self, limit: int = 0) -> None:
@@ -104,7 +102,9 @@ class Counted:
         self.peaks.append(0)
         take_step = prepare()
         take_step()
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: Kept(tensor, self), lambda kept: kept.tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: SavedTensor(tensor, self), lambda kept: kept.tensor
+        ):
             take_step()
         return self.peaks[-1]
 
@@ -216,12 +216,12 @@ def test_the_measured_step_has_the_optimizer_of_the_run(monkeypatch, steps, opti
 
 def peak_bytes(images: int) -> int:
     search = search_on_cpu()
-    return Counted().peak_of(lambda: prepare_step(search, images=images))
+    return FakeCudaMemory().peak_of(lambda: prepare_step(search, images=images))
 
 
 def search(ctx: DistributedContext, settings: dict, limit: int, epoch_samples: int = 100_000) -> int:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.assembly.batch_size, "CudaMemory", lambda device: Counted(limit))
+        patch.setattr(engine.assembly.batch_size, "CudaMemory", lambda device: FakeCudaMemory(limit))
         return batch_that_fits(search_on_cpu(ctx=ctx, **settings), epoch_samples=epoch_samples)
 
 
@@ -236,7 +236,7 @@ def search(ctx: DistributedContext, settings: dict, limit: int, epoch_samples: i
 )
 def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
     measured = search_on_cpu(quad=settings.get("quad", False))
-    limit = Counted().peak_of(lambda: prepare_step(measured, images=images)) + 100
+    limit = FakeCudaMemory().peak_of(lambda: prepare_step(measured, images=images)) + 100
     with caplog.at_level("INFO", logger="lockstep"):
         found = search(CPU, settings, limit)
     shards = settings.get("virtual_ranks", 1)
@@ -297,7 +297,7 @@ MPS = replace(CPU, device=torch.device("mps"))
         (GPU, {"render_on": "device"}, "the GPU memory that --render-on device takes is not known; use a number"),
     ],
 )
-def test_refused(ctx, settings, message):
+def test_a_batch_size_search_that_cannot_run_is_refused(ctx, settings, message):
     check_batch_search(GPU, TrainConfig(batch_size=-1, quad=True, multi_scale=0.5, virtual_ranks=4))
     with refused(f"--batch-size -1: {message}"):
         check_batch_search(ctx, TrainConfig(batch_size=-1, **settings))
@@ -380,7 +380,7 @@ def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch
     common = ["--model", str(model), *SMALL, "--project", str(tmp_path), "--optimizer", "SGD"]
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]
     limit = peak_bytes(limit_of) + 100
-    monkeypatch.setattr(engine.assembly.batch_size, "CudaMemory", lambda device: Counted(limit))
+    monkeypatch.setattr(engine.assembly.batch_size, "CudaMemory", lambda device: FakeCudaMemory(limit))
     monkeypatch.setattr(engine.assembly.run_checks, "check_batch_search", lambda ctx, config: None)
     run_main(train.main, [*flags, "--epochs", "1"])
     stored = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text())["config"]["batch_size"]

@@ -149,7 +149,7 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
 
 
 def state_of(trainer: Trainer) -> list[torch.Tensor]:
-    """Weights, averaged weights and momenta."""
+    """Returns weights, averaged weights and momenta."""
     parts = [part.state_dict() for part in (trainer.step.model, trainer.step.ema.module, trainer.step.optimizer)]
     return [leaf for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
 

@@ -27,7 +27,7 @@ from utils.distributed.context import DistributedContext
     ],
 )
 def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours, remaining):
-    """Other runs used to announce a training, and to advise more epochs."""
+    """Other runs announce no training, and advise no more epochs."""
     caplog.set_level("INFO", logger="lockstep")
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
     plan = continued_run(settings, Progress(epoch=epoch), end_reason=end_reason)

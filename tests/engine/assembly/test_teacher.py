@@ -40,7 +40,6 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[3]
 TEACHER = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", sha256="", origin=RANDOM)
 
 

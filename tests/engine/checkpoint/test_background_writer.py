@@ -14,7 +14,7 @@ A = Path("a")
 B = Path("b")
 
 
-class Disk:
+class BlockingDisk:
     """Records what is written; the first write blocks until it is released."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Disk:
 
 
 def test_submitting_does_not_block_and_newer_content_replaces_waiting_content():
-    disk = Disk()
+    disk = BlockingDisk()
     writer = BackgroundWriter(disk)
     writer.submit({A: 1})
     assert disk.started.wait(60)
@@ -63,7 +63,7 @@ def test_a_disk_that_is_slower_than_the_epochs_starves_no_file():
 
 
 def test_an_error_is_raised_once_and_waiting_content_is_dropped():
-    disk = Disk()
+    disk = BlockingDisk()
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
     assert disk.started.wait(60)
@@ -76,16 +76,21 @@ def test_an_error_is_raised_once_and_waiting_content_is_dropped():
     assert disk.written == []
 
 
-def test_an_error_drops_no_files_that_are_just_being_submitted():
-    """Files that belong together, such as best.pt and last.pt, are dropped together or not at all."""
-    disk = Disk()
+def test_an_error_while_files_are_being_submitted_drops_all_of_them():
+    disk = BlockingDisk()
+
+    class FilesDuringTheError(dict[Path, int]):
+        def __contains__(self, path: object) -> bool:  # `submit` looks for older content of these files
+            disk.go_on.set()
+            time.sleep(0.05)  # the write fails meanwhile
+            return super().__contains__(path)
+
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
     assert disk.started.wait(60)
-    with writer._lock:  # as `submit` holds it
-        writer._waiting[A] = 1
-        disk.go_on.set()
-        time.sleep(0.05)
-        assert writer._waiting == {A: 1}
+    writer.submit({B: 1})
+    writer.submit(FilesDuringTheError({A: 2}))
     writer.wait()
-    assert writer._waiting == {}
+    with pytest.raises(OSError, match="full"):
+        writer.flush()
+    assert disk.written == []

@@ -17,8 +17,7 @@ def identity_of(folder: Path) -> DataIdentity:
     return DataIdentity.of(load_index(spec, "train"), load_index(spec, "val"))
 
 
-def test_a_copy_is_the_same_data_until_a_label_changes(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_copy_is_the_same_data_until_a_label_changes(tmp_path: Path):
     write_dataset(tmp_path / "set", train=2, val=2)
     original = identity_of(tmp_path / "set")
     copy = tmp_path / "copy"

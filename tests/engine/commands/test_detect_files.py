@@ -29,7 +29,7 @@ from utils.labels import image_ids_of
         [],
     ],
 )
-def test_it_is_the_json_of_all_rows(tmp_path: Path, stems: list[str]):
+def test_predictions_are_the_json_of_all_rows(tmp_path: Path, stems: list[str]):
     predictions = PredictionsFile(tmp_path / "predictions.json")
     rows = []
     for number, stem in enumerate(stems):
@@ -54,7 +54,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_source_with_a_link_to_itself_does_not_prevent_the_results(tmp_path: Path):
-    """The link is reported when it is read, like any unreadable file. There used to be a traceback."""
+    """The link is reported when it is read, like any unreadable file."""
     source = tmp_path / "images"
     source.mkdir()
     (source / "loop.jpg").symlink_to("loop.jpg")

@@ -16,7 +16,7 @@ from utils.labels import GroundTruth
 
 
 def average_precision(found, objects):
-    """101-point AP of [(score, is_correct)] by its definition; of equal scores, correct ones come first."""
+    """Returns 101-point AP of [(score, is_correct)] by its definition; of equal scores, correct ones come first."""
     hits = 0
     points = []
     for number, (_, right) in enumerate(sorted(found, key=lambda d: -d[0]), 1):
@@ -148,7 +148,7 @@ def by_hand(gt, table, num_classes) -> SplitErrors:
 
 
 def distinct_case(seed):
-    """Few detections with distinct scores on distinct objects; classes are often wrong."""
+    """Returns few detections with distinct scores on distinct objects; classes are often wrong."""
     gt, table, num_classes = random_case(seed, num_images=6, crowd_share=0, per_image=60, rounding=9)
     rng = np.random.default_rng(seed)
     boxes = gt.boxes_xywh_px + rng.uniform(0, 0.3, gt.boxes_xywh_px.shape)
@@ -157,7 +157,11 @@ def distinct_case(seed):
     )
     scores = rng.permutation(classes.size) / classes.size
     gt = dataclasses.replace(gt, boxes_xywh_px=boxes)
-    return gt, make_table(table.image_index, table.boxes_xyxy_px, scores, classes), num_classes
+    return (
+        gt,
+        make_table(image=table.image_index, boxes=table.boxes_xyxy_px, scores=scores, classes=classes),
+        num_classes,
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -205,7 +209,9 @@ def test_each_error_type_by_example():
         ([400, 400, 450, 450], 0.4, 1),  # nothing there
     ]
     corners, scores, classes = zip(*found)
-    split = split_errors(match_detections(gt, make_table([0] * 6, corners, scores, classes), 2))
+    split = split_errors(
+        match_detections(gt, make_table(image=[0] * 6, boxes=corners, scores=scores, classes=classes), 2)
+    )
     np.testing.assert_array_equal(split.counts, [[1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0]])
     # Class 1 finds its object with the detection of class 0, which ranks above the false positive: AP from 0 to 1.
     assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
@@ -219,7 +225,12 @@ def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size
     gt: GroundTruth = make_ground_truth(
         boxes, classes=zeros, area=zeros + 400.0, image=zeros, num_images=2, num_classes=2
     )
-    table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
+    table = make_table(
+        image=[1] * detections,
+        boxes=np.tile([0.0, 0, 5, 5], (detections, 1)),
+        scores=[0.5] * detections,
+        classes=[1] * detections,
+    )
     matches = match_detections(gt, table, 2)
     split = split_errors(matches)
     sizes = score_sizes(matches)

@@ -10,7 +10,7 @@ from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, 
 
 
 def repeated(gt, table, times):
-    """The data set that holds image i ``times[i]`` times, the copies next to each other."""
+    """Returns the data set that holds image i ``times[i]`` times, the copies next to each other."""
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     copies = [i for i, count in enumerate(times) for _ in range(count)]
     objects = [np.flatnonzero(image == i) for i in copies]
@@ -28,14 +28,16 @@ def repeated(gt, table, times):
         num_classes=len(gt.category_ids),
     )
     image_index = np.repeat(number, [len(r) for r in rows])
-    return many, make_table(image_index, table.boxes_xyxy_px[found], table.scores[found], table.classes[found])
+    return many, make_table(
+        image=image_index, boxes=table.boxes_xyxy_px[found], scores=table.scores[found], classes=table.classes[found]
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ap_of_a_draw_equals_pycocotools_on_the_repeated_images(seed):
     gt, table, num_classes = random_case(seed, per_image=60)
     rank = np.random.default_rng(seed).permutation(len(table.scores))
-    table = make_table(table.image_index, table.boxes_xyxy_px, 1 / (2 + rank), table.classes)
+    table = make_table(image=table.image_index, boxes=table.boxes_xyxy_px, scores=1 / (2 + rank), classes=table.classes)
     times = draw_images(gt.num_images, 3, seed)
     ap = resampled_ap(class_outcomes(gt, table, num_classes), times)
     for draw, of_classes in zip(times, ap):
@@ -59,7 +61,7 @@ def test_each_image_once_is_the_metric_itself_and_chunks_change_nothing(monkeypa
 def test_without_detections_or_objects():
     gt, _, num_classes = random_case(1)
     times = draw_images(gt.num_images, 5)
-    nothing = make_table([], [], [], [])
+    nothing = make_table()
     ap = resampled_ap(class_outcomes(gt, nothing, num_classes), times)
     assert ((ap == 0) | np.isnan(ap)).all()
     assert np.isnan(ap[:, -1]).all()  # the class without objects

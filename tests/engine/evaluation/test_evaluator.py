@@ -27,7 +27,7 @@ CLASSES = 3
 
 
 def make_split(num_images, seed=0):
-    """Ground truth and the letterbox (gain_x, gain_y, pad_x, pad_y) of each image."""
+    """Returns ground truth and the letterbox (gain_x, gain_y, pad_x, pad_y) of each image."""
     rng = np.random.default_rng(seed)
     hw = rng.integers(80, 200, (num_images, 2)).astype(np.int32)
     gains = np.round(CANVAS * hw / hw.max(1, initial=1, keepdims=True))[:, ::-1] / hw[:, ::-1]

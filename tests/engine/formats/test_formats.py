@@ -7,23 +7,22 @@ import pickle
 import shutil
 import subprocess
 import zipfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.formats.graphs import ModelGraphs, build_onnx
+from engine.formats.graphs import build_onnx
 from engine.formats.layouts import ExportModule, make_layout
-from engine.formats.metadata import ExportMetadata
 from engine.formats.onnx_format import ONNX_RUNTIMES, OnnxFormat
-from engine.formats.registry import load_format
 from engine.formats.torch_formats import move_constants
 from engine.inference import open_model as opening
 from engine.inference.open_model import is_exported
 from engine.inference.predictor import Predictor
 from models.detector import build_detector
+from tests.engine.formats.exported import FORMATS, NAMES, write_all
 from tests.helpers.exports import (
     FAMILIES,
     calibrated_detector,
@@ -35,36 +34,13 @@ from tests.helpers.exports import (
 )
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_detector
-from utils.config.export_formats import EXPORT_FORMATS
 from utils.errors import UserError
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-NAMES = ("light", "dark's", "grün")
-FORMATS = ("a.onnx", "a_openvino_model", "a.torchscript", "a.pt2")
 open_model = partial(opening.open_model, trust=True)
-
-
-def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, graph=None, **changes) -> ExportMetadata:
-    """Writes ``files``. ``detector``: not fused. ``graph``: its ONNX graph in float32, if there is one."""
-    fused = detector.fuse()
-    config = options(nms_iou=fused.nms_iou, half=half, **changes)
-    config = replace(config, box_voting=config.layout == "end2end")
-    own = {name: getattr(fused, name) for name in ("names", "stride", "nms_iou")}
-    chosen = {name: getattr(config, name) for name in ("batch", "dynamic")}
-    chosen |= {"is_ours": True, "end2end": config.layout == "end2end"}
-    more = {"validation_iou": detector.head.validation_iou, "confidence": 0.3, "details": {"half": half}}
-    metadata = ExportMetadata(**own, **chosen, **more, imgsz_hw=config.imgsz_hw)
-    graphs = ModelGraphs(detector, config)
-    if graph is not None:
-        graphs.float_onnx = graph
-    for file in files:
-        name = next(name for name, entry in EXPORT_FORMATS.items() if file.endswith(entry.suffix))
-        model_format = load_format(name)
-        model_format.write(model_format.build(graphs), folder / file, metadata)
-    return metadata
 
 
 @pytest.fixture(scope="module")

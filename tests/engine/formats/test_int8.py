@@ -8,7 +8,7 @@ import torch
 
 from engine.formats.graphs import INPUT
 from engine.formats.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
-from tests.engine.formats.test_formats import NAMES
+from tests.engine.formats.exported import NAMES
 from tests.helpers.exports import calibrated_detector, noise_images, tiny_graph
 from tests.helpers.tiny import TINY_MODEL
 

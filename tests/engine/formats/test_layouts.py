@@ -8,7 +8,7 @@ import torch
 from engine.formats.layouts import CANDIDATES, best_pairs, kept_pairs, make_layout
 from tests.helpers.exports import FAMILIES, calibrated_detector, noise_images, shallow_spec
 from tests.helpers.selection import select
-from tests.models.postprocess.test_box_voting import crowd
+from tests.models.postprocess.references import several_boxes_per_object
 from utils.boxes import cxcywh_to_xyxy
 
 NAMES = tuple("abc")
@@ -76,7 +76,7 @@ class Boxes(torch.nn.Module):
 @pytest.mark.parametrize("strange", [None, float("inf"), float("nan"), 3e38])
 @pytest.mark.parametrize("iou", [0.3, 0.7])
 def test_box_voting_equals_that_of_the_pipeline(iou, strange):
-    boxes, scores = crowd(3, 150, 3, seed=1)
+    boxes, scores = several_boxes_per_object(3, 150, 3, seed=1)
     if strange is not None:
         boxes[0, 3] = strange
         boxes[1, 4, 2:] = strange

@@ -23,7 +23,7 @@ from engine.formats.litert_format import LiteRtFormat, box_scale
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from tests.engine.formats.test_formats import NAMES, write_all
+from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.exports import (
     FAMILIES,
     calibrated_detector,
@@ -36,7 +36,6 @@ from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
 from utils.errors import UserError
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 FILE = "a.tflite"
 PACKAGES = ("litert_torch", "ai_edge_quantizer", "ai_edge_litert")

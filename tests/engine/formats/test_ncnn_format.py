@@ -16,7 +16,7 @@ import val
 from engine.formats.ncnn_format import PARAM_FILE, WEIGHTS_FILE
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from tests.engine.formats.test_formats import NAMES, write_all
+from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.exports import (
     FAMILIES,
     calibrated_detector,

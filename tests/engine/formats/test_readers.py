@@ -14,19 +14,19 @@ import torch
 from engine.formats.layouts import make_layout
 from engine.formats.metadata import ExportMetadata
 from engine.formats.onnx_format import OnnxFormat
-from tests.engine.formats.test_formats import NAMES, write_all
+from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.exports import calibrated_detector, noise_images, options, tiny_graph
+from tests.helpers.repository import ROOT
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
 
-ROOT = Path(__file__).parents[3]
 HEIGHT, WIDTH = 64, 96  # size of the canvas
 Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4) xyxy, scores (D,), classes (D,)
 
 
 def documented_code() -> str:
-    """The block of docs/export.md that runs an ONNX file with onnxruntime."""
+    """Returns the block of docs/export.md that runs an ONNX file with onnxruntime."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
     (code,) = [block for block in blocks if "onnxruntime.InferenceSession" in block]
     return code
@@ -39,7 +39,7 @@ def detector():
 
 @torch.no_grad()
 def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Found:
-    """The detections in one image after NMS without box voting, which keeps a box's best class only."""
+    """Returns the detections in one image after NMS without box voting, which keeps a box's best class only."""
     boxes, scores = detector.decode(detector(pixels))
     rules = {"conf_thres": confidence, "iou_thres": iou, "max_det": 300, "multi_label": False, "box_voting": False}
     found = select(boxes, scores, **rules)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.formats.test_formats import NAMES, write_all
+from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.documents import blocks
 from tests.helpers.exports import calibrated_detector
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import TINY_MODEL, write_detector
 
-ROOT = Path(__file__).parents[3]
 COMPARE_MNN = """
 import MNN.expr
 import MNN.nn

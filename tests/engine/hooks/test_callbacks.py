@@ -20,6 +20,7 @@ from engine.run.run import TrainingOutcome
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
@@ -29,7 +30,6 @@ from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[3]
 HOOKS = '''
 """Hooks of a user."""
 import json

@@ -25,7 +25,7 @@ from utils.logger import configure_logging
 
 
 def trainer_at(epoch: int = 0, *, folder: Path = Path(), is_pending: bool = False) -> HookTraining:
-    """A new run, or one that has continued after ``epoch``, whose scores it may still lack."""
+    """Returns a new run, or one that has continued after ``epoch``, whose scores it may still lack."""
     progress = Progress(epoch=epoch)
     pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={}) if is_pending else None
     return hook_training(
@@ -151,7 +151,7 @@ NAMES = ["dog", "cat", "never seen"]
 def scored(number: int, *, finds: int, is_best: bool) -> Epoch:
     """Returns an epoch whose model finds the first objects exactly, and nothing else."""
     corners = [(x, y, x + w, y + h) for x, y, w, h in BOXES[:finds]]
-    table = make_table(range(finds), corners, [0.9] * finds, range(finds))
+    table = make_table(image=range(finds), boxes=corners, scores=[0.9] * finds, classes=range(finds))
     return Epoch(number, result=score_detections(TRUTH, table, 3), is_best=is_best)
 
 
@@ -194,7 +194,7 @@ def test_no_table_is_logged_without_objects(capsys):
     none = np.zeros(0, int)
     empty = make_ground_truth(np.zeros((0, 4)), classes=none, area=none, image=none, num_images=2, num_classes=3)
     hook = ClassScores(empty, NAMES)
-    hook.report(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
+    hook.report(trainer_at(), Epoch(1, result=score_detections(empty, make_table(), 3)))
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""
 

@@ -17,9 +17,10 @@ import pytest
 import train
 from engine.hooks.tracking import TrackedRun
 from engine.hooks.tracking_services import Mlflow, Wandb
-from tests.engine.hooks.tracked_run import CONFIG, ROOT, SETTINGS, run_process
+from tests.engine.hooks.tracked_run import CONFIG, SETTINGS, run_process
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.logger import configure_logging
@@ -40,7 +41,7 @@ def mlflow_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tracked(project: Path) -> list:
-    """The MLflow runs below a folder of runs, each with the steps of its epochs."""
+    """Returns the MLflow runs below a folder of runs, each with the steps of its epochs."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{project.resolve() / 'mlflow.db'}")

@@ -18,7 +18,6 @@ from engine.run.run import RunSettings
 from tests.helpers.training import hook_training, started_from
 from utils.config.settings import Hyperparameters, TrainConfig
 
-ROOT = Path(__file__).parents[3]
 CONFIG = TrainConfig(batch_size=8, epochs=10)
 OTHER_CONFIG = replace(CONFIG, batch_size=4)
 SETTINGS = RunSettings(CONFIG, Hyperparameters()).by_name()

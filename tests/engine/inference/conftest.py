@@ -24,7 +24,7 @@ def predictor(weights) -> Predictor:
 
 
 def picture(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
-    """RGB."""
+    """Draws smooth noise, uint8 RGB (height, width, 3)."""
     noise = np.random.default_rng(seed).integers(0, 255, (8, 8, 3)).astype(np.uint8)
     return cv2.resize(noise, (width, height))
 

@@ -37,7 +37,7 @@ def made(session: Session, metadata: ExportMetadata) -> ExportedModel:
 
 
 def opened(output: Tensor, metadata: ExportMetadata, shape=(None, 3, None, None)) -> ExportedModel:
-    """A file whose output for every image is ``output`` (N, columns)."""
+    """Returns a file whose output for every image is ``output`` (N, columns)."""
 
     def run(images: Tensor) -> Tensor:
         assert shape[0] in (None, len(images))

@@ -8,7 +8,6 @@ import json
 import sys
 import weakref
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -18,15 +17,14 @@ import detect
 from engine.commands import detect as detection
 from engine.inference import object_tracks
 from engine.inference.frames import Frame
-from engine.inference.image_detector import ImageDetections, ImageDetector
 from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks, new_tracker
 from engine.inference.predictor import Predictor, load
+from tests.engine.inference.known_detections import KnownDetections, with_known_detections
 from tests.helpers.moving_scene import (
     FPS,
     NAMES,
     SceneFrame,
     detections_in,
-    number_in,
     scene,
     scores_of,
     write_images,
@@ -45,28 +43,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 THRESHOLD = 0.5
-
-
-class Seen(NamedTuple):
-    """Stands in for the letterboxed images of a batch with the numbers of their frames."""
-
-    numbers: list[int]
-
-
-class KnownDetections(ImageDetector):
-    """Finds `detections_in` the frames of the scene, as many at once as on a GPU."""
-
-    frames: list[SceneFrame]
-
-    def prepare(self, images, settings, batch_size=0):
-        return [Seen([number_in(image) for image in images])]
-
-    def detect(self, prepared, settings):
-        tables = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
-        return [ImageDetections(table.take(table.scores > settings.conf), {}) for table in tables]
-
-    def images_at_once(self, batch_size=0):
-        return 16
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +65,7 @@ def predictor(scene_weights, frames) -> Predictor:
     return with_known_detections(load(scene_weights, device="cpu", conf=THRESHOLD, color="rgb"), frames)
 
 
-def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Predictor:
-    predictor.image_detector = KnownDetections(predictor.model, None)
-    predictor.image_detector.frames = frames
-    return predictor
-
-
-def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
+def by_hand(frames: list[SceneFrame], min_score: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the ids and boxes of ByteTrack without this program."""
     import supervision
     import trackers
@@ -106,7 +76,7 @@ def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tup
     found = []
     for frame in frames:
         table = detections_in(frame)
-        table = table.take(table.scores > least)
+        table = table.take(table.scores > min_score)
         detections = supervision.Detections(table.boxes_xyxy_px, confidence=table.scores, class_id=table.classes)
         tracked = tracker.update(detections)
         tracked = tracked[tracked.tracker_id >= 0]
@@ -115,7 +85,7 @@ def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tup
     return found
 
 
-def test_it_equals_the_library_called_by_hand(predictor, frames, video):
+def test_tracks_equal_those_of_the_library_called_by_hand(predictor, frames, video):
     results = list(predictor.track(video))
     assert len(results) == len(frames)
     expected = by_hand(frames)
@@ -137,7 +107,7 @@ def test_low_scores_continue_tracks(predictor, frames, video):
     assert sum(map(len, low)) > 20
     started = {int(track) for result in results for track in result.boxes.id[result.boxes.conf >= THRESHOLD]}
     assert {int(track) for ids in low for track in ids} <= started
-    without = sum(len(ids) for ids, _ in by_hand(frames, least=THRESHOLD))
+    without = sum(len(ids) for ids, _ in by_hand(frames, min_score=THRESHOLD))
     assert sum(len(result) for result in results) > without
 
 
@@ -369,7 +339,9 @@ def test_mistakes_of_flags_are_one_line(flags, message, video, scene_weights, ca
     assert message in error_of(capsys, detect.main, "--weights", scene_weights, "--source", video, *flags)
 
 
-def test_mistakes_are_one_line(predictor, frames, video, tmp_path, scene_weights, capsys, monkeypatch):
+def test_mistakes_in_the_use_of_tracking_are_one_line(
+    predictor, frames, video, tmp_path, scene_weights, capsys, monkeypatch
+):
     (image,) = write_images(tmp_path / "one", frames[:1]).iterdir()
     for source in (image, image.parent):
         with pytest.raises(UserError, match="is one image; objects are tracked in videos"):

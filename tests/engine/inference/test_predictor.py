@@ -22,8 +22,8 @@ from engine.inference import image_detector
 from engine.inference.image_detector import model_thread
 from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
-from tests.data.image_io.test_decode import jpeg_with_exif
 from tests.engine.inference.conftest import picture, rows
+from tests.helpers.exif import jpeg_with_exif
 from tests.helpers.messages import refused
 from tests.helpers.selection import select
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint

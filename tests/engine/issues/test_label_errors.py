@@ -46,7 +46,14 @@ class Labels:
         offsets = np.searchsorted(self.image, np.arange(IMAGES + 1))
         names = [str(i) for i in range(IMAGES)]
         sizes = np.full((IMAGES, 2), 640)
-        index = index_of(["a", "b"], names, sizes, offsets, xyxy_to_xywh(self.boxes), self.classes)
+        index = index_of(
+            names=["a", "b"],
+            paths=names,
+            image_hw=sizes,
+            offsets=offsets,
+            boxes_xywh_px=xyxy_to_xywh(self.boxes),
+            classes=self.classes,
+        )
         return CheckedSplit("train", index)
 
 
@@ -153,7 +160,7 @@ def test_a_box_that_half_fits_is_a_less_probable_error():
 
 
 def wrong_labels() -> tuple[CheckedSplit, DetectionTable]:
-    """A label of each class is missing (objects 17 and 18), and one is swapped (19)."""
+    """Returns the scene with a missing label of each class (objects 17 and 18), and a swapped one (19)."""
     labels, table = scene()
     table.classes[17:19] = [0, 1]
     labels.classes[19] = 1 - labels.classes[19]

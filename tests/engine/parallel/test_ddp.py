@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +12,13 @@ from torch import nn
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.parallel.ddp import DataParallel, average_buffers, bucket_mebibytes, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
-from tests.engine.train.test_step import global_batch, make_step, weights_of
+from tests.engine.train.steps import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.ranks import run_ranks
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
-
-ROOT = Path(__file__).parents[3]
 
 
 class _Forked(nn.Module):

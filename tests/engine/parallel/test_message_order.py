@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.engine.parallel.test_pipeline import SKIPPING, UNEQUAL, WHOLE, make_step, shards
+from tests.engine.parallel.pipeline_steps import SKIPPING, UNEQUAL, WHOLE, make_step, shards
 from tests.helpers.tiny import TINY_MODEL
 from utils.distributed.context import DistributedContext
 

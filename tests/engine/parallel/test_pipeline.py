@@ -4,55 +4,27 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from engine.assembly.starting_model import freeze_layers
-from engine.train.step import TrainStep
-from models.detector import build_detector
+from tests.engine.parallel.pipeline_steps import SKIPPING, UNEQUAL, WHOLE, make_step, shards
 from tests.helpers.ranks import run_ranks
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
-from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
-from utils.batches import Batch
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
-WHOLE = [(0, 6)]
-UNEQUAL = [(0, 2), (2, 5), (5, 5), (5, 6)]  # the third has no images
-# The head takes layers 0, 1 and 3, wherever the model is split.
-SKIPPING = {
-    "nc": 2,
-    "backbone": [[-1, 1, "Conv", [8, 3, 4]], [-1, 1, "Conv", [8, 3, 2]], [-1, 2, "C2f", [16, True]]],
-    "head": [
-        [-1, 1, "Conv", [16, 3, 2]],
-        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
-        [[-1, 1], 1, "Concat", [1]],
-        [[0, 5, 3], 1, "Detect", ["nc"]],
-    ],
-}
-
-
-def make_step(ctx, model, *, pipeline: bool, dtype=torch.float64, freeze=(), **changes) -> tuple[TrainStep, nn.Module]:
-    model = build_detector(model, 2, seed=1).to(dtype, memory_format=torch.channels_last)
-    freeze_layers(model, freeze)
-    return make_train_step(ctx, model, pipeline=pipeline, **changes), model
-
-
-def shards(bounds: list[tuple[int, int]], size: int = 64) -> list[Batch]:
-    return [make_batch(6, size=size).shard(*ends) for ends in bounds]
 
 
 def train(
     ctx, model, bounds, *, pipeline: bool = False, counts=(), updates: int = 3, **settings
 ) -> tuple[dict[str, torch.Tensor], list[tuple[float, ...]]]:
-    """The weights, their averages and the statistics after some steps; losses and norms of the gradients.
+    """Returns the weights, their averages and the statistics after some steps; losses and norms of the gradients.
 
     Args:
         bounds: of this process's micro-batches.

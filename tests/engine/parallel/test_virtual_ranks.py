@@ -9,15 +9,13 @@ import torch
 
 import train as train_script
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
-from tests.engine.train.test_step import global_batch, make_step, weights_of
+from tests.engine.train.steps import global_batch, make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, call, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("channels_last", [True, False])

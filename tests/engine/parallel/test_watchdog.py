@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from tests.helpers.preloaded import python
-from tests.helpers.processes import ROOT
+from tests.helpers.repository import ROOT
 
 PRELUDE = """
 import os, signal, subprocess, sys, time, types

@@ -135,7 +135,7 @@ def test_changes_within_the_interval_of_few_objects_give_no_advice():
 
 
 def draws_of(means: list[float], *, shared: float, own: float) -> dict[int, np.ndarray]:
-    """AP of 2 classes on 400 draws, by epoch: what is hard in a draw is ``shared`` by the epochs, or an epoch's
+    """Returns AP of 2 classes on 400 draws, by epoch: what is hard in a draw is ``shared`` by the epochs, or an epoch's
     ``own``."""
     rng = np.random.default_rng(0)
     common = rng.normal(0, shared, (400, 2))

@@ -13,8 +13,8 @@ IDS = (30, 4, 100, 7, 1)  # not in the order of the images
 
 
 def scene():
-    """Five images: 0 has one error of each kind, 1 is perfect, 2 has a missed object, 3 is a background with two
-    detections, 4 a background with none; an object of image 1 is crowd."""
+    """Returns five images: 0 has one error of each kind, 1 is perfect, 2 has a missed object, 3 is a background with
+    two detections, 4 a background with none; an object of image 1 is crowd."""
     objects = [  # image, class, x, y, w, h
         (0, 0, 0, 0, 100, 100),
         (0, 1, 200, 0, 100, 100),
@@ -52,7 +52,7 @@ def scene():
         (4, 1, 0.01, 50, 50, 80, 80, None),  # below the threshold
     ]
     table = np.array([d[:7] for d in detections], float)
-    kept = make_table(table[:, 0], table[:, 3:], table[:, 2], table[:, 1])
+    kept = make_table(image=table[:, 0], boxes=table[:, 3:], scores=table[:, 2], classes=table[:, 1])
     return gt, kept, detections
 
 
@@ -89,7 +89,7 @@ def test_worst_images_come_first_and_rare_errors_have_an_example():
     errors = ImageErrors(gt, table, 2, 0.25)
     assert worst_images(errors, 10) == [0, 3, 2]
     assert worst_images(errors, 2) == [0, 3]  # of the other images' errors, most are in image 3
-    nothing = make_table([], [], [], [])
+    nothing = make_table()
     assert worst_images(ImageErrors(gt, nothing, 2, 0.25), 10) == [0, 1, 2]
     assert [ImageErrors(gt, table, 2, least).backgrounds() for least in (0.25, 0.005, 0.5)] == [1, 2, 0]
     none = np.zeros(0, int)

@@ -41,11 +41,11 @@ from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import join_run
 
 HOSTILE = "<script>alert(1)</script>"
-MOST_BYTES = 6_000_000
+MAX_REPORT_BYTES = 6_000_000
 
 
 def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(120, 160), seed: int = 0) -> DatasetIndex:
-    """An index of ``images`` that share ten noisy files; every tenth image has no box."""
+    """Returns an index of ``images`` that share ten noisy files; every tenth image has no box."""
     rng = np.random.default_rng(seed)
     for number in range(10):
         pixels = rng.integers(0, 255, (*size, 3), dtype=np.uint8)
@@ -58,12 +58,19 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
     boxes = np.c_[rng.uniform(0, 1, (total, 2)) * (np.array([width, height]) - sides), sides]
     paths = [f"{i % 10}.jpg" for i in range(images)]
     offsets = np.r_[0, np.cumsum(counts)]
-    index = index_of(names, paths, np.tile(size, (images, 1)), offsets, boxes, rng.integers(0, len(names), total))
+    index = index_of(
+        names=names,
+        paths=paths,
+        image_hw=np.tile(size, (images, 1)),
+        offsets=offsets,
+        boxes_xywh_px=boxes,
+        classes=rng.integers(0, len(names), total),
+    )
     return replace(index, root=root, report=ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)])).recounted()
 
 
 def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0):
-    """Most objects, somewhat displaced, some with another class, and boxes anywhere."""
+    """Returns most objects, somewhat displaced, some with another class, and boxes anywhere."""
     rng = np.random.default_rng(seed)
     image = np.repeat(np.arange(len(index)), np.diff(index.offsets))
     found = rng.random(image.size) < 0.8
@@ -77,7 +84,10 @@ def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0)
     xyxy = np.c_[xywh[:, :2], xywh[:, :2] + xywh[:, 2:]].clip(0, 120)
     scores = np.r_[rng.uniform(0.3, 1, boxes.shape[0]), rng.uniform(0, 0.7, far_image.size)]
     return make_table(
-        np.r_[image[found], far_image], xyxy, scores, np.r_[classes, rng.integers(0, len(index.names), far_image.size)]
+        image=np.r_[image[found], far_image],
+        boxes=xyxy,
+        scores=scores,
+        classes=np.r_[classes, rng.integers(0, len(index.names), far_image.size)],
     )
 
 
@@ -171,14 +181,14 @@ def test_a_page_states_what_is_missing(index, tmp_path):
     assert "No epoch is complete yet." in page.sections["Training"]
     assert "This page has no validation" in page.sections["Detections"]
     assert "This page has no validation" in page.sections["Summary"]
-    page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_table([], [], [], [])))
+    page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_table()))
     assert "No detection is correct at any confidence." in page.sections["Summary"]
     assert "There are none." in page.sections["Suspicious labels"]
 
 
 def test_a_split_without_objects(tmp_path):
     empty = make_index(tmp_path, images=4, names=("a",), boxes_per_image=0)
-    detections = make_table([1], [[0, 0, 50, 50]], [0.9], [0])
+    detections = make_table(image=[1], boxes=[[0, 0, 50, 50]], scores=[0.9], classes=[0])
     page = write_page(tmp_path, subject_of(empty, empty), {}, scored(empty, detections))
     assert "There are no objects in 4 validation images: nothing can be scored" in page.sections["Summary"]
     assert "The train split has no boxes." in page.sections["Data"]
@@ -209,7 +219,7 @@ def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, clas
     epochs = np.arange(1.0, 1001)
     history = {"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(4)}
     page = write_page(tmp_path, subject_of(large, large), history, validation)
-    assert (tmp_path / FILE_NAME).stat().st_size < MOST_BYTES
+    assert (tmp_path / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
     assert "the page would become too large" in page.sections["Worst images"]  # noise compresses badly
     (scores,) = (rows for name, rows in page.tables.items() if name.startswith("Scores of each class"))
     assert len(scores) == classes + 2

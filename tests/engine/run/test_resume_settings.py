@@ -24,7 +24,7 @@ def changes(stored: TrainConfig, config: TrainConfig) -> list[str]:
 def merged_hyp(
     stored: Hyperparameters, command: TrainConfig, given: Collection[str], **run: Any
 ) -> tuple[Hyperparameters, list[str]]:
-    """The hyper-parameters of a run with the settings ``run``, and what is logged."""
+    """Returns the hyper-parameters of a run with the settings ``run``, and what is logged."""
     before = RunSettings(TrainConfig(**run), stored)
     hyp, messages = merge_hyperparameters(before, command, given)
     return hyp, messages + describe_changes(before, RunSettings(before.config, hyp))

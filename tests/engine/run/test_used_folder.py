@@ -18,22 +18,22 @@ from utils.files.checkpoint_file import read_part
 REFUSED = 2  # exit status
 
 
-def train(project: Path, *flags: object, odd: str = "") -> tuple[int, str]:
+def train(project: Path, *flags: object, faults: str = "") -> tuple[int, str]:
     """Runs train.py, and returns its exit status and output. The scores of its models differ, as `rated` makes them."""
     log = project / "log.txt"
     log.unlink(missing_ok=True)
-    with Processes(log, odd=f"rated;{odd}") as run:
+    with Processes(log, faults=f"rated;{faults}") as run:
         run.ranks(1, *map(str, flags))
         (status,) = run.codes()
         return status, run.output()
 
 
-def begin(world: Path, project: Path, *, seed: int, odd: str = "") -> int:
+def begin(world: Path, project: Path, *, seed: int, faults: str = "") -> int:
     """Trains a run of two epochs in ``project``/exp, whatever is there. Returns the exit status."""
     project.mkdir(exist_ok=True)
     files = ["--data", world / "set" / "data.yaml", "--model", world / "tiny.yaml", "--cache-dir", world / "cache"]
     status, output = train(
-        project, *files, *SMALL, "--project", project, "--exist-ok", "--epochs", 2, "--seed", seed, odd=odd
+        project, *files, *SMALL, "--project", project, "--exist-ok", "--epochs", 2, "--seed", seed, faults=faults
     )
     assert status in (0, -signal.SIGKILL), output
     return status
@@ -84,7 +84,7 @@ def test_whichever_write_a_kill_precedes_both_runs_continue_with_their_own_files
     for number in range(1, 50):
         project = tmp_path / str(number)
         shutil.copytree(world / "earlier", project)
-        if begin(world, project, seed=2, odd=f"replace:{project / 'calls'}:{number}") == 0:
+        if begin(world, project, seed=2, faults=f"replace:{project / 'calls'}:{number}") == 0:
             break
         is_earlier = run_id_of(project / "exp" / "last.pt") == earlier
         continued.append("earlier" if is_earlier else "new")

@@ -20,7 +20,7 @@ from engine.optim.schedule import StepPlan
 from engine.train import compile as compilation
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
-from tests.engine.train.test_step import make_step, weights_of
+from tests.engine.train.steps import make_step, weights_of
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_MODEL, make_batch
@@ -33,7 +33,7 @@ GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"
 
 
 def replayed(graph: fx.GraphModule, _: list[Tensor]) -> Callable:
-    """A compiler whose programs write their results to the same memory every time, as CUDA graphs do."""
+    """Returns a compiler whose programs write their results to the same memory every time, as CUDA graphs do."""
     memory: list = []
 
     def run(*inputs: Tensor) -> list:
@@ -49,7 +49,7 @@ def replayed(graph: fx.GraphModule, _: list[Tensor]) -> Callable:
 
 
 def seen_anew(place: Tensor) -> Tensor:
-    """A new tensor of the same memory without other references."""
+    """Returns a new tensor of the same memory without other references."""
     fresh = torch.empty(0, dtype=place.dtype)
     return fresh.set_(place.untyped_storage(), place.storage_offset(), place.size(), place.stride())
 
@@ -65,7 +65,7 @@ def no_leftovers():
 
 
 def counting(graphs: list[fx.GraphModule]) -> Callable:
-    """A backend that compiles nothing and records the graphs."""
+    """Returns a backend that compiles nothing and records the graphs."""
 
     def backend(graph: fx.GraphModule, _: list) -> Callable:
         graphs.append(graph)
@@ -170,7 +170,7 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
         ("rect", "--compile --sync-bn: the images must be of one size; leave out --rect or --compile"),
     ],
 )
-def test_refused(flag, message):
+def test_varying_sizes_with_compile_and_sync_bn_are_refused(flag, message):
     with refused(message):
         check_compilation(
             TrainConfig(compile=True, sync_bn=-1, **{flag: True}), replace(CPU, world_size=2, local_rank=0)
@@ -294,7 +294,7 @@ def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
 
 
 def _shares_of_steps(ctx: DistributedContext, sync_bn: bool) -> list[torch.Tensor]:
-    """The weights after uncompiled and after compiled steps."""
+    """Returns the weights after uncompiled and after compiled steps."""
     weights = []
     for plan in (None, Compilation(images=4)):
         step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)

@@ -28,13 +28,13 @@ SCORES = [f"metrics/{metric.name}" for metric in METRICS]
 
 
 def result_of(ap: float, names: Sequence[str] = ("a",)) -> EvalResult:
-    """The result of a validation in which the objects of all classes have this AP."""
+    """Returns the result of a validation in which the objects of all classes have this AP."""
     classes = np.arange(len(names))
     boxes = np.tile([10.0, 10, 50, 50], (len(names), 1))
     truth = make_ground_truth(
         boxes, classes=classes, area=boxes[:, 2], image=classes, num_images=len(names), num_classes=len(names)
     )
-    table = make_table(classes, xywh_to_xyxy(boxes), np.full(len(names), 0.5), classes)
+    table = make_table(image=classes, boxes=xywh_to_xyxy(boxes), scores=np.full(len(names), 0.5), classes=classes)
     result = score_detections(truth, table, len(names))
     return replace(
         result,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,47 +18,26 @@ from engine.parallel.sync_bn import convert_sync_bn
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from models.modules import unwrap
+from tests.engine.gpu_cases import ALONE, CUDA, IGNORE, MODELS
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.kernel_count import KernelCount, NoSync
 from tests.helpers.nondeterministic import DeterministicOnly
 from tests.helpers.steps import make_train_step
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
+from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.batches import Batch, map_tensors
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
-CUDA = torch.device("cuda", 0)
-ALONE = DistributedContext(
-    rank=0, local_rank=-1, world_size=1, local_world_size=1, device=CUDA, backend="", devices=(CUDA,)
-)
 SECOND_OF_FOUR = DistributedContext(
     rank=1, local_rank=1, world_size=4, local_world_size=4, device=CUDA, backend="fake", devices=(CUDA,)
 )
-# TINY_MODEL with blocks and the head of each family.
-MODELS = {
-    "yolov8": TINY_MODEL,
-    "yolov5": TINY_ANCHOR_MODEL,
-    "yolo26": {
-        **TINY_MODEL,
-        "end2end": True,
-        "reg_max": 1,
-        "head": [[4, 1, "C3k2", [32, True, 0.5, True]], [[2, 3, 5], 1, "Detect", ["nc"]]],
-    },
-    "yolox": {**TINY_MODEL, "head": [[[2, 3, 4], 1, "YOLOXDetect", ["nc", 16]]]},
-    "yolov9": {
-        **TINY_MODEL,
-        "head": [[2, 1, "RepNCSPELAN4", [16, 16, 8, 1]], [-1, 1, "ADown", [16]], [[5, 6, 4], 1, "Detect", ["nc"]]],
-    },
-}
 
 # A model of each file in configs/models.
 BUILT_IN = (
     *("yolov5n", "yolov8n", "yolov9t", "yolov9s", "yolov9m", "yolov9c"),
     *("yolo11n", "yolo26n", "yoloxnano", "yoloxs"),
 )
-
-IGNORE = np.float32([[1, -1, 0.5, 0.5, 0.2, 0.2], [1, 0, 0.3, 0.3, 0.1, 0.2]])
 
 
 @pytest.fixture
@@ -126,7 +104,7 @@ def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
         value for rule in step.optimizer.optimizers for state in rule.state.values() for value in state.values()
     ]
     assert {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} == {CUDA}
-    assert [copy.vector.device.type for copy in step.reader._copies] == ["cpu", "cpu"]
+    assert len(step.reader.pop(leave=0)) == 2  # or reading them raises: they are still on the device
 
 
 QUICK = [("yolo26", "SGD", 0), ("yolox", "Muon", 2)]

@@ -17,8 +17,8 @@ from engine.run.run import Remaining
 from engine.train.step import TrainStep
 from tests.engine.train.watched_trainer import (
     BATCHES,
-    Evaluates,
-    Fails,
+    FailingHook,
+    FakeEvaluator,
     Watch,
     build,
     local,
@@ -70,7 +70,7 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
 def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
     watch = Watch()
     signals = StopSignals()
-    validator = local(Evaluates(signals, stopped_run=2))
+    validator = local(FakeEvaluator(signals, stopped_run=2))
     trainer = build(watch, validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -80,7 +80,7 @@ def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
 
 def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
     signals = StopSignals()
-    validator = remote(Evaluates(signals, stopped_run=1))
+    validator = remote(FakeEvaluator(signals, stopped_run=1))
     trainer = build(validator=validator, signals=signals, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
@@ -115,7 +115,7 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
 )
 def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, continuation):
     """``--resume last.pt`` refuses a run that has no epoch left, even if its report is missing."""
-    trainer = build(Fails(updates))
+    trainer = build(FailingHook(updates))
     trainer.run = replace(trainer.run, folder=Path("a b/exp"))
     with refused(f"on_step failed; when it is fixed, {continuation}"):
         trainer.fit()
@@ -124,7 +124,7 @@ def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, contin
 def test_a_failure_ends_the_run_before_its_final_work():
     """Ctrl-C during that work would hide the error."""
     watch = Watch()
-    trainer = build(Fails(1), watch)
+    trainer = build(FailingHook(1), watch)
     with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
         trainer.fit()
     assert watch.of("after_steps", "after_training", "finish") == [("after_steps", 0, 3)]
@@ -138,7 +138,7 @@ def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_
             trainer.control.fail("on_start failed")
 
     pending = PendingEpoch(row={}, is_closing=False, progress=Progress(epoch=2), ema={}) if has_pending else None
-    evaluator = Evaluates()
+    evaluator = FakeEvaluator()
     watch = Watch()
     trainer = build(FailsAtStart(), watch, progress=Progress(epoch=2), pending=pending, validator=local(evaluator))
     remaining = Remaining.SCORES if has_pending else Remaining.REPORT

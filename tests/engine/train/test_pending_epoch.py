@@ -13,7 +13,7 @@ from engine.hooks.stopping import EarlyStopping
 from engine.run.complete_record import read_reported_epochs
 from engine.run.run import Remaining, RunSettings, StartedFrom, TrainingRun
 from models.detector import build_detector
-from tests.engine.train.watched_trainer import Evaluates, Results, Watch, build, local, remote, trainer_of
+from tests.engine.train.watched_trainer import FakeEvaluator, Results, Watch, build, local, remote, trainer_of
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.steps import make_train_step
@@ -117,7 +117,7 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, metrics, fail
         def start(self, trainer: Training) -> None:
             trainer.control.fail("on_start failed")
 
-    evaluator = Evaluates()
+    evaluator = FakeEvaluator()
     watch = Watch()
     checkpoint = checkpoint_of(progress=progress, metrics=metrics, ended_by_callback=True)
     hooks = [FailsAtStart()] if fails else []
@@ -141,7 +141,7 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, metrics, fail
 
 def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_steps(tmp_path):
     """The number of images has changed since a callback ended the run within epoch 3."""
-    evaluator = Evaluates()
+    evaluator = FakeEvaluator()
     origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2, batch=1), metrics={}, ended_by_callback=True))
     plain = build(epochs=3)
     run = replace(plain.run, folder=tmp_path, run_id="run", remaining=Remaining.REPORT, started_from=origin)
@@ -151,7 +151,7 @@ def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_step
 
 def test_a_run_that_only_reports_scores_its_pending_epoch_once():
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
-    evaluator = Evaluates()
+    evaluator = FakeEvaluator()
     watch = Watch()
     plain = build(epochs=3)
     pending.ema.update(plain.step.ema.module.state_dict())

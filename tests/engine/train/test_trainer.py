@@ -6,7 +6,7 @@ import pytest
 
 from data.loading.prefetcher import Prefetcher
 from engine.hooks.hook import Action, Epoch, Hook, Training
-from tests.engine.train.watched_trainer import BATCHES, Fails, Watch, build
+from tests.engine.train.watched_trainer import BATCHES, FailingHook, Watch, build
 from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 
@@ -100,14 +100,14 @@ class StopsAfter(Hook):
 
 
 @pytest.mark.parametrize(
-    ("hook", "is_stored"), [(StopsAfter(1), True), (StopsAfter(1, 1), True), (Fails(1), False), (Hook(), False)]
+    ("hook", "is_stored"), [(StopsAfter(1), True), (StopsAfter(1, 1), True), (FailingHook(1), False), (Hook(), False)]
 )
 def test_a_checkpoint_tells_that_a_callback_has_ended_the_run(hook, is_stored):
     trainer = build(hook, epochs=3)
     try:
         trainer.fit()
     except UserError:
-        assert isinstance(hook, Fails)
+        assert isinstance(hook, FailingHook)
     assert trainer.checkpointer.saved[-1][2].ended_by_callback == is_stored
 
 

@@ -50,7 +50,7 @@ from utils.process.identity import this_process
 from utils.process.stop_signals import StopSignals
 
 EPOCHS = 4
-ODD = "rated;ready;slow:0.05"
+FAULTS = "rated;ready;slow:0.05"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def flags(world: Path, project: Path, *more: str) -> list[str]:
 def alone(world, tmp_path_factory) -> Path:
     """The run of one process, which validates itself."""
     folder = tmp_path_factory.mktemp("alone")
-    with Processes(folder / "log.txt", odd="rated") as run:
+    with Processes(folder / "log.txt", faults="rated") as run:
         run.ranks(1, *flags(world, folder))
         assert run.codes() == [0], run.output()
     return folder / "exp"
@@ -83,14 +83,14 @@ def test_the_last_epoch_is_always_validated(val_every, expected):
 
 
 def scorers(file: Path) -> list[int]:
-    """The process of each validation."""
+    """Returns the process of each validation."""
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 @pytest.mark.parametrize("evaluating", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_path, evaluating):
     counts = tmp_path / "scored"
-    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
+    with Processes(tmp_path / "log.txt", faults=f"{FAULTS};scored:{counts}") as run:
         run.ranks(1 + evaluating, *flags(world, tmp_path, "--eval-ranks", str(evaluating)))
         assert run.codes() == [0] * (1 + evaluating), run.output()
         run.wait_gone()
@@ -106,7 +106,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
     counts = tmp_path / "scored"
     has_ended = tmp_path / "has_ended"
     hold = f"hold:0:5:{has_ended}"  # in epoch 2, while epoch 1 is validated
-    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts};{hold}") as run:
+    with Processes(tmp_path / "log.txt", faults=f"{FAULTS};scored:{counts};{hold}") as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: bool(scorers(counts)))
         os.kill(scorers(counts)[0], number)
@@ -125,8 +125,8 @@ def test_waiting_for_late_scores_ends_before_the_others_time_out():
 
 @pytest.mark.slow
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
-    odd = f"{ODD};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:MIN_LATE_S:0"
-    with Processes(tmp_path / "log.txt", odd=odd) as run:
+    faults = f"{FAULTS};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:MIN_LATE_S:0"
+    with Processes(tmp_path / "log.txt", faults=faults) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
         assert "no scores for epoch 1 in time" in run.output()
@@ -136,8 +136,8 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
-    odd = f"{ODD};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:MIN_LATE_S:1000"
-    with Processes(tmp_path / "log.txt", odd=odd) as run:
+    faults = f"{FAULTS};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:MIN_LATE_S:1000"
+    with Processes(tmp_path / "log.txt", faults=faults) as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
         assert read_checkpoint(tmp_path / "exp" / "last.pt")["pending"]["ema"]
@@ -145,7 +145,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
         run.started[0].send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
         run.wait_gone()
-    with Processes(tmp_path / "resumed.txt", odd="rated") as run:
+    with Processes(tmp_path / "resumed.txt", faults="rated") as run:
         run.ranks(2 if more else 1, "--resume", str(tmp_path / "exp"), *more)
         assert set(run.codes()) == {0}, run.output()
     assert_same_run(alone, tmp_path / "exp")
@@ -161,8 +161,8 @@ def _position(project: Path) -> tuple[int, int] | None:
 def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "hooks.py").write_text("def on_epoch(run):\n    if run.epoch == 3:\n        run.stop()\n")
-    for name, world_size, odd, more in [("a", 1, "rated", ()), ("b", 2, ODD, ("--eval-ranks", "1"))]:
-        with Processes(tmp_path / f"{name}.txt", odd=odd) as run:
+    for name, world_size, faults, more in [("a", 1, "rated", ()), ("b", 2, FAULTS, ("--eval-ranks", "1"))]:
+        with Processes(tmp_path / f"{name}.txt", faults=faults) as run:
             run.ranks(world_size, *flags(world, tmp_path / name, "--callbacks", "hooks:on_epoch", *more))
             assert set(run.codes()) == {0}, run.output()
     assert_same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")

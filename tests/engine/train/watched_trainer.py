@@ -58,7 +58,7 @@ class Loader:
     global_samples = global_images
 
 
-class Saves:
+class RecordingCheckpointer:
     """Stands in for the checkpointer: records the position of the run at each save."""
 
     last = Path("last.pt")
@@ -103,7 +103,7 @@ class Watch(Hook):
         return [call for call in self.calls if call[0] in names]
 
 
-class Evaluates:
+class FakeEvaluator:
     """Stands in for the evaluator. A signal ends its run number ``stopped_run``, from 1."""
 
     def __init__(self, signals: StopSignals | None = None, stopped_run: int = 0) -> None:
@@ -134,12 +134,12 @@ class Results(EpochResults):
 BuildValidator = Callable[[TrainStep, RunControl], Validator]
 
 
-def local(evaluator: Evaluates | None = None) -> BuildValidator:
-    validation = RunValidation(loader=None, evaluator=evaluator or Evaluates())
+def local(evaluator: FakeEvaluator | None = None) -> BuildValidator:
+    validation = RunValidation(loader=None, evaluator=evaluator or FakeEvaluator())
     return lambda step, control: LocalValidator(validation, step, control)
 
 
-def remote(evaluator: Evaluates | None = None) -> BuildValidator:
+def remote(evaluator: FakeEvaluator | None = None) -> BuildValidator:
     def build_validator(step: TrainStep, control: RunControl) -> RemoteValidator:
         return RemoteValidator(step.ctx, local(evaluator)(step, control), Service(), control)
 
@@ -212,7 +212,7 @@ def trainer_of(
         progress=progress,
         pending=pending,
         control=control,
-        checkpointer=Saves(),
+        checkpointer=RecordingCheckpointer(),
         validator=(validator or local())(step, control),
         results=Results(best_epoch),
         hooks=hooks,
@@ -223,7 +223,9 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in trainer.step.model.parameters()])
 
 
-class Fails(Hook):
+class FailingHook(Hook):
+    """Fails after the step of this number."""
+
     def __init__(self, updates: int) -> None:
         self._updates = updates
 

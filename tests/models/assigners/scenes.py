@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,3 +86,8 @@ def is_inside(point: Sequence[float], box: Sequence[float], stride: float) -> bo
     return all(
         abs(point[i] - (box[i] + box[i + 2]) / 2) <= max((box[i + 2] - box[i]) / 2, stride / 2 + 1e-3) for i in (0, 1)
     )
+
+
+def sigmoid(x: float) -> float:
+    """Returns 1 / (1 + e^-x)."""
+    return 1 / (1 + math.exp(-x))

@@ -10,7 +10,16 @@ import torch
 from models.assigners import simota
 from models.assigners.simota import Cells, Predictions, SimOtaAssigner, SimOtaAssignment, TargetSlots
 from tests.helpers.scoring import reference_iou
-from tests.models.assigners.scenes import CANVAS, STRIDES, Scene, cell_centers_px, cell_strides, is_inside, random_scene
+from tests.models.assigners.scenes import (
+    CANVAS,
+    STRIDES,
+    Scene,
+    cell_centers_px,
+    cell_strides,
+    is_inside,
+    random_scene,
+    sigmoid,
+)
 
 
 def crowded_scene(batch: int, slots: int, classes: int, seed: int) -> tuple[Scene, torch.Tensor]:
@@ -34,12 +43,8 @@ def assign(scene: Scene, objectness: torch.Tensor, *, one_to_one: bool = False) 
     return SimOtaAssigner(one_to_one=one_to_one)(predictions, objects, cells)
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
-
-
 def assign_by_loops(scene: Scene, objectness: torch.Tensor) -> tuple[dict, int]:
-    """{(image, cell): (target, IoU)}, one pair at a time; and how many cells several targets request."""
+    """Returns {(image, cell): (target, IoU)}, one pair at a time; and how many cells several targets request."""
     result = {}
     contested = 0
     for b, boxes in enumerate(scene.boxes.double().tolist()):

@@ -10,6 +10,7 @@ import torch
 
 from models.box_coding import expected_distances, flatten_levels
 from models.layers.ops import sparse_cross_entropy, split_rows
+from models.losses.anchor import match_anchors
 from models.losses.anchor_free import distribution_focal_loss
 from models.losses.base import LossSettings, class_weights, pad_targets, smooth_labels
 from tests.models.losses.cases import HYP, REG_MAX, raw_maps
@@ -108,3 +109,12 @@ def test_pad_targets_equals_a_loop(counts):
     expected, expected_mask = padded_by_loop(targets, len(counts), 5)
     assert torch.equal(padded, expected)
     assert torch.equal(mask, expected_mask)
+
+
+def test_centers_on_the_far_edge_stay_in_the_grid_and_flat_boxes_match_nothing():
+    targets = torch.tensor([[0.0, 0, 1.0, 1.0, 0.3, 0.3], [0, 0, 0.5, 0.5, 0.3, 0.0]])
+    matches = match_anchors(targets, torch.tensor([[2.0, 2.0]]), (8, 8), 4.0)
+    assert matches.valid.tolist() == [True, False, False, False, False, False]
+    assert matches.cell[0] == 63
+    nothing = match_anchors(targets[:0], torch.ones(3, 2), (4, 4), 4.0)
+    assert (nothing.valid.shape, nothing.boxes_cxcywh_cells.shape) == ((0,), (0, 4))

@@ -11,7 +11,7 @@ from models.box_coding import cell_centers
 from models.losses.base import pad_targets
 from tests.helpers.scoring import reference_iou
 from tests.helpers.tiny import as_targets
-from tests.models.assigners.test_simota import sigmoid
+from tests.models.assigners.scenes import sigmoid
 from tests.models.losses.cases import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_head
 from utils.boxes import cxcywh_to_xyxy
 
@@ -21,7 +21,7 @@ def bce(logit: float, target: float) -> float:
 
 
 def cells_by_hand(raw: list[torch.Tensor]) -> list[list[tuple[list[float], list[float], int]]]:
-    """The cells of each image: outputs, decoded box (xyxy, pixels) and stride."""
+    """Returns the cells of each image: outputs, decoded box (xyxy, pixels) and stride."""
     images = []
     for b in range(len(raw[0])):
         cells = []

@@ -58,7 +58,7 @@ def randomise(net: nn.Module, seed: int, compressible: bool, scale: float = 1.0)
 
 
 def picture(height: int, width: int, seed: int) -> np.ndarray:
-    """Soft blobs and noise, uint8 (H, W, 3)."""
+    """Returns soft blobs and noise, uint8 (H, W, 3)."""
     rng = np.random.default_rng(seed)
     coarse = torch.from_numpy(rng.random((1, 3, 5, 7), dtype=np.float32))
     smooth = nn.functional.interpolate(coarse, (height, width), mode="bicubic", align_corners=False)[0]
@@ -67,7 +67,7 @@ def picture(height: int, width: int, seed: int) -> np.ndarray:
 
 
 def as_tensor(image: np.ndarray) -> Tensor:
-    """float32 (3, H, W) in [0, 1], channels in the order they have."""
+    """Returns float32 (3, H, W) in [0, 1], channels in the order they have."""
     return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1).float() / 255
 
 

@@ -11,25 +11,13 @@ from models.postprocess.detections import select_with_and_without_voting
 from models.postprocess.selection import PostprocessSettings
 from tests.helpers.scoring import reference_iou
 from tests.helpers.selection import select
-from tests.models.postprocess.test_detections import brute_force
+from tests.models.postprocess.references import brute_force, several_boxes_per_object
 
 IOU = {"conf_thres": 0.1, "iou_thres": 0.5, "max_det": 300}
 
 
-def crowd(batch, count, num_classes, seed):
-    """Several boxes of each of 12 objects, some of which overlap."""
-    rng = np.random.default_rng(seed)
-    owner = rng.integers(0, 12, count)
-    center = rng.uniform(50, 270, (batch, 12, 2))[:, owner]
-    half = rng.uniform(8, 60, (batch, 12, 2))[:, owner]
-    center = center + half * rng.normal(0, 0.1, (batch, count, 2))
-    half = half * rng.uniform(0.85, 1.2, (batch, count, 2))
-    boxes = torch.from_numpy(np.concatenate((center - half, center + half), -1)).float()
-    return boxes, torch.from_numpy(rng.uniform(0, 1, (batch, count, num_classes))).float()
-
-
 def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
-    """The detections of one image after voting: scores (D,), boxes (D, 4) and classes (D,) in float64, best first."""
+    """Returns the detections of one image after votes, best first: scores (D,), boxes (D, 4), classes (D,), float64."""
     settings |= {"conf_thres": min(conf_thres, 0.01), "max_det": max(max_det, 300)}
     kept = brute_force(boxes, scores, **settings)
     rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}
@@ -57,7 +45,7 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
     return np.array(scores), np.array(moved).reshape(-1, 4), np.array(classes)
 
 
-def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
+def assert_equals_loops(boxes, scores, *, min_moved_fraction=0.5, **settings):
     detections = select(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
     moved = []
     for b in range(len(boxes)):
@@ -75,7 +63,7 @@ def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
         assert not detections.boxes_xyxy[b, count:].any()
         assert not detections.scores[b, count:].any()
         moved += [not (boxes[b] == box).all(1).any() for box in detections.boxes_xyxy[b, :count]]
-    assert np.mean(moved) >= least_moved
+    assert np.mean(moved) >= min_moved_fraction
     return detections
 
 
@@ -83,9 +71,9 @@ def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
 @pytest.mark.parametrize("agnostic", [True, False])
 @pytest.mark.parametrize("iou_thres", [0.05, 0.3, 0.45, 0.7, 0.9])
 def test_equals_loops(iou_thres, agnostic, multi_label):
-    boxes, scores = crowd(3, 150, 3, seed=1)
+    boxes, scores = several_boxes_per_object(3, 150, 3, seed=1)
     settings = {"iou_thres": iou_thres, "agnostic": agnostic, "multi_label": multi_label, "max_det": 300}
-    assert_equals_loops(boxes, scores, conf_thres=0.2, **settings, least_moved=0.02 if iou_thres > 0.8 else 0.5)
+    assert_equals_loops(boxes, scores, conf_thres=0.2, **settings, min_moved_fraction=0.02 if iou_thres > 0.8 else 0.5)
 
 
 def test_the_mean_of_two_boxes_is_that_of_the_paper():
@@ -151,20 +139,20 @@ def test_ties_of_scores_and_of_places():
     corner = rng.integers(-5, 25, (2, 150, 2))
     grid = torch.from_numpy(np.concatenate((corner, corner + rng.integers(3, 12, (2, 150, 2))), -1)).float()
     coarse = torch.from_numpy(rng.integers(0, 4, (2, 150, 2)) / 4).float()
-    assert_equals_loops(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300, least_moved=0.2)
+    assert_equals_loops(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300, min_moved_fraction=0.2)
 
 
 def test_only_the_best_candidates_vote_and_move(monkeypatch):
     monkeypatch.setattr("models.postprocess.suppression.VOTERS", 20)
-    boxes, scores = crowd(3, 90, 2, seed=5)
+    boxes, scores = several_boxes_per_object(3, 90, 2, seed=5)
     scores[1, 40:] = 0
     settings = {"conf_thres": 0.05, "iou_thres": 0.6, "max_det": 300}
-    detections = assert_equals_loops(boxes, scores, **settings, voters=20, least_moved=0.1)
+    detections = assert_equals_loops(boxes, scores, **settings, voters=20, min_moved_fraction=0.1)
     assert (detections.counts > 20).any()
 
 
 def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkeypatch):
-    boxes, scores = crowd(4, 120, 3, seed=6)
+    boxes, scores = several_boxes_per_object(4, 120, 3, seed=6)
     expected = select(boxes, scores, **IOU)
     monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", 100)
     assert all(torch.equal(a, b) for a, b in zip(select(boxes, scores, **IOU), expected))
@@ -172,7 +160,7 @@ def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkey
 
 @pytest.mark.parametrize("conf_thres", [0.004, 0.3, 0.6])
 def test_the_confidence_threshold_changes_no_detection(conf_thres):
-    boxes, scores = crowd(3, 200, 2, seed=12)
+    boxes, scores = several_boxes_per_object(3, 200, 2, seed=12)
     scores = scores * torch.linspace(0.001, 1, 200)[:, None] ** 2
     boxes = torch.cat((boxes, torch.tensor([600.0, 600, 620, 620]).expand(3, 1, 4)), 1)
     scores = torch.cat((scores, torch.full((3, 1, 2), 0.002)), 1)
@@ -190,7 +178,7 @@ def test_the_confidence_threshold_changes_no_detection(conf_thres):
 @pytest.mark.parametrize("classes", [None, [2, 0]])
 @pytest.mark.parametrize("agnostic", [True, False])
 def test_one_nms_serves_detections_with_and_without_voting(conf_thres, classes, agnostic):
-    boxes, scores = crowd(3, 400, 3, seed=9)
+    boxes, scores = several_boxes_per_object(3, 400, 3, seed=9)
     settings = {"conf_thres": conf_thres, "iou_thres": 0.5, "classes": classes, "agnostic": agnostic, "max_det": 30}
     together = select_with_and_without_voting(boxes, scores, PostprocessSettings(**settings))
     for detections, box_voting_is_on in zip(together, (True, False)):
@@ -202,7 +190,7 @@ def test_one_nms_serves_detections_with_and_without_voting(conf_thres, classes, 
 @pytest.mark.parametrize("agnostic", [True, False])
 def test_other_images_do_not_change_a_bit(agnostic):
     """Neither do boxes of other classes, padding, or the image's position in the batch."""
-    boxes, scores = crowd(5, 300, 3, seed=7)
+    boxes, scores = several_boxes_per_object(5, 300, 3, seed=7)
     boxes[1] *= 1e4
     boxes[2] -= 200
     scores[3] = 0
@@ -221,7 +209,7 @@ def test_other_images_do_not_change_a_bit(agnostic):
 
 @pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 3e38, -1e20])
 def test_boxes_that_are_no_boxes_stay_and_do_not_vote(strange):
-    boxes, scores = crowd(2, 60, 2, seed=9)
+    boxes, scores = several_boxes_per_object(2, 60, 2, seed=9)
     expected = select(boxes, scores, **IOU)
     for corner in range(4):
         box = torch.tensor([10.0, 20, 300, 300])
@@ -242,6 +230,6 @@ def test_boxes_that_are_no_boxes_stay_and_do_not_vote(strange):
 @pytest.mark.parametrize("side", [1e-3, 1.0, 1e4])
 def test_boxes_far_from_the_origin(side):
     """The pairs to compare are found by sides; a threshold is not crossed by their rounding."""
-    boxes, scores = crowd(2, 100, 2, seed=11)
+    boxes, scores = several_boxes_per_object(2, 100, 2, seed=11)
     boxes = boxes * side - 180 * side
     assert_equals_loops(boxes, scores, conf_thres=0.2, iou_thres=0.45, max_det=300)

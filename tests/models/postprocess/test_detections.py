@@ -1,4 +1,4 @@
-"""Non-maximum suppression compared with brute force and torchvision, with the table sizes of CPUs and GPUs."""
+"""Non-maximum suppression compared with brute force, with the table sizes of CPUs and GPUs."""
 
 from functools import cache
 
@@ -10,8 +10,8 @@ from models.postprocess import box_voting, nms, suppression
 from tests.helpers.dense_detections import make_detections
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.messages import refused
-from tests.helpers.scoring import reference_iou
 from tests.helpers.selection import select
+from tests.models.postprocess.references import brute_force
 
 
 @pytest.fixture(params=["ON_CPU", "ON_GPU"], autouse=True)
@@ -19,23 +19,6 @@ def sizes(request, monkeypatch):
     chosen = getattr(nms, request.param)
     monkeypatch.setattr(nms, "sizes_for", lambda device: chosen)
     return chosen
-
-
-def brute_force(boxes, scores, *, conf_thres, iou_thres, max_det, agnostic=False, multi_label=True, classes=None):
-    """One image, greedy, in float64 Python: list of (score, class, box index)."""
-    boxes = boxes.double().tolist()
-    scores = scores.tolist()
-    candidates = []
-    for n, row in enumerate(scores):
-        labels = range(len(row)) if multi_label else [int(np.argmax(row))]
-        candidates += [(row[c], n, c) for c in labels if row[c] > conf_thres and (classes is None or c in classes)]
-    candidates.sort(key=lambda x: (-x[0], x[1], x[2]))
-    kept = []
-    for score, n, c in candidates:
-        rivals = [other for _, other_c, other in kept if agnostic or other_c == c]
-        if not any(reference_iou(boxes[n], boxes[other]) > iou_thres for other in rivals):
-            kept.append((score, c, n))
-    return kept[:max_det]
 
 
 def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
@@ -55,7 +38,7 @@ def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
 
 
 def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Clustered boxes, so that there are chains of suppression."""
+    """Returns clustered boxes, so that there are chains of suppression."""
     rng = np.random.default_rng(seed)
     center = rng.uniform(50, 270, (batch, 6, 2))[:, rng.integers(0, 6, count)] + rng.normal(0, 8, (batch, count, 2))
     half = rng.uniform(8, 30, (batch, count, 2))

@@ -39,7 +39,7 @@ def test_tiles_cover_the_canvas_once_each(canvas, overlap):
 
 
 def oracle(boxes, classes, windows):
-    """The visible parts of objects in each window as detections; random scores."""
+    """Returns the visible parts of objects in each window as detections; random scores."""
     rng = np.random.default_rng(0)
     tables = []
     for view, window in enumerate(windows):

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -36,7 +35,6 @@ from utils.machine.threads import ReadAheadLimit
 from utils.pixels import GRAY
 from utils.program_folders import CONFIGS
 
-ROOT = Path(__file__).parents[3]
 SIZE = 64
 
 
@@ -283,7 +281,9 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, ca
         (["--view-img"], "no window can be opened: there is no display; leave out --view-img, ..."),
     ],
 )
-def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more, monkeypatch, message):
+def test_mistakes_of_a_detection_are_one_line_and_leave_no_folder(
+    weights, pictures, tmp_path, more, monkeypatch, message
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):

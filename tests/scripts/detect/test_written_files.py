@@ -39,7 +39,7 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
 
 
 def written(folder, fps, *sides):
-    """The files, still open, and the path of a video of frames of these sides."""
+    """Returns the files, still open, and the path of a video of frames of these sides."""
     media = VideoFiles(folder)
     for side in sides:
         path = media.add("s", np.zeros((side, side, 3), np.uint8), fps)

@@ -27,13 +27,13 @@ def test_predictions_keep_the_ids_of_the_ground_truth(tmp_path):
     none = np.zeros(0, int)
     gt = make_ground_truth(none, classes=none, area=none, image=none, num_images=2, num_classes=2, ids=(42, 'na"me'))
     gt = replace(gt, category_ids=(7, 90))
-    table = make_table([0, 1], [[1.00004, 2, 4, 8], [0, 0, 5, 5.5]], [0.1234567, 1], [1, 0])
+    table = make_table(image=[0, 1], boxes=[[1.00004, 2, 4, 8], [0, 0, 5, 5.5]], scores=[0.1234567, 1], classes=[1, 0])
     write_predictions(tmp_path / "predictions.json", table, gt)
     assert read(tmp_path) == [
         {"image_id": 42, "category_id": 90, "bbox": [1.00004, 2.0, 2.99996, 6.0], "score": 0.1234567},
         {"image_id": 'na"me', "category_id": 7, "bbox": [0.0, 0.0, 5.0, 5.5], "score": 1.0},
     ]
-    write_predictions(tmp_path / "predictions.json", make_table([], [], [], []), gt)
+    write_predictions(tmp_path / "predictions.json", make_table(), gt)
     assert read(tmp_path) == []
 
 

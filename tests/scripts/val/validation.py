@@ -49,7 +49,7 @@ def read(folder: Path, name: str = "predictions") -> Any:
 
 
 def lasting(folder: Path) -> dict[str, Any]:
-    """results.json without times and the machine, which differ between runs."""
+    """Returns results.json without times and the machine, which differ between runs."""
     results = read(folder, "results")
     for key in ("project", "name", "spawn"):
         del results["settings"][key]

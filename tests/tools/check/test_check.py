@@ -44,14 +44,11 @@ from utils.errors import UserError
 from utils.process.entrypoint import run_main
 from utils.process.result_file import read_result
 
-ROOT = Path(__file__).parents[3]
-
-
 EVERY_IMAGE = ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1")
 
 
 def check(capsys: pytest.CaptureFixture, *argv: object) -> tuple[int, str]:
-    """Exit status and standard output."""
+    """Returns exit status and standard output."""
     capsys.readouterr()
     status = 0
     try:

@@ -32,11 +32,11 @@ from utils.detections import DetectionTable
 from utils.pixels import GRAY
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-MOST_BYTES = 5_000_000
+MAX_REPORT_BYTES = 5_000_000
 
 
 def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
-    """The page of the issues that need no model, and of ``more``; and all these issues."""
+    """Returns the page of the issues that need no model, and of ``more``; and all these issues."""
     spec = load_dataset_spec(data.yaml)
     splits = scan_dataset(spec, tuple(spec.splits), workers=2)
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
@@ -49,7 +49,7 @@ def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int =
 
 
 def cards(read: HtmlPage, section: str) -> dict[str, int]:
-    """The number of cards of each kind in the galleries of a section."""
+    """Returns the number of cards of each kind in the galleries of a section."""
     shown = re.findall(r"^(.+) \((\d+)\)$", read.sections[section], re.MULTILINE)
     return {kind: int(count) for kind, count in shown}
 
@@ -211,7 +211,7 @@ def test_a_gallery_may_use_what_others_leave(tmp_path):
     read, _ = page_of(data, tmp_path / "out")
     assert cards(read, "Images and boxes") == {CLIPPED: 24, DOUBLED: 24}
     assert "Not shown" not in read.sections["Images and boxes"]
-    assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
+    assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
 
 
 def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
@@ -244,7 +244,7 @@ def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
         data, tmp_path / "out", errors, {split: DrawnDetections(table, 0.25) for split in ("train", "val")}
     )
     assert len(issues) > 2 * images
-    assert (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
+    assert (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
 
 
 @pytest.mark.parametrize(("error", "is_explained"), [(OSError("no space"), True), (ZeroDivisionError("a bug"), False)])

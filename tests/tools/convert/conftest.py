@@ -12,8 +12,7 @@ from tests.helpers.tool_exports import SIZES
 
 
 @pytest.fixture
-def images(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def images(tmp_path) -> Path:
     folder = tmp_path / "set"
     folder.mkdir()
     for name, (width, height) in SIZES.items():

@@ -32,7 +32,7 @@ def test_wrong_rows_of_labelbox_are_named(change, message, images):
 
 
 def of(row: dict) -> list[dict]:
-    """The objects of a row of Labelbox."""
+    """Returns the objects of a row of Labelbox."""
     return row["projects"]["p"]["labels"][0]["annotations"]["objects"]
 
 

@@ -229,7 +229,7 @@ def test_a_damaged_image_whose_size_is_not_in_the_export_is_left_out(write, imag
 
 @pytest.mark.parametrize("write", [write_open_images, write_parquet])
 def test_an_image_that_is_damaged_after_its_header_is_left_out(write, images, tmp_path):
-    """Such an image used to stop the conversion, in Open Images without naming the row."""
+    """It does not stop the conversion."""
     (images / "one.png").write_bytes((images / "one.png").read_bytes()[:60])
     write(images)
     lines = convert(images, tmp_path / "out.json", max_bad=0.9)
@@ -248,7 +248,7 @@ def test_an_image_of_open_images_without_a_size_is_an_error_that_names_the_row(i
 
 
 def test_a_split_of_empty_label_files_is_one_of_backgrounds(images, tmp_path):
-    """Its files do not reveal their format, so its images used to be left out."""
+    """Its files do not reveal their format, but its images are kept."""
     write_kitti(images)
     for name in ("one", "two"):
         label = images / "val" / "label_2" / f"{name}.txt"

@@ -33,8 +33,7 @@ def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, n
 
 
 def test_a_folder_is_a_path_as_the_data_set_but_no_model(tmp_path, monkeypatch):
-    """`--model yolov8m` beside a folder of this name, such as that of a run, used to be stored as the path of the
-    folder."""
+    """`--model yolov8m` beside a folder of this name, such as that of a run, is no path."""
     folder = tmp_path / "yolov8m"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -117,7 +116,7 @@ def test_a_file_that_appears_later_is_named_even_if_there_were_none_before(tmp_p
 
 
 def test_settings_with_keys_that_are_no_names_differ(tmp_path):
-    """Sorting them used to be a TypeError."""
+    """They cannot be sorted: numbers are among them."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kfold.yaml").write_text("digests: {1: x, the split: y}\n")
     with refused(".../a: the content of 1 is missing, but was there at the start; restore it, or choose ..."):
@@ -137,7 +136,7 @@ def test_a_folder_with_other_work_is_refused_before_the_data_is_read(tmp_path, n
 
 
 def test_a_folder_that_cannot_be_created_is_refused_before_the_data_is_read(tmp_path):
-    """All images used to be scanned first."""
+    """Scanning the images may take an hour."""
     (tmp_path / "file").touch()
     with refused(".../file/a: a file with this name exists; choose another --project or --name"):
         open_experiment(KfoldConfig(project=str(tmp_path / "file"), name="a", data="none.yaml"), "kfold.yaml", [])

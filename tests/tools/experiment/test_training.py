@@ -12,10 +12,19 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from tools.experiment import training
-from tools.experiment.training import ERRORS_TXT, Pruning, can_begin, check_has_results, fitness_by_epoch, train
-from utils.child import RunFailed
+from tools.experiment.training import (
+    ERRORS_TXT,
+    Pruning,
+    can_begin,
+    check_has_results,
+    fitness_by_epoch,
+    repeat_if_lost,
+    train,
+)
+from utils.child import RunFailed, RunResult
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
+from utils.config.settings_file import read_settings_file
 from utils.errors import Stopped
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
@@ -112,6 +121,20 @@ def test_a_training_that_has_lost_a_process_is_continued_once(tmp_path, monkeypa
     assert f"{tmp_path}: killed by SIGKILL; is there enough memory?; trying again in 0 s" in caplog.text
 
 
+def test_a_lost_training_is_repeated_after_a_while(monkeypatch):
+    """Another program may have filled the memory."""
+    events: list[object] = []
+    monkeypatch.setattr(training.time, "sleep", events.append)
+
+    def lose() -> RunResult:
+        events.append("run")
+        return RunResult(Outcome.LOST)
+
+    assert repeat_if_lost(lose, "fold 1").outcome == Outcome.LOST
+    assert events == ["run", training.RETRY_S, "run"]
+    assert training.RETRY_S >= 10
+
+
 @pytest.mark.parametrize(
     ("program", "begins"),
     [
@@ -124,6 +147,16 @@ def test_a_training_is_ended_as_soon_as_it_has_begun(tmp_path, monkeypatch, prog
     monkeypatch.setattr(training, "command_prefix", lambda _: ["sh", "-c", program])
     assert can_begin(TrainConfig(), tmp_path / "run") == begins
     assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_only_begins_has_no_trackers(tmp_path, monkeypatch):
+    """It would be a run of its own in the user's project of W&B or MLflow."""
+    settings = tmp_path / "seen.json"
+    program = f'cp "${{0#@}}" {settings}; exit 2'  # "@" and the settings file follow the program
+    monkeypatch.setattr(training, "command_prefix", lambda _: ["sh", "-c", program])
+    can_begin(TrainConfig(tracker=["wandb"], callbacks="mine.py"), tmp_path / "run")
+    values = read_settings_file(settings)
+    assert (values["tracker"], values["callbacks"]) == ([], "mine.py")
 
 
 def test_a_repeated_epoch_is_reported_with_its_new_fitness(tmp_path):

@@ -24,8 +24,8 @@ WITHOUT_AREA = (1, 20, 20, 20, 20)
 
 
 def write_set(folder: Path) -> None:
-    """Nine images of three groups, alternately. The second, the third and the fifth have lost a label, the last two of
-    these have no dog, and the last image is a background."""
+    """Writes nine images of three groups, alternately. The second, the third and the fifth have lost a label, the last
+    two of these have no dog, and the last image is a background."""
     names = [f"{'abc'[i % 3]}{i}.png" for i in range(9)]
     objects = {name: [CAT, DOG] for name in names}
     objects[names[1]] = [CAT, DOG, WITHOUT_AREA]
@@ -49,7 +49,7 @@ def synced(monkeypatch) -> list[str]:
 
 
 def labels_of(index) -> dict[str, tuple]:
-    """The labels of each image, and whether it has lost one, by its path."""
+    """Returns the labels of each image, and whether it has lost one, by its path."""
     return {
         str(Path(index.path(i)).resolve()): (index.labels(i).tolist(), bool(index.incomplete[i]))
         for i in range(len(index))

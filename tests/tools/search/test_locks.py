@@ -74,6 +74,6 @@ def test_without_locks_a_single_process_searches(tmp_path, monkeypatch):
     with single_process_without_locks(tmp_path):
         assert mark.read_text() == this_process()
     mark.write_text("1 on-another-node")
-    with refused("..."), single_process_without_locks(tmp_path):
+    with refused(f"remove {mark}"), single_process_without_locks(tmp_path):
         pass
     assert mark.exists()

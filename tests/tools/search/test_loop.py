@@ -14,7 +14,8 @@ import pytest
 from engine.evaluation.metrics import Fitness
 from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
-from tests.helpers.scripts import ROOT, call, error_of
+from tests.helpers.repository import ROOT
+from tests.helpers.scripts import call, error_of
 from tests.helpers.searches import RANGES, read_trials
 from tests.helpers.tiny import write_dataset
 from tools.experiment import training
@@ -42,7 +43,7 @@ LOST_TWICE = [LOST, LOST]  # a lost training is tried once more
 
 
 def states_of(folder: Path) -> list[str]:
-    """The states of all trials in the journal."""
+    """Returns the states of all trials in the journal."""
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
     study = optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend))
     return [trial.state.name for trial in study.get_trials()]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("preloaded")
 
 
 def created(folder) -> int:
-    """The trials that the journal has created."""
+    """Returns the trials that the journal has created."""
     return sum('"op_code":4' in line for line in (folder / "journal.log").read_text().splitlines())
 
 
@@ -132,7 +132,7 @@ def test_the_first_trial_is_the_default_run_bit_for_bit(world, tmp_path, monkeyp
 
 
 def study_of(folder, trials: int, value: float, steps: int) -> None:
-    """A search in ``folder`` that has had ``trials`` trials, whose fitness was ``value`` after each step."""
+    """Writes a search in ``folder`` that has had ``trials`` trials, whose fitness was ``value`` after each step."""
     folder.mkdir()
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
     storage = optuna.storages.JournalStorage(backend)

@@ -5,11 +5,11 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import flag_error
 from utils.config.commands import COMMANDS, Command
 from utils.config.export_formats import EXPORT_FORMATS
@@ -30,8 +30,6 @@ from utils.config.tool_settings import CheckConfig, ConvertConfig
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.schema import build
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_flags_override_defaults():

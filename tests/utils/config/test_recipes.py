@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from utils.config.other_programs.hyperparameters import unknown_hyperparameter
 from utils.config.recipes import hyperparameters_from, read_recipe
 from utils.config.settings import Hyperparameters
 from utils.schema import build
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 import pytest
 
 from tests.helpers.messages import refused
-from tests.helpers.processes import ROOT
+from tests.helpers.repository import ROOT
 from utils.config.flags import flags_of
 from utils.config.parser import parse_command, parse_config
 from utils.config.settings import TrainConfig

@@ -35,7 +35,7 @@ def flags(world: Path, project: Path) -> list[str]:
 
 
 def errors_of(folder: Path, pair: list[list[str]], *, apart: bool = False, script: str = "train.py") -> list[str]:
-    """The error lines of two processes of one job with different flags, or in different working folders."""
+    """Returns the error lines of two processes of one job with different flags, or in different working folders."""
     folders = [folder / "machine0", folder / "machine1"] if apart else None
     with Processes(folder / "log.txt") as run:
         run.pair(pair, script=script, folders=folders)
@@ -47,7 +47,7 @@ def errors_of(folder: Path, pair: list[list[str]], *, apart: bool = False, scrip
 
 
 def copies(world: Path, folder: Path) -> list[Path]:
-    """The data set on two machines, under the same name."""
+    """Returns the data set on two machines, under the same name."""
     machines = [folder / "machine0", folder / "machine1"]
     for machine in machines:
         shutil.copytree(world / "set", machine / "set", copy_function=shutil.copyfile)

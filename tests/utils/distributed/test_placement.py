@@ -72,6 +72,17 @@ def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, pro
             assert (place.local_rank, place.local_world_size, str(place.device)) == position
 
 
+def test_a_node_without_a_gpu_for_each_process_makes_all_evaluating_processes_use_the_cpu(monkeypatch):
+    """The evaluating process is on the second node, which has two GPUs for two processes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(placement, "identities", lambda devices: ["a", "b"])
+    launch = Launch(3, 4, 1, 2, 1, "h", 1)
+    for other_gpus, device in ((["c", "d"], "cuda:1"), (["c"], "cpu")):
+        store = _Store([[0, other_gpus], [0, other_gpus], [1, ["a", "b"]], [1, ["a", "b"]]])
+        assert str(place_process(store, launch, "", 1).device) == device
+
+
 def test_evaluating_processes_have_ranks_of_their_own(monkeypatch):
     """The table in the docstring of the module."""
     gpus = ["a", "b", "c"]

@@ -1,12 +1,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils.drawing import text
 from utils.drawing.draw import class_colors, draw_boxes, tile_images
 from utils.drawing.figures import (
@@ -64,7 +64,7 @@ def test_names_are_drawn_as_text(recwarn):
 
 
 @pytest.mark.filterwarnings("error")
-def test_other_figures_are_drawn():
+def test_histograms_and_heatmaps_are_drawn_without_pyplot():
     sizes = histogram_picture(2.0 ** np.arange(1, 4), np.array([3, 5]), AxisLabels("x", "y", "t"), Mark(3.0, "m"))
     heat = heatmap_picture(np.array([[0, 1], [2, 4]]), AxisLabels("x", "y", "t"), "n")
     assert min(picture.pixels.std() for picture in (sizes, heat)) > 5
@@ -83,7 +83,7 @@ def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
     code = "import numpy as np; from utils.drawing.text import text_mask; from utils.process.entrypoint import run_main"
     code += f"; from utils.drawing.figures import AxisLabels, heatmap_picture; {work}"
-    environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "c.png").exists() == (work == PLOT)

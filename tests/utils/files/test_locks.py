@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils.files.locks import FileLock
 from utils.logger import configure_logging
 
@@ -32,8 +32,7 @@ def held(tmp_path):
     """A lock that another process holds, and that process."""
     path = tmp_path / "lock"
     command = [sys.executable, "-c", HOLDER, str(path)]
-    root = Path(__file__).parents[3]
-    holder = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    holder = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     yield path, holder

@@ -6,18 +6,16 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from utils.files.safe_io import atomic_write, read_text, remove_half_written, write_csv, write_whole
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
-    path = tmp_path / ("n\u00e4me " * 30 + ".txt")  # a temporary name can hardly be longer
+    path = tmp_path / "n\u00e4me.txt"
     write_whole(path, "caf\udce9 \u00fc")
     assert path.read_bytes() == b"caf\\udce9 " + "\u00fc".encode()
     with atomic_write(path, durable=True) as file:
@@ -28,6 +26,17 @@ def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("")
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)  # the permissions of other files
+
+
+@pytest.mark.parametrize("character", ["a", "\u00e4", "\U0001f642"])
+def test_the_longest_possible_names_can_be_written(tmp_path, character):
+    size = len(character.encode())
+    for start in ("", "a"):  # characters are cut at different bytes
+        path = tmp_path / (start + character * ((255 - len(start)) // size))
+        write_whole(path, "x")
+        assert path.read_text() == "x"
+        path.unlink()
+    assert not list(tmp_path.iterdir())
 
 
 def test_spreadsheets_compute_no_text_of_a_table(tmp_path):

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from utils.files.temporary_folder import program_folder_name, replace_path, temporary_folder
 
-ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys, time
 from utils.files.temporary_folder import temporary_folder

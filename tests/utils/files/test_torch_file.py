@@ -15,6 +15,7 @@ from models.weights.safe_torch_file import ForeignFile
 from tests.helpers.hostile_files import greedy_programs, write_greedy_files
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
+from tests.helpers.repository import ROOT
 from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.tiny import TINY_MODEL
@@ -23,7 +24,6 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.pickle_program import read_program
 
-ROOT = Path(__file__).parents[3]
 # Reads each file with some of three readers: as weights, to resume a run from it, or to start one with its model.
 READER = """
 import resource, sys, time
@@ -65,7 +65,7 @@ for name in sys.argv[3:]:
 
 
 def content() -> dict:
-    """A checkpoint from which a run can resume."""
+    """Returns a checkpoint from which a run can resume."""
     detector = build_detector(TINY_MODEL, 2, names=["a", "b"])
     weights = detector.state_dict()
     checkpoint = checkpoint_of(model_spec=detector.spec, names=["a", "b"], imgsz=64, model=weights, ema=weights)
@@ -160,7 +160,7 @@ def test_the_storage_of_many_views_is_read_once(tmp_path, monkeypatch):
 
 
 def peak_kib() -> int:
-    """The most memory that this process has held at once since `reset_peak`."""
+    """Returns the most memory that this process has held at once since `reset_peak`."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
 

@@ -4,13 +4,12 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils.machine.packages import import_quietly
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import numpy as np
 from utils.drawing.draw import class_colors, draw_boxes

@@ -5,11 +5,11 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from utils.machine import resources
 from utils.machine.resources import available_memory, check_processes, check_space
 
@@ -31,8 +31,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_a_large_block_comes_without_page_faults(setting, kept):
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", PROGRAM]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, env=plain | setting, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=plain | setting, cwd=ROOT, capture_output=True, text=True, check=True)
     faults = int(done.stdout)  # 24,576 pages of 4 KiB, or 48 of 2 MiB
     assert faults < 10 if kept else faults > 20
 
@@ -42,7 +41,7 @@ V1_UNLIMITED = "9223372036854771712"
 
 
 def limited(limit: str, used: int, reclaimable: int = 0) -> dict[str, str]:
-    """The files of a control group of version 2."""
+    """Returns the files of a control group of version 2."""
     stat = f"anon 1\ninactive_anon 7\ninactive_file {reclaimable}\nactive_file 3\n"
     return {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": stat}
 

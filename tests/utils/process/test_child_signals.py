@@ -4,10 +4,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils.child import RunResult
 from utils.process.child_signals import killed_by
 from utils.process.identity import has_died, this_process
@@ -15,7 +15,6 @@ from utils.process.limits import cause_of
 from utils.process.outcome import Outcome, outcome_of
 from utils.process.spawn import failure_of
 
-ROOT = Path(__file__).parents[3]
 PARENT = """
 import signal, subprocess, time
 from utils.process.child_signals import end_with_parent

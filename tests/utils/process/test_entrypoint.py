@@ -9,17 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError
 from utils.process.entrypoint import run_main
 from utils.process.result_file import RESULT_VARIABLE, read_result
 from utils.process.spawn import spawn
-
-ROOT = Path(__file__).parents[3]
 
 
 def wrapped_interrupt() -> RuntimeError:
@@ -93,7 +91,7 @@ def test_a_bug_has_a_traceback_and_a_code_of_its_own(tmp_path, monkeypatch, caps
 
 
 def test_a_bug_whose_text_cannot_be_read_ends_like_another(tmp_path, monkeypatch, capsys):
-    """The error of reading the text used to end the process with 1, and its parent read no reason."""
+    """It ends with the exit code of a bug, and its parent reads a reason."""
 
     class Silent(Exception):
         def __str__(self) -> str:

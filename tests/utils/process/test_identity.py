@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils.process.identity import has_died, this_process
 
-ROOT = Path(__file__).parents[3]
 PROGRAM = "from utils.process.identity import this_process; print(this_process(), flush=True); input()"
 
 

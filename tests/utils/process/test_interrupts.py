@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 
-ROOT = Path(__file__).parents[3]
 SLOW_IMPORT = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
 
 

@@ -11,7 +11,8 @@ from importlib import import_module
 import pytest
 
 from tests.helpers.messages import refused
-from tests.helpers.processes import LAUNCHED, ROOT
+from tests.helpers.processes import LAUNCHED
+from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS
 from utils.process.entrypoint import run_main
 from utils.process.launch import Launch, environment_of_child, read_launch, require_one_process, torchrun_variables
@@ -108,6 +109,16 @@ def test_a_single_process_may_have_variables_that_a_cluster_exports_to_all(monke
         monkeypatch.setenv(name, value)
     require_one_process("detect.py", "start it once")
     assert read_launch(environment_of_child()) is None
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_command_joins_no_launcher_that_has_started_one_process(monkeypatch, world_size):
+    variables = torchrun_variables(0, world_size, 29500)
+    variables |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    passed_on = {*variables} & {*environment_of_child()}
+    assert passed_on == (set() if world_size == 1 else {*variables})
 
 
 def test_only_a_search_takes_copies(monkeypatch, capsys):

@@ -15,6 +15,7 @@ import detect
 import train
 import val
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
@@ -22,7 +23,6 @@ from utils.process.entrypoint import run_main
 from utils.process.limits import cause_of, explain_limit, memory_advice
 from utils.process.outcome import Cause
 
-ROOT = Path(__file__).parents[3]
 LIMITED = """
 import resource, sys
 import cv2, torch, torch._dynamo, torch.utils.tensorboard, train

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.preloaded import python
-from tests.helpers.processes import ROOT
+from tests.helpers.repository import ROOT
 from utils.child import RunResult, start_child
 from utils.errors import PeerLost, UserError
 from utils.process.entrypoint import run_main
@@ -164,7 +164,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("words", [[], ["spawn"]])
 @pytest.mark.usefixtures("preloaded")
 def test_a_command_that_a_callback_starts_has_a_result_of_its_own(tmp_path: Path, words):
-    """Its folder used to become that of the training, and its error was not printed."""
+    """Its folder does not become that of the training, and its error is printed."""
     program = tmp_path / "program.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{COMMAND}")
     with start_child([python(), str(program), *words], stderr=subprocess.PIPE) as child:

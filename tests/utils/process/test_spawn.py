@@ -13,7 +13,7 @@ from textwrap import indent
 import pytest
 
 from tests.helpers.preloaded import python
-from tests.helpers.processes import ROOT
+from tests.helpers.repository import ROOT
 from utils.child import start_child
 from utils.process.outcome import Outcome
 

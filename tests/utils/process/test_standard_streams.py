@@ -6,9 +6,9 @@ import os
 import select
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.helpers.repository import ROOT
+
 WAIT = """
 import sys
 from utils.process.standard_streams import tolerate_broken_streams

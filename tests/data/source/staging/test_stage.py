@@ -32,6 +32,7 @@ from tests.helpers.messages import refused
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
+from tests.helpers.repository import ROOT
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed import file_exchange
@@ -438,9 +439,8 @@ def test_parts_of_the_nodes_are_disjoint_and_even():
 
 
 def _run_script(cwd: Path, *words: str) -> str:
-    root = Path(__file__).parents[4]
-    environment = dict(os.environ) | {"PYTHONPATH": str(root)}
-    command = [python(), str(root / words[0]), *words[1:]]
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    command = [python(), str(ROOT / words[0]), *words[1:]]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

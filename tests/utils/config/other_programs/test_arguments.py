@@ -71,8 +71,7 @@ def test_arguments_without_an_equivalent_are_refused_with_the_reason(command: st
 
 @pytest.mark.parametrize("name", ["epochs_", "weights_", "from_", "_epochs", "Epochs"])
 def test_only_exact_names_are_arguments(name):
-    """``weights_`` used to mean ``weights``: only a name that Python reserves, such as ``from``, has an underscore for
-    it."""
+    """Only a name that Python reserves, such as ``from``, has an underscore for it."""
     assert translate_argument("train", name, "3") is None
 
 

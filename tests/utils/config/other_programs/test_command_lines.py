@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import flag_error
 from utils.config.flags import words_of_settings
 from utils.config.other_programs.arguments import translate_argument
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig, ExportConfig, TrainConfig, ValConfig
-
-ROOT = Path(__file__).parents[4]
 
 
 def test_a_mode_does_not_replace_the_tracker_that_flags_name():
@@ -32,7 +30,7 @@ REQUIRED = {"val.py": ["--weights=b"], "detect.py": ["--weights=b", "--source=c"
 
 
 def rows_of_the_documentation() -> list[tuple[str, str, str]]:
-    """The script, what is typed, and what docs/migration.md says of it."""
+    """Returns the script, what is typed, and what docs/migration.md says of it."""
     text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").split("\n## Flags\n")[1].split("\n## ")[0]
     found = []
     for part in text.split("\n### ")[1:]:
@@ -101,7 +99,6 @@ def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str,
 
 
 def test_a_word_after_a_translated_value_is_not_dropped():
-    """``extra`` used to be dropped silently."""
     required = REQUIRED["detect.py"]
     assert parse_config(DetectConfig, [*required, "--tracker", "bytetrack.yaml"]).track == "bytetrack"
     assert "unrecognized arguments: extra (after --tracker bytetrack.yaml)" in flag_error(
@@ -156,7 +153,6 @@ def test_flags_with_the_values_of_arguments_are_these_arguments(cls, typed, ours
     ],
 )
 def test_flags_that_ask_for_something_else_are_refused_with_the_reason(cls, typed, message):
-    """Some used to be dropped silently, as in a file of Ultralytics, or were "unrecognized arguments: False"."""
     required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
     with refused(message):
         parse_config(cls, [*required, *typed.split()])

@@ -59,7 +59,7 @@ def test_a_recipe_names_all_lines_without_an_equivalent_at_once(tmp_path: Path):
 
 
 def test_arguments_that_ultralytics_writes_into_each_file_are_no_mistakes(tmp_path: Path):
-    """Its args.yaml has them all; the advice used to be --cfg, and a --tracker that refuses botsort.yaml."""
+    """Its args.yaml has them all."""
     lines: list[str] = []
     defaults = {"task": "detect", "mode": "train", "cfg": None, "resume": False, "tracker": "botsort.yaml"}
     hyp = read_recipe(write(tmp_path / "args.yaml", defaults | {"mosaic": 0.5}), pretrained=False, lines=lines)

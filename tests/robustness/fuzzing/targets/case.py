@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.robustness import fuzz_inputs
-from tests.robustness.fuzz_inputs import change_bytes
-from tests.robustness.fuzz_world import World
+from tests.robustness.fuzzing import inputs
+from tests.robustness.fuzzing.inputs import change_bytes
+from tests.robustness.fuzzing.world import World
 from utils.errors import UserError
 from utils.logger import get_logger
 
@@ -24,8 +24,8 @@ REFUSED = "refused in a line"
 class Case:
     """One input: its random numbers, an empty folder of its own, the valid files, and what the program has logged."""
 
-    def __init__(self, chance: random.Random, folder: Path, world: World) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random, folder: Path, world: World) -> None:
+        self.rng = rng
         self.folder = folder
         self.world = world
         self.messages: list[str] = []
@@ -34,7 +34,7 @@ class Case:
     def copy(self, source: Path, name: str = "set") -> Path:
         return shutil.copytree(source, self.folder / name)
 
-    def write(self, path: Path, changed: fuzz_inputs.Change) -> None:
+    def write(self, path: Path, changed: inputs.Change) -> None:
         """Writes a changed file, which a line may name from now on."""
         data, what = changed
         self.messages.append(f"{path.name}: {what}")
@@ -46,22 +46,22 @@ class Case:
         path: Path,
         share: float = 0.35,
         others: Sequence[bytes] = (),
-        by: Callable[[bytes, random.Random], fuzz_inputs.Change] | None = None,
+        by: Callable[[bytes, random.Random], inputs.Change] | None = None,
     ) -> None:
         """Changes a file: with probability ``share`` its bytes, else its values by ``by``, which follows from its
         suffix if there is such a change."""
         data = path.read_bytes()
-        by = by or fuzz_inputs.BY_SUFFIX.get(path.suffix)
-        if by is None or self.chance.random() < share:
-            self.write(path, change_bytes(data, self.chance, list(others)))
+        by = by or inputs.BY_SUFFIX.get(path.suffix)
+        if by is None or self.rng.random() < share:
+            self.write(path, change_bytes(data, self.rng, list(others)))
         else:
-            self.write(path, by(data, self.chance))
+            self.write(path, by(data, self.rng))
 
-    def make_odd(self, path: Path, kinds: Sequence[str] = fuzz_inputs.ODD_KINDS) -> str:
-        kind = self.chance.choice([kind for kind in kinds if kind != "unreadable" or os.getuid()])
+    def make_odd(self, path: Path, kinds: Sequence[str] = inputs.ODD_KINDS) -> str:
+        kind = self.rng.choice([kind for kind in kinds if kind != "unreadable" or os.getuid()])
         self.messages.append(f"{path.name} is {kind}")
         self.files.append(path)
-        fuzz_inputs.make_odd_kind(path, kind)
+        inputs.make_odd_kind(path, kind)
         return kind
 
     def check_line(self, error: UserError) -> str:
@@ -99,7 +99,7 @@ class Target(NamedTuple):
 
 
 def captured() -> list[str]:
-    """A list that receives the messages that the program logs from now on in this process."""
+    """Returns a list that receives the messages that the program logs from now on in this process."""
     messages: list[str] = []
     handler = logging.Handler()
     logger = get_logger()

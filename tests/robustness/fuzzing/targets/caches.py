@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data.cache import disk as disk_cache
+from data.cache.disk import unmap_disk_caches
 from data.index.index import DatasetIndex
-from tests.robustness.fuzz_world import cached_pixels, scan
-from tests.robustness.targets.case import Case, must_work
+from tests.robustness.fuzzing.targets.case import Case, must_work
+from tests.robustness.fuzzing.world import cached_pixels, scan
 from utils.files.array_file import open_arrays, write_arrays
 
 
@@ -25,10 +25,10 @@ def index_cache(case: Case) -> str:
     """Whatever the cache files contain, the index equals that of a scan."""
     root, source, expected = case.world.index_cache
     cache = case.copy(source, "cache")
-    path = case.chance.choice(sorted(cache.iterdir()))
-    if path.suffix == ".index" and case.chance.random() < 0.3:  # as another version could write it
+    path = case.rng.choice(sorted(cache.iterdir()))
+    if path.suffix == ".index" and case.rng.random() < 0.3:  # as another version could write it
         meta, arrays = open_arrays(path)
-        write_arrays(path, meta | {"version": case.chance.choice(([1, 1], [3, 2], None, "x", 2))}, arrays)
+        write_arrays(path, meta | {"version": case.rng.choice(([1, 1], [3, 2], None, "x", 2))}, arrays)
         case.messages.append("another version")
     else:
         case.change(path, 1.0, [p.read_bytes() for p in cache.iterdir()])
@@ -42,8 +42,8 @@ def image_cache(case: Case) -> str:
     index, files, pixels = case.world.image_cache
     copies = [Path(shutil.copy2(file, case.folder)) for file in files]  # with the times, by which a cache is known
     case.files += copies
-    case.change(case.chance.choice(copies), 1.0)
-    disk_cache._environment.cache_clear()
+    case.change(case.rng.choice(copies), 1.0)
+    unmap_disk_caches()
     for i, (a, b) in enumerate(zip(cached_pixels(index, case.folder), pixels)):
         assert np.array_equal(a, b), f"image {i}: other pixels"
     return "the pixels of the files"

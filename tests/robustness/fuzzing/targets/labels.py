@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.robustness import fuzz_inputs
-from tests.robustness.fuzz_labels import SIZES, OddJsonError, Reading, judge_boxes, strict_coco, strict_voc, strict_yolo
-from tests.robustness.fuzz_world import scan
-from tests.robustness.targets.case import Case
+from tests.robustness.fuzzing import inputs
+from tests.robustness.fuzzing.labels import (
+    SIZES,
+    OddJsonError,
+    Reading,
+    judge_boxes,
+    strict_coco,
+    strict_voc,
+    strict_yolo,
+)
+from tests.robustness.fuzzing.targets.case import Case
+from tests.robustness.fuzzing.world import scan
 
 
 def label_file(root: Path, kind: str, name: str) -> Path:
@@ -35,10 +43,10 @@ def readings(root: Path, kind: str) -> dict[str, Reading]:
 def labels(case: Case, kind: str) -> str:
     """Changed labels: the boxes are those that a strict reader reads, or the file is reported."""
     root = case.copy(case.world.labeled)
-    changed = case.chance.choice(list(SIZES))
+    changed = case.rng.choice(list(SIZES))
     others = [label_file(root, kind, name).read_bytes() for name in SIZES]
     path = label_file(root, kind, changed)
-    case.change(path, others=others, by=fuzz_inputs.change_rows if kind == "yolo" else None)
+    case.change(path, others=others, by=inputs.change_rows if kind == "yolo" else None)
     index = scan(root, kind, case.folder / "cache")
     verdicts = {}
     read = readings(root, kind)

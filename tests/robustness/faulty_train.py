@@ -1,4 +1,4 @@
-"""train.py with a built-in fault or probe, selected by ODD (several with ';'), for tests that start it as a process.
+"""train.py with a built-in fault or probe, selected by FAULTS (several with ';'), for tests that start it as a process.
 
 - ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
 - ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
@@ -28,7 +28,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
-def make_odd(kind: str, *args: str) -> None:
+def inject_step_fault(kind: str, *args: str) -> None:
+    """Applies a kind that concerns the steps or the validations."""
     from engine.evaluation.evaluator import Evaluator
     from engine.train.step import TrainStep
     from utils.distributed.rendezvous import evaluation_store
@@ -79,6 +80,7 @@ def make_odd(kind: str, *args: str) -> None:
 
 
 def save_every(steps: int) -> None:
+    """Saves a checkpoint whenever the number of steps is a multiple of ``steps``."""
     from engine.hooks.checkpointing import Checkpoints
     from engine.hooks.hook import Action
 
@@ -114,8 +116,8 @@ def kill_at(counts: str, number: int, calls_counted: Collection[str] = FILE_CALL
     sys.addaudithook(hook)
 
 
-def make_otherwise(kind: str, *args: str) -> bool:
-    """Applies the kinds that do not concern the steps; False for another kind."""
+def inject_process_fault(kind: str, *args: str) -> bool:
+    """Applies a kind that concerns the whole process. Returns False for any other kind."""
     if kind == "set":
         setattr(importlib.import_module(args[0]), args[1], int(args[2]))
     elif kind == "kill" and os.environ.get("RANK", "0") == "0":
@@ -130,9 +132,9 @@ def make_otherwise(kind: str, *args: str) -> bool:
 def main(argv: list[str] | None = None) -> None:
     import train
 
-    for oddity in filter(None, os.environ.get("ODD", "").split(";")):
-        if not make_otherwise(*oddity.split(":")):
-            make_odd(*oddity.split(":"))
+    for fault in filter(None, os.environ.get("FAULTS", "").split(";")):
+        if not inject_process_fault(*fault.split(":")):
+            inject_step_fault(*fault.split(":"))
     train.main(argv)
 
 

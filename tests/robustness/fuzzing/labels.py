@@ -143,7 +143,7 @@ def _coco_tree(data: bytes) -> Any:
 
 
 def _coco_images(tree: Any) -> dict[tuple[type, Any], str]:
-    """The file name of each image, by the type and value of its id: 1 and "1" are two."""
+    """Returns the file name of each image, by the type and value of its id: 1 and "1" are two."""
     ids = [_whole_float_as_integer(image["id"]) for image in tree["images"]]
     names = {(type(id_), id_): image["file_name"] for id_, image in zip(ids, tree["images"])}
     if len(names) < len(tree["images"]):
@@ -164,7 +164,7 @@ def _coco_categories(tree: Any) -> dict[int, Any]:
 
 
 def _coco_row(annotation: dict, categories: dict[int, Any]) -> Row | None:
-    """The object of an annotation; None if it must be left out."""
+    """Returns the object of an annotation; None if it must be left out."""
     box = annotation.get("bbox")
     category = _number_of(annotation.get("category_id"))
     crowd = annotation.get("iscrowd", 0)
@@ -183,7 +183,7 @@ def _whole_float_as_integer(value: Any) -> Any:
 
 
 def _number_of(value: Any) -> Any:
-    """A whole float, or the text of a whole number, as that number: ids of images are numbers here."""
+    """Returns an id as a number if it is a whole float or the text of one: ids of images are numbers here."""
     value = _whole_float_as_integer(value)
     if type(value) is str and re.fullmatch(r"-?\d{1,18}(\.0*)?", value, re.ASCII):
         return int(value.split(".")[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from tests.robustness.targets.case import REFUSED, Case
+from tests.robustness.fuzzing.targets.case import REFUSED, Case
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flags_of
 from utils.config.parser import parse_config
@@ -20,10 +20,10 @@ WORDS = (
 
 
 def command_lines(case: Case) -> str:
-    chance = case.chance
-    settings = chance.choice([command.settings for command in COMMANDS.values()])
+    rng = case.rng
+    settings = rng.choice([command.settings for command in COMMANDS.values()])
     flags = ["--", *flag_actions(settings)]
-    words = [_word(flags, chance) for _ in range(chance.randint(0, MAX_WORDS))]
+    words = [_word(flags, rng) for _ in range(rng.randint(0, MAX_WORDS))]
     case.messages.append(f"{settings.__name__} {words}")
     try:
         config = parse_config(settings, words)
@@ -35,11 +35,11 @@ def command_lines(case: Case) -> str:
     return "parsed and written again"
 
 
-def _word(flags: list[str], chance: random.Random) -> str:
-    kind = chance.random()
+def _word(flags: list[str], rng: random.Random) -> str:
+    kind = rng.random()
     if kind < 0.5:
-        return chance.choice(WORDS)
-    flag = chance.choice(flags)
-    if chance.random() < 0.1:
+        return rng.choice(WORDS)
+    flag = rng.choice(flags)
+    if rng.random() < 0.1:
         flag = "--" + flag.lstrip("-").replace("-", "_")
-    return f"{flag}={chance.choice(WORDS)}" if kind < 0.75 else flag
+    return f"{flag}={rng.choice(WORDS)}" if kind < 0.75 else flag

@@ -26,9 +26,9 @@ from models.weights.load import load_detector
 from models.weights.read import read_weights
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
 from tests.helpers.same_content import assert_same_content
-from tests.robustness import fuzz_inputs
-from tests.robustness.fuzz_inputs import change_bytes
-from tests.robustness.targets.case import REFUSED, Case
+from tests.robustness.fuzzing import inputs
+from tests.robustness.fuzzing.inputs import change_bytes
+from tests.robustness.fuzzing.targets.case import REFUSED, Case
 from utils.config.settings import TrainConfig
 from utils.files.checkpoint_file import read_checkpoint, read_safetensors
 
@@ -36,17 +36,17 @@ from utils.files.checkpoint_file import read_checkpoint, read_safetensors
 def checkpoints(case: Case) -> str:
     """A damaged checkpoint is refused, or gives what was saved. A hostile one, or one with replaced values, may do no
     worse than be refused."""
-    chance = case.chance
+    rng = case.rng
     files = case.world.checkpoints
-    kind = case.chance.random()
+    kind = case.rng.random()
     is_damage = kind < 0.6
-    path = case.folder / ("last.pt" if 0.6 <= kind < 0.85 else chance.choice(list(files)))
+    path = case.folder / ("last.pt" if 0.6 <= kind < 0.85 else rng.choice(list(files)))
     if is_damage:
-        case.write(path, change_bytes(files[path.name], chance, [d for n, d in files.items() if n != path.name]))
+        case.write(path, change_bytes(files[path.name], rng, [d for n, d in files.items() if n != path.name]))
     else:
         case.files.append(path)
         write = write_other_values if kind < 0.85 else functools.partial(write_hostile, original=files[path.name])
-        case.messages.append(f"{path.name}: {write(path, chance, case.world.last)}")
+        case.messages.append(f"{path.name}: {write(path, rng, case.world.last)}")
     own = case.attempt(lambda: read_checkpoint(path)) if path.name != "foreign.pt" else None
     if path.name == "last.pt":
         case.attempt(lambda: resume(path))
@@ -73,62 +73,62 @@ def resume(path: Path) -> None:
     adapt_progress(checkpoint, replace(config, batch_size=4), data)
 
 
-def write_other_values(path: Path, chance: random.Random, last: dict[str, Any]) -> str:
+def write_other_values(path: Path, rng: random.Random, last: dict[str, Any]) -> str:
     """Writes a checkpoint with another plain value, or other tensors."""
     of_tensors = ("model", "ema", "optimizer", "scaler", "rank_buffers")
     plain = json.dumps({key: value for key, value in last.items() if key not in of_tensors}).encode()
     while True:
-        changed, what = fuzz_inputs.change_json(plain, chance)
+        changed, what = inputs.change_json(plain, rng)
         with contextlib.suppress(ValueError, RecursionError):
             tree = json.loads(changed)
             break
     if isinstance(tree, dict):
-        tree |= {key: last[key] for key in of_tensors if key in last and chance.random() < 0.95}
-        if chance.random() < 0.2:
-            key = chance.choice([k for k in of_tensors[:4] if last.get(k)])
-            tree[key], what = other_tensors(last[key], chance)
+        tree |= {key: last[key] for key in of_tensors if key in last and rng.random() < 0.95}
+        if rng.random() < 0.2:
+            key = rng.choice([k for k in of_tensors[:4] if last.get(k)])
+            tree[key], what = other_tensors(last[key], rng)
     with contextlib.suppress(RecursionError):
         torch.save(tree, path)
     return what
 
 
-def other_tensors(held: dict[str, Any], chance: random.Random) -> tuple[Any, str]:
+def other_tensors(held: dict[str, Any], rng: random.Random) -> tuple[Any, str]:
     held = dict(held)
-    key = chance.choice(list(held))
+    key = rng.choice(list(held))
     odd = (None, 5, "x", [], {}, torch.zeros(0), torch.zeros(3, 3), torch.full((8, 3, 3, 3), math.nan), -1, [None],
            torch.zeros(8, dtype=torch.int64), torch.zeros(2, dtype=torch.complex64), 2**70, {"x": torch.zeros(1)},
            torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (8,)))  # fmt: skip
-    if chance.random() < 0.2:
+    if rng.random() < 0.2:
         del held[key]
         return held, f"no {key}"
-    number = chance.randrange(len(odd))
+    number = rng.randrange(len(odd))
     held[key] = odd[number]
     return held, f"{key} is odd value {number}"
 
 
-def write_hostile(path: Path, chance: random.Random, _: dict[str, Any], *, original: bytes) -> str:
+def write_hostile(path: Path, rng: random.Random, _: dict[str, Any], *, original: bytes) -> str:
     """Writes a program in place of a checkpoint, false sizes of a tensor, or entries that were changed with care."""
-    kind = chance.randrange(6)
+    kind = rng.randrange(6)
     if kind == 0:
-        where = chance.choice([("os", "system"), ("builtins", "eval"), ("torch", "load"), ("torch.nn", "Linear"),
+        where = rng.choice([("os", "system"), ("builtins", "eval"), ("torch", "load"), ("torch.nn", "Linear"),
                                ("torch._utils", "_rebuild_tensor_v2"), ("torch", "Size"), ("x", "y"),
                                ("torch.serialization", "load"), ("collections", "OrderedDict")])  # fmt: skip
         zip_around(opcode_call(*where, "true"), path)
         return f"calls {'.'.join(where)}"
     if kind == 1:
-        numbers = [chance.choice((0, 1, 2, 6, 7, 2**31, 2**40, 2**62, -1, -(2**40))) for _ in range(4)]
+        numbers = [rng.choice((0, 1, 2, 6, 7, 2**31, 2**40, 2**62, -1, -(2**40))) for _ in range(4)]
         zip_around(tensor_program((numbers[0],), (numbers[1],), numbers[2], numbers[3]), path, **{"0": bytes(24)})
         return f"a tensor of {numbers}"
     with zipfile.ZipFile(io.BytesIO(original)) as archive:
         entries = {e.filename: archive.read(e) for e in archive.infolist()}
     program = next(n for n in entries if n.endswith("data.pkl"))
-    chosen = program if chance.random() < 0.75 else chance.choice(list(entries))
+    chosen = program if rng.random() < 0.75 else rng.choice(list(entries))
     what = "is missing"
     if kind in (2, 3, 4):  # with a true checksum
-        entries[chosen], what = change_bytes(entries[chosen], chance)
+        entries[chosen], what = change_bytes(entries[chosen], rng)
     else:
         entries.pop(chosen)
-    compression = chance.choice((zipfile.ZIP_STORED,) * 4 + (zipfile.ZIP_DEFLATED,))
+    compression = rng.choice((zipfile.ZIP_STORED,) * 4 + (zipfile.ZIP_DEFLATED,))
     with warnings.catch_warnings(), zipfile.ZipFile(path, "w", compression) as archive:
         warnings.simplefilter("ignore")  # two entries of a name
         for name, data in entries.items():
@@ -140,7 +140,7 @@ def write_hostile(path: Path, chance: random.Random, _: dict[str, Any], *, origi
 def safetensors(case: Case) -> str:
     """A changed safetensors file is refused, or gives the tensors that a plain reader finds in it."""
     files = case.world.safetensors
-    path = case.folder / case.chance.choice(list(files))
+    path = case.folder / case.rng.choice(list(files))
     path.write_bytes(files[path.name])
     case.change(path, 0.4, [data for name, data in files.items() if name != path.name])
     found = case.attempt(lambda: read_safetensors(path))

@@ -18,15 +18,15 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, call
 from tests.helpers.synthetic_index import open_cache
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model
-from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
+from tests.robustness.fuzzing.labels import NAMES, OBJECTS, SIZES
 from tools.weights.convert_weights import convert as convert_weights
 from utils.files.checkpoint_file import read_checkpoint, read_safetensors, write_safetensors
 
-REPOSITORY = Path(__file__).parents[2]
 MEMORY = 6 << 30  # bytes that a process may take
 
 
@@ -90,7 +90,7 @@ class World:
         (root / "list.txt").write_text("".join(f"images/train/{name}\n" for name in SIZES))
         (root / "list.yaml").write_text("train: list.txt\nval: images/train\nnames: [light, dark]\n")
         write_model(root / "tiny.yaml")
-        shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", root / "hyp.yaml")
+        shutil.copy(ROOT / "configs" / "hyp" / "scratch.yaml", root / "hyp.yaml")
         return root
 
     @cached_property

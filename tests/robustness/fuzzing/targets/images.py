@@ -18,19 +18,19 @@ from PIL import Image
 from data.image_io.decode import read_image
 from data.image_io.reduce import read_source, reduced_sizes
 from data.image_io.verify import check_image
-from tests.robustness.fuzz_inputs import change_bytes
-from tests.robustness.targets.case import REFUSED, Case, must_work
+from tests.robustness.fuzzing.inputs import change_bytes
+from tests.robustness.fuzzing.targets.case import REFUSED, Case, must_work
 
 
 def images(case: Case) -> str:
     """A changed image: refused by the scan, reported by name when it is used, or one whose change no decoder can
     notice."""
-    chance = case.chance
+    rng = case.rng
     pictures = case.world.pictures
-    path = case.folder / chance.choice(list(pictures))
+    path = case.folder / rng.choice(list(pictures))
     same_kind = [d for n, d in pictures.items() if n != path.name and Path(n).suffix == path.suffix]
-    data, what = change_bytes(pictures[path.name], chance, same_kind)
-    if path.suffix == ".png" and chance.random() < 0.4:
+    data, what = change_bytes(pictures[path.name], rng, same_kind)
+    if path.suffix == ".png" and rng.random() < 0.4:
         data = _with_true_sums(data)
         what = f"{what}, CRCs put right"
     case.write(path, (data, what))
@@ -110,7 +110,7 @@ def _strictly(data: bytes) -> str:
 
 
 def _with_true_sums(data: bytes) -> bytes:
-    """A PNG with the CRC of each chunk corrected; bytes outside of chunks do not change."""
+    """Returns a PNG with the CRC of each chunk corrected; bytes outside of chunks do not change."""
     out = bytearray(data[:8])
     at = 8
     while at + 12 <= len(data):

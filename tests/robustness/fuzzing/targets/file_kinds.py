@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.cache import disk as disk_cache
+from data.cache.disk import unmap_disk_caches
 from data.image_io.decode import read_image
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
@@ -14,11 +14,11 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.results_csv import ResultsTable
 from models.spec import load_spec
 from models.weights.read import read_weights
-from tests.robustness import fuzz_inputs
-from tests.robustness.fuzz_labels import SIZES
-from tests.robustness.fuzz_world import cached_pixels, scan
-from tests.robustness.targets.caches import same_index
-from tests.robustness.targets.case import Case, must_work
+from tests.robustness.fuzzing import inputs
+from tests.robustness.fuzzing.labels import SIZES
+from tests.robustness.fuzzing.targets.caches import same_index
+from tests.robustness.fuzzing.targets.case import Case, must_work
+from tests.robustness.fuzzing.world import cached_pixels, scan
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters
 
@@ -41,9 +41,9 @@ READ_ALONE = ("hyp.yaml", "model.yaml", "last.pt", "x.safetensors", "results.csv
 def kinds(case: Case) -> str:
     """Pipes, folders, circular links and the like in place of files."""
     root = case.copy(case.world.labeled)
-    name = case.chance.choice((*READ_BY_SCANS, "extra", *READ_ALONE, "index", "lmdb"))
+    name = case.rng.choice((*READ_BY_SCANS, "extra", *READ_ALONE, "index", "lmdb"))
     if name == "extra":
-        path = root / case.chance.choice(SUPERFLUOUS_FILES)
+        path = root / case.rng.choice(SUPERFLUOUS_FILES)
         path.write_bytes(b"x")
         return odd_in_scan(case, root, path, ("yolo",))
     if name in READ_BY_SCANS:
@@ -61,7 +61,7 @@ def odd_in_scan(case: Case, root: Path, path: Path, label_kinds: Sequence[str]) 
     """A scan reports the odd file, or ends in a line that names it."""
     kind = case.make_odd(path)
     case.files += ["data", path.parent]
-    return judge_kind(scan(root, case.chance.choice(label_kinds), case.folder / "cache"), path, kind)
+    return judge_kind(scan(root, case.rng.choice(label_kinds), case.folder / "cache"), path, kind)
 
 
 def odd_alone(case: Case, root: Path, name: str) -> str:
@@ -114,11 +114,11 @@ def odd_cache(case: Case, root: Path, which: str) -> str:
     cache = case.folder / "cache"
     index = scan(root, "yolo", cache)
     if which == "lmdb":
-        disk_cache._environment.cache_clear()
+        unmap_disk_caches()
         cached_pixels(index, cache)
-        disk_cache._environment.cache_clear()
+        unmap_disk_caches()
         (path,) = cache.glob("*.lmdb")
-        case.make_odd(path, [kind for kind in fuzz_inputs.ODD_KINDS if "folder" not in kind])
+        case.make_odd(path, [kind for kind in inputs.ODD_KINDS if "folder" not in kind])
         cached_pixels(index, cache)
         return "made anew"
     (path,) = cache.glob("*.index")

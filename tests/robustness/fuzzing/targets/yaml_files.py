@@ -12,9 +12,9 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from models.detector import build_on_meta
 from models.spec import load_spec
-from tests.robustness.fuzz_labels import NAMES, SIZES
-from tests.robustness.fuzz_world import REPOSITORY
-from tests.robustness.targets.case import Case
+from tests.helpers.repository import ROOT
+from tests.robustness.fuzzing.labels import NAMES, SIZES
+from tests.robustness.fuzzing.targets.case import Case
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters
 
@@ -54,7 +54,7 @@ def data_yaml(case: Case) -> str:
     """A changed YAML of a data set: refused, or read as a plain reader reads it."""
     root = case.world.labeled
     path = case.folder / "changed.yaml"
-    text = (root / f"{case.chance.choice(('yolo', 'voc', 'coco'))}.yaml").read_text()
+    text = (root / f"{case.rng.choice(('yolo', 'voc', 'coco'))}.yaml").read_text()
     path.write_text(text.replace("path: .", f"path: {root}") + "download: x\n")
     case.change(path)
     case.files += [root, *(p.name for p in root.rglob("*"))]
@@ -75,7 +75,7 @@ def data_yaml(case: Case) -> str:
 
 def recipe(case: Case) -> str:
     path = case.folder / "changed.yaml"
-    shutil.copy(REPOSITORY / "configs" / "hyp" / "scratch.yaml", path)
+    shutil.copy(ROOT / "configs" / "hyp" / "scratch.yaml", path)
     case.change(path)
     result = read_recipe(str(path), pretrained=False)
     assert isinstance(result, Hyperparameters)
@@ -87,8 +87,8 @@ def recipe(case: Case) -> str:
 
 def model(case: Case) -> str:
     path = case.folder / "changed.yaml"
-    others = (REPOSITORY / "configs" / "models").glob("yolo*8.yaml")
-    shutil.copy(case.chance.choice([case.world.labeled / "tiny.yaml", *sorted(others)]), path)
+    others = (ROOT / "configs" / "models").glob("yolo*8.yaml")
+    shutil.copy(case.rng.choice([case.world.labeled / "tiny.yaml", *sorted(others)]), path)
     case.change(path)
     build_on_meta(load_spec(path), 2, NAMES)
     read_plainly(path)
