@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners.anchor import match_anchors
 from models.assigners.candidates import resolve_conflicts
 from models.assigners.simota import cells_inside
 from models.assigners.task_aligned import Assignment, CandidatePairs, TaskAlignedAssigner, best_pairs
