@@ -203,7 +203,7 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
     for value in ([3], [1], [0]):
         parsed_keywords("train", {"freeze": value})
     for value in ("backbone", True):
-        with refused(f"freeze (0): must be a whole number, got {value!r}"):
+        with refused(f"freeze: element 1: must be a whole number, got {value!r}"):
             parsed_keywords("train", {"freeze": [value]})
     assert capsys.readouterr().out.splitlines() == [
         "freeze=[3] freezes layer 3 only; freeze=3 would freeze layers 0 to 2",
@@ -287,9 +287,9 @@ def test_only_exact_names_are_keywords(name):
         ("train", {"epochs": 3.0}, "epochs: must be a whole number, got 3.0"),
         ("train", {"nbs": 3.5}, "nbs: must be a whole number, got 3.5"),
         ("train", {"epochs": True}, "epochs: must be a whole number, got True"),
-        ("train", {"freeze": ["3", "neck"]}, "freeze (1): must be a whole number, got 'neck'"),
+        ("train", {"freeze": ["3", "neck"]}, "freeze: element 2: must be a whole number, got 'neck'"),
         ("val", {"imgsz": [640.0, 480.0]}, "imgsz: must be a whole number, got 640.0"),
-        ("train", {"classes": [True]}, "classes (0): must be text, got True"),
+        ("train", {"classes": [True]}, "classes: element 1: must be text, got True"),
         ("export", {"format": ["onnx", "engine"]}, "format='engine': trtexec ..."),
         ("train", {"lr0": float("nan")}, "lr0: must be at least 0, got nan"),
         ("train", {"half": True}, "half=True: use `amp` bf16 or `amp` fp16; `amp` auto uses bf16 if the device ..."),
