@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from utils.config.flags import first_words, int_or_text, words_of_settings
 from utils.config.other_programs.arguments import Translation, translate_argument, translate_listed_value
-from utils.config.other_programs.table import actions_of, hyperparameter_of, max_values, normalized, table_of
+from utils.config.other_programs.table import actions_of, hyperparameter_of, max_typed_values, normalized, table_of
 from utils.config.other_programs.typed_words import Option, split_words
 from utils.config.other_programs.yolo_words import flags_of_yolo_words
 from utils.errors import Mistakes
@@ -66,7 +66,7 @@ def _translate_option(command: str, option: Option) -> _TranslatedOption:
         return _TranslatedOption(
             words=words_of_settings(translation.settings),
             log_line=f"{option.flag}: {reason}" if reason else "",
-            mistake=_surplus_words(option, num_values=1),
+            mistake=_surplus_message(option, num_values=1),
         )
     if option.flag in table_of(command).without_effect:
         return _drop(command, option)
@@ -78,14 +78,14 @@ def _drop(command: str, option: Option) -> _TranslatedOption:
     """Drops a flag without effect, with its value if it has one. Refuses ``--save False``, which asks for something
     else than what happens anyway; `_translate_as_argument` has handled the flags for which it does not."""
     reason = table_of(command).without_effect[option.flag]
-    takes_value = max_values(command, option.typed_flag) == 1
+    takes_value = max_typed_values(command, option.typed_flag) == 1
     if not takes_value and option.values and normalized(option.values[0]) == "false":
         return _TranslatedOption(mistake=f"{option.flag} {option.values[0]}: {reason}")
     num_values = int(takes_value or option.is_joined)
-    return _TranslatedOption(log_line=f"{option.flag}: {reason}", mistake=_surplus_words(option, num_values))
+    return _TranslatedOption(log_line=f"{option.flag}: {reason}", mistake=_surplus_message(option, num_values))
 
 
-def _surplus_words(option: Option, num_values: int) -> str:
+def _surplus_message(option: Option, num_values: int) -> str:
     """Describes the words after the values of an option, or returns "" if there are none. The parser would take them
     for values of the flag before, because the option itself is translated or dropped."""
     surplus = option.values[num_values:]

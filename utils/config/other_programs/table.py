@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions
+from utils.config.flags import flag_actions, max_values
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
@@ -155,7 +155,7 @@ def reason_for_refusal(command: str, flag: str) -> str:
     return command_table.without_effect.get(flag) or command_table.refused.get(flag, "")
 
 
-def max_values(command: str, flag: str) -> int | None:
+def max_typed_values(command: str, flag: str) -> int | None:
     """Returns how many words after a flag of ours or of another program are its values at most; None: any number. Flags
     that the table lacks, or translates with their value, take one."""
     our_words = same_flag(command, flag)
@@ -165,9 +165,7 @@ def max_values(command: str, flag: str) -> int | None:
     if our_flag in table_of(command).without_effect:
         return 1 if our_flag in table().flags_with_value else 0
     action = actions_of(command).get(our_flag)
-    if action is None or action.nargs in (None, "?"):
-        return 1
-    return None if action.nargs == "+" else 0
+    return 1 if action is None else max_values(action)
 
 
 def normalized(value: str) -> str:
