@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from utils.config.flags import first_words, int_or_text, words_of_settings
-from utils.config.other_programs.arguments import Translation, translate_argument, translate_listed_value
+from utils.config.flags import first_words, words_of_settings
+from utils.config.other_programs.arguments import Translation, is_list, translate_argument, translate_listed_value
 from utils.config.other_programs.table import actions_of, hyperparameter_of, max_typed_values, normalized, table_of
 from utils.config.other_programs.typed_words import Option, split_words
 from utils.config.other_programs.yolo_words import flags_of_yolo_words
@@ -21,7 +20,7 @@ class _TranslatedOption:
 
     Args:
         words: in our flags.
-        log_line: why the option has no effect; "" if it has one.
+        log_line: why the option has no effect, or what was made of its value; "" if it means the same here.
         mistake: why it is refused; "" if it is not.
     """
 
@@ -62,10 +61,14 @@ def _translate_option(command: str, option: Option) -> _TranslatedOption:
     """
     translation = _translate_as_argument(command, option)
     if translation is not None:
-        reason = translation.without_effect
+        log_line = ""
+        if translation.without_effect:
+            log_line = f"{option.flag}: {translation.without_effect}"
+        elif translation.note:
+            log_line = f"{option.flag} {option.values[0]}: {translation.note}"
         return _TranslatedOption(
             words=words_of_settings(translation.settings),
-            log_line=f"{option.flag}: {reason}" if reason else "",
+            log_line=log_line,
             mistake=_surplus_message(option, num_values=1),
         )
     if option.flag in table_of(command).without_effect:
@@ -116,7 +119,7 @@ def _may_be_argument(command: str, flag: str, value: str) -> bool:
     """Returns whether a flag with a value that the table does not list may be meant as an argument."""
     action = actions_of(command).get(flag)
     if action is not None:
-        return _is_list_of_numbers(value, action)  # --freeze [3]
+        return is_list(value, action)  # --freeze [3]
     name = _argument_name(flag)
     if name == "pretrained" or hyperparameter_of(command, name):
         return False  # as flags, these are refused with any value
@@ -124,11 +127,6 @@ def _may_be_argument(command: str, flag: str, value: str) -> bool:
     is_ignored = name in table_of(command).ignored_arguments
     text = normalized(value)
     return text in ("false", "none") or (text == "true" and not is_ignored)
-
-
-def _is_list_of_numbers(value: str, action: argparse.Action) -> bool:
-    """Returns whether ``value`` is a list such as ``[0,1]``, which our flag takes as words."""
-    return action.nargs == "+" and action.type is int_or_text and value.startswith(("[", "("))
 
 
 def _refusal(command: str, option: Option) -> str:
