@@ -181,7 +181,7 @@ def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -
 def is_list(value: str, action: argparse.Action) -> bool:
     """Returns whether one text is several values: ``[0, 1]``, or ``0,1`` for a flag that takes several numbers or
     choices. Names can contain brackets, commas and spaces."""
-    is_bracketed = value.startswith(("[", "("))
+    is_bracketed = re.fullmatch(r"\[.*\]|\(.*\)", value) is not None
     if action.dest == "classes":
         return is_index_list(value)
     if action.dest in ("device", "split"):
@@ -225,7 +225,8 @@ def _larger_side(sides: Sequence[str]) -> Translation:
         return math.inf if isinstance(number, str) or math.isnan(number) else number
 
     larger = max(sides, key=size)
-    note = f"used as {larger}, the larger side" if any(side != larger for side in sides) else ""
+    is_one_of_several = math.isfinite(size(larger)) and any(side != larger for side in sides)
+    note = f"used as {larger}, the larger side" if is_one_of_several else ""
     return Translation({"imgsz": larger}, note=note)
 
 
