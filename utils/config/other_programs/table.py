@@ -1,7 +1,7 @@
 """Look-ups in configs/other_programs.yaml, the table that translates command lines, hyper-parameter files and Python
 names of YOLOv5 and Ultralytics.
 
-A flag is a word of a command line, such as ``--noval`` (command_lines.py). An argument is a name and a value
+A flag is a word of a command line, such as ``--noval`` (options.py). An argument is a name and a value
 (arguments.py) from the yolo command (``plots=False``), a hyper-parameter file (hyperparameters.py) or a keyword of the
 Python API.
 

@@ -1,5 +1,5 @@
 """Splits a command line into the words that are translated in different ways: flags with their values
-(command_lines.py), and words of the yolo command (yolo_words.py)."""
+(options.py), and words of the yolo command (yolo_words.py)."""
 
 from __future__ import annotations
 

@@ -76,6 +76,9 @@ def test_a_line_for_another_command_ends_with_the_flags_that_were_typed():
             "--weights a.pt --conf 0.3 (it has no --save-txt, --quiet)",
         ),
         ("train --weights a.pt --noval", "train", "--weights a.pt --noval"),
+        ("train --plots False --val False --epochs 3", "train", "--plots False --val False --epochs 3"),
+        ("train --half False --save False --save", "train", "--half False (it has no --save, --save)"),
+        ("val --weights a.pt --end2end False", "val", "--weights a.pt --end2end False"),
     ],
 )
 def test_a_line_for_another_command_names_the_flags_that_it_does_not_have(typed, other, rest):
