@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[4]
 
 def test_a_mode_does_not_replace_the_tracker_that_flags_name():
     typed = "--weights a.pt --source b.mp4 --track sort --mode track"
-    reason = "use --track to track objects; the other modes are commands of their own"
+    reason = "use --track to track objects; train, val and export are commands of their own; see docs/migration.md"
     assert flag_error(DetectConfig, typed.split()) == f"error: --mode: {reason}\n"
 
 

@@ -147,6 +147,14 @@ def test_the_checkpoint_of_the_advice_to_resume_is_the_run_that_resumes():
             "epocs=3",
             ["epocs=3: settings are flags here (did you mean '--epochs'?); see docs/migration.md"],
         ),
+        (
+            DetectConfig,
+            "mode=benchmark model=a.pt source=b",
+            [
+                "model=a.pt source=b: settings are flags here; write --weights a.pt --source b",
+                "mode=benchmark: use --track to track objects; train, val and export are commands of their own; ...",
+            ],
+        ),
         (TrainConfig, "imgsz=", ["imgsz=: its value is empty or has several lines"]),
         (TrainConfig, "mode= agnostic_nms=", ["mode= agnostic_nms=: its value is empty or has several lines"]),
         (TrainConfig, "cfg=", ["cfg=: flags are not read from files"]),
