@@ -100,7 +100,7 @@ def test_lists_of_ultralytics_are_one_value(kind, capsys):
     assert capsys.readouterr().out == ""
     weights = {"weights": "a.pt"}
     assert parse_keywords("val", weights, {"imgsz": kind([480, 640])}).config.imgsz == 640
-    assert capsys.readouterr().out == "imgsz=[480, 640]: used as imgsz=640, the larger one\n"
+    assert capsys.readouterr().out == "imgsz=[480, 640]: used as 640, the larger side\n"
     assert parse_keywords("export", weights, {"imgsz": kind([480, 640])}).config.imgsz == [480, 640]
     assert parse_keywords("val", weights, {"imgsz": kind([[480]])}).config.imgsz == 480
 
