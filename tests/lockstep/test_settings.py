@@ -188,7 +188,7 @@ def test_the_number_of_devices_may_be_of_numpy(command, capsys):
         ("train", {"devices": None}, "devices: must be a whole number, got None"),
         ("train", {"devices": [0, 1]}, "devices: must be a whole number, got [0, 1]"),
         ("train", {"data": None}, "data: must be text, got None"),
-        ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text, got [1, 2]"),
+        ("train", {"data": {}, "project": np.array([1, 2])}, "project=[1, 2]: must be one value, not a list"),
         ("train", {"resume": np.array([1, 2])}, "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
         ("train", {"resume": lockstep.Run("/a")}, "resume=Run('/a'): call lockstep.resume(RUN); ..."),
         ("resume", {"run": None}, "run: must be text, got None"),
