@@ -11,15 +11,7 @@ from dataclasses import dataclass, field
 
 from utils.config.checks import is_index_list
 from utils.config.flags import flag_name, float_or_text, int_or_text
-from utils.config.other_programs.table import (
-    actions_of,
-    hyperparameter_of,
-    normalized,
-    reason_for_refusal,
-    same_flag,
-    table,
-    table_of,
-)
+from utils.config.other_programs.table import actions_of, meaning_of, normalized, reason_for_refusal, table, table_of
 
 # What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
 SettingText = bool | str | list[str]
@@ -55,17 +47,16 @@ def translate_argument(command: str, name: str, value: str) -> Translation | Non
         return listed
     if text == "true" and name in table().defaults_if_true:  # pretrained=True
         return _default_behavior(command, name)
-    hyperparameter = hyperparameter_of(command, name)
-    action = None if name in table().other_meaning else actions_of(command).get(_our_words(command, name)[0])
-    if not hyperparameter and action is None:
+    meaning = meaning_of(command, name)
+    if not meaning.hyperparameter and not meaning.flag_words:
         return _translate_without_setting(command, name, value)
     if text == "none":  # device=None
         return Translation()
     if len(value.splitlines()) != 1:  # name=
         return Translation(refusal=NOT_ONE_LINE)
-    if action is None:  # lr=0.1
-        return Translation({hyperparameter: value})
-    return _translate_setting(command, name, value, action)
+    if not meaning.flag_words:  # lr=0.1
+        return Translation({meaning.hyperparameter: value})
+    return _translate_setting(command, meaning.flag_words, value)
 
 
 def translate_listed_value(command: str, name: str, value: str) -> Translation | None:
@@ -97,12 +88,6 @@ def translate_value(command: str, name: str, value: str) -> Translation | None:
     return None if is_same else respelled
 
 
-def _our_words(command: str, name: str) -> list[str]:
-    """Returns our flag of the same meaning, with its value if the argument stands for one: ``--optimizer Adam`` for
-    ``adam``."""
-    return same_flag(command, flag_name(name))
-
-
 def _default_behavior(command: str, name: str) -> Translation:
     """Returns the translation of an argument that asks for what happens anyway, with the reason if the table says that
     other values would not change it."""
@@ -126,16 +111,16 @@ def _translate_without_setting(command: str, name: str, value: str) -> Translati
         return _default_behavior(command, name)
     if text == "true" and flag in table_of(command).without_effect:  # verbose=True
         return _default_behavior(command, name)
-    refusal = table().other_meaning.get(name) or reason_for_refusal(command, flag)
-    return Translation(refusal=refusal) if refusal else None
+    reason = meaning_of(command, name).reason
+    return Translation(refusal=reason) if reason else None
 
 
-def _translate_setting(command: str, name: str, value: str, action: argparse.Action) -> Translation:
-    """Translates an argument that is the setting whose flag has this ``action``, or stands for a value of it."""
-    our_words = _our_words(command, name)
+def _translate_setting(command: str, flag_words: Sequence[str], value: str) -> Translation:
+    """Translates an argument that is a setting, or stands for a value of it (`Meaning.flag_words`)."""
+    action = actions_of(command)[flag_words[0]]
     text = normalized(value)
-    if len(our_words) > 1 or isinstance(action, argparse.BooleanOptionalAction):
-        return _translate_switch(command, our_words, text)
+    if len(flag_words) > 1 or isinstance(action, argparse.BooleanOptionalAction):
+        return _translate_switch(command, flag_words, text)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None:  # cache=False, task=study
         return foreign
@@ -144,14 +129,14 @@ def _translate_setting(command: str, name: str, value: str, action: argparse.Act
     return _setting_of(value, action)  # batch=16
 
 
-def _translate_switch(command: str, our_words: Sequence[str], text: str) -> Translation:
+def _translate_switch(command: str, flag_words: Sequence[str], text: str) -> Translation:
     """Translates the `normalized` value of a switch, or of an argument that stands for a value: ``adam`` for
     ``--optimizer Adam``."""
     if text == "true":  # cos_lr=True, adam=True
-        return _translation_to(command, our_words)
+        return _translation_to(command, flag_words)
     if text != "false":  # noval=1 is not --val-every 1
         return Translation(refusal="must be true or false")
-    flag, *values = our_words
+    flag, *values = flag_words
     action = actions_of(command)[flag]
     return Translation() if values or action.default is False else Translation({action.dest: False})
 

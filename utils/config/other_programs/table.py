@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import yaml
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions, max_values
+from utils.config.flags import flag_actions, flag_name, max_values
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
@@ -140,6 +141,34 @@ def hyperparameter_of(command: str, name: str) -> str:
     """Returns our name of a hyper-parameter, or "" if the command takes none of this name."""
     name = table().synonyms.get(name, name)
     return name if name in hyperparameters_of(command) else ""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the name of an argument means here; all fields are empty if neither this program nor the table has it.
+
+    Args:
+        hyperparameter: our name of the hyper-parameter.
+        flag_words: our flag, with its value if the argument stands for one: ``--optimizer Adam`` for ``adam``.
+        reason: why the command has neither.
+    """
+
+    hyperparameter: str = ""
+    flag_words: Sequence[str] = ()
+    reason: str = ""
+
+
+def meaning_of(command: str, name: str) -> Meaning:
+    """Looks up the name of an argument, ``batch_size`` or ``adam``, whatever its value is."""
+    other_meaning = table().other_meaning.get(name)
+    if other_meaning:
+        return Meaning(reason=other_meaning)
+    flag = flag_name(name)
+    flag_words = same_flag(command, flag)
+    hyperparameter = hyperparameter_of(command, name)
+    if flag_words[0] in actions_of(command):
+        return Meaning(hyperparameter, flag_words)
+    return Meaning(hyperparameter, reason="" if hyperparameter else reason_for_refusal(command, flag))
 
 
 def lists_argument(command: str, name: str) -> bool:
