@@ -22,7 +22,7 @@ from lockstep.data_file import Data, DataFile
 from lockstep.keywords import parse_keywords
 from lockstep.run import Run
 from lockstep.signatures import lists_settings
-from utils.config.plain_values import checked_value
+from utils.config.plain_values import checked_setting, checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.settings_file import settings_file
 from utils.config.tool_settings import CheckConfig
@@ -58,12 +58,12 @@ def train(
         UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
         KeyboardInterrupt: if interrupted before there was anything to save.
     """
-    file = DataFile.of(data, _project(settings, TrainConfig.project))
+    file = DataFile.of(data, _project_folder(settings, TrainConfig))
     own_settings = {"data": file.path, "callbacks": _callbacks_name(callbacks), "spawn": _spawn(devices, settings)}
     keywords: dict[str, Any] = {**settings}
-    if isinstance(resume, str) and resume == AUTO:
+    if _is_auto(resume):
         own_settings["resume"] = AUTO
-    else:  # refused with the right call, unless it asks for a new run
+    else:  # `parse_keywords` refuses it with the other mistakes, unless it asks for a new run
         keywords["resume"] = resume
     return Run(_call("train", own_settings, keywords, file, required_key="folder")["folder"])
 
@@ -98,7 +98,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    file = None if data is None else DataFile.of(data, _project(settings, ValConfig.project))
+    file = None if data is None else DataFile.of(data, _project_folder(settings, ValConfig))
     own_settings = {"weights": _weights_path(weights)}
     if file is not None:
         own_settings["data"] = file.path
@@ -147,9 +147,24 @@ def _call(
         return call_command(command, [word], required_key=required_key)
 
 
-def _project(settings: Mapping[str, Any], default: str) -> str:
-    """Returns the folder of runs that ``settings`` name; ``default`` if they name none."""
-    return checked_value("project", settings.get("project"), str | None) or default
+def _project_folder(settings: Mapping[str, Any], config: type[TrainConfig | ValConfig]) -> str:
+    """Returns the folder of runs that ``settings`` name. Returns the default of ``config`` if they name none, or one
+    that `parse_keywords` refuses with the other mistakes."""
+    project = settings.get("project")
+    if project is None:
+        return config.project
+    try:
+        return checked_setting(config, "project", plain_value("project", project), "project") or config.project
+    except UserError:
+        return config.project
+
+
+def _is_auto(resume: Any) -> bool:
+    """Returns whether ``resume`` is "auto", as text or a path."""
+    try:
+        return plain_value("resume", resume) == AUTO
+    except UserError:  # such as a `Run`
+        return False
 
 
 def _spawn(devices: int, settings: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import checked_setting, plain_value
 from utils.config.settings import Hyperparameters
 from utils.errors import Mistakes, UserError, all_mistakes
-from utils.schema import hints_of, parse_hint, suggestion, type_of
+from utils.schema import hints_of, parse_hint, suggestion
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -95,14 +94,10 @@ def _settings_of_keyword(command: str, name: str, value: Any) -> dict[str, Any]:
     hint = python_hint("keyword", field.name if field else name)
     if hint and value is not None:
         raise UserError(f"{name}={value!r}: {hint}")
-    plain = plain_value(name, value)
-    checked = {
+    return {
         setting: checked_setting(owner_of(command, setting), setting, setting_value, name)
-        for setting, setting_value in _translate_keyword(command, name, field, plain).items()
+        for setting, setting_value in _translate_keyword(command, name, field, plain_value(name, value)).items()
     }
-    if isinstance(plain, list) and len(checked.get("freeze", ())) == 1:
-        checked["freeze"] = _only_layer(checked["freeze"])
-    return checked
 
 
 @functools.cache
@@ -128,75 +123,50 @@ def _translate_keyword(command: str, name: str, field: dataclasses.Field | None,
     translation = translate_argument(command, name, str(value))
     if translation is None:
         raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
-    if value is None:
-        return {}
-    # A value without another name keeps its type.
-    return {
-        setting: value if text == str(value) else text
-        for setting, text in _accepted(command, name, value, translation).items()
-    }
+    return {} if value is None else _accepted(command, name, value, translation)
 
 
 def _translate_setting(command: str, name: str, field: dataclasses.Field, value: Any) -> dict[str, Any]:
     """Returns our setting ``field`` with its value here: Ultralytics writes some values as others, or as lists."""
-    takes_list = typing.get_origin(type_of(field, COMMANDS[command].settings)) is list
+    action = actions_of(command)[flag_name(field.name)]
+    takes_list = action.nargs == "+"
+    if isinstance(value, list) and takes_list and action.type is str:
+        elements: list[Any] = []
+        for element in value:
+            translation = translate_value(command, name, element) if isinstance(element, str) else None
+            if translation is None:
+                elements.append(element)
+            else:
+                elements += _accepted(command, name, element, translation).get(field.name, [])
+        return {field.name: elements}
+    translation = translate_value(command, name, str(value)) if isinstance(value, str | int | float | list) else None
+    if translation is not None:
+        return _accepted(command, name, value, translation)
     if isinstance(value, list) and not takes_list:
-        return {field.name: _one_value(name, value)}
-    if not isinstance(value, list):
-        translation = _translate_value(command, name, value)
-        return {field.name: value} if translation is None else _accepted(command, name, value, translation)
-    elements: list[Any] = []
-    for element in value:
-        translation = _translate_value(command, name, element) if isinstance(element, str) else None
-        if translation is None:
-            elements.append(element)
-        else:
-            elements += _accepted(command, name, element, translation).get(field.name, [])
-    return {field.name: elements}
-
-
-def _translate_value(command: str, name: str, value: Any) -> Translation | None:
-    """Returns what text, a number, true or false means if our setting has it only under another name, else None."""
-    return translate_value(command, name, str(value)) if isinstance(value, str | int | float) else None
+        raise UserError(f"{name}={value!r}: must be one value, not a list")
+    return {field.name: value}
 
 
 def _accepted(command: str, name: str, value: Any, translation: Translation) -> dict[str, Any]:
-    """Returns the settings of a translation, and prints why it sets nothing. Raises UserError if it is a refusal."""
+    """Returns the settings of a translation, and prints why it sets nothing, or what it makes of the value. Numbers
+    that it passes on stay numbers. Raises UserError if it is a refusal."""
     if translation.refusal:
         reason = flags_as_keywords(translation.refusal, actions_of(command))
         raise UserError(f"{name}={value!r}: {reason}")
     if translation.without_effect:
         reason = flags_as_keywords(translation.without_effect, actions_of(command))
         print(f"{name}={value!r}: without effect ({reason})", flush=True)
-    return dict(translation.settings)
-
-
-def _one_value(name: str, values: list[Any]) -> Any:
-    """Returns our value for a list that Ultralytics writes for what is one value here: ``device=[0, 1]``. Raises
-    UserError for other names and for an empty list."""
-    while len(values) == 1 and isinstance(values[0], list):  # an array of one row
-        (values,) = values
-    if name == "device" and values:
-        return ",".join(map(str, values))
-    if name != "imgsz" or not values:
-        raise UserError(f"{name}={values!r}: must be one value, not a list")
-    larger = max(values, key=lambda size: (len(str(size)), str(size)))
-    if any(size != values[0] for size in values):
-        print(f"{name}={values!r}: used as {name}={larger}, the larger one", flush=True)
-    return larger
-
-
-def _only_layer(layers: list[int]) -> list[int]:
-    """Returns the value of ``freeze`` for a list of one layer, which a number alone would not mean."""
-    (layer,) = layers
-    if layer > 0:
-        last = layer - 1
-        print(
-            f"freeze={layers!r} freezes layer {layer} only; freeze={layer} would freeze "
-            f"{f'layers 0 to {last}' if last else 'layer 0'}",
-            flush=True,
-        )
-    return layers * 2
+    if translation.note:
+        print(f"{name}={value!r}: {translation.note}", flush=True)
+    parts = value if isinstance(value, list) else [value]
+    part_by_text = {str(part): part for part in parts}
+    settings: dict[str, Any] = {}
+    for setting, texts in translation.settings.items():
+        if isinstance(texts, list):
+            settings[setting] = [part_by_text.get(text, text) for text in texts]
+        else:
+            settings[setting] = part_by_text.get(texts, texts) if isinstance(texts, str) else texts
+    return settings
 
 
 def _unknown(command: str, name: str) -> str:

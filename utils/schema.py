@@ -223,7 +223,7 @@ def _with_checked_content(value: Any, kind: Any, location: str) -> Any:
 
 
 def _check_elements(values: Iterable[Any], element_hint: Any, location: str) -> list:
-    return [check(value, element_hint, f"{location} ({i})") for i, value in enumerate(values)]
+    return [check(value, element_hint, f"{location}: element {number}") for number, value in enumerate(values, 1)]
 
 
 def _check_tuple(values: tuple, element_hints: tuple, location: str) -> tuple:
@@ -231,7 +231,8 @@ def _check_tuple(values: tuple, element_hints: tuple, location: str) -> tuple:
         return tuple(_check_elements(values, element_hints[0], location))
     if len(values) != len(element_hints):
         raise UserError(f"{location}: must be {len(element_hints)} values, got {_shown(values)}")
-    return tuple(check(value, hint, f"{location} ({i})") for i, (value, hint) in enumerate(zip(values, element_hints)))
+    elements = enumerate(zip(values, element_hints), 1)
+    return tuple(check(value, hint, f"{location}: element {number}") for number, (value, hint) in elements)
 
 
 def _check_mapping(values: dict, key_hint: Any, value_hint: Any, location: str) -> dict:

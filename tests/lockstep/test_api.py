@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):
         lockstep.resume("auto")
     lockstep.resume("./auto")
     assert json.loads(capsys.readouterr().out)[1] == {"resume": "./auto"}
+
+
+def test_a_project_may_be_a_number_and_auto_a_path(command, capsys):
+    """They were refused, and the project before the other mistakes of the call."""
+    command(f"{PRINT_SETTINGS}; write_result(folder='a')")
+    lockstep.train("b.yaml", project=2024, name=1, resume=Path("auto"))
+    settings = {"data": "b.yaml", "project": "2024", "name": "1", "resume": "auto"}
+    assert json.loads(capsys.readouterr().out)[1] == settings
+    for data in ("b.yaml", {"train": "images", "names": ["cat"]}):
+        with refused("2 mistakes: (1) project=['a']: must be one value, ...; (2) epochs: must be a whole number, ..."):
+            lockstep.train(data, project=["a"], epochs="x")
 
 
 @pytest.mark.parametrize(

@@ -197,16 +197,16 @@ def test_a_list_of_one_layer_freezes_this_layer(kind, layer):
     assert parsed_keywords("train", {"freeze": layer}).config.freeze == [layer]
 
 
-def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
+def test_a_list_of_one_layer_says_that_the_layers_before_it_are_not_frozen(capsys):
     """settings.yaml stores ``--freeze 3`` as [3], so that it may be passed on with another meaning."""
     for value in ([3], [1], [0]):
         parsed_keywords("train", {"freeze": value})
     for value in ("backbone", True):
-        with refused(f"freeze (0): must be a whole number, got {value!r}"):
+        with refused(f"freeze: element 1: must be a whole number, got {value!r}"):
             parsed_keywords("train", {"freeze": [value]})
     assert capsys.readouterr().out.splitlines() == [
-        "freeze=[3] freezes layer 3 only; freeze=3 would freeze layers 0 to 2",
-        "freeze=[1] freezes layer 1 only; freeze=1 would freeze layer 0",
+        "freeze=[3]: freezes layer 3 only, not the layers before it",
+        "freeze=[1]: freezes layer 1 only, not the layers before it",
     ]
 
 
@@ -224,6 +224,32 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
 def test_the_reason_of_an_argument_without_effect_is_about_its_value(command, argument, reason, capsys):
     assert parsed_keywords(command, argument).explicit_flags == OWN_SETTINGS.get(command, {}).keys()
     assert capsys.readouterr().out == reason
+
+
+@pytest.mark.parametrize("sides", [(640, 1280), [640.0, 1280], "640,1280", "(640, 1280)", np.array([[1280, 640]])])
+def test_a_pair_of_sides_is_the_larger_one_whatever_its_type(sides, capsys):
+    """640.0 was larger than 1280 because its text is longer, and text was no pair."""
+    assert parsed_keywords("train", {"imgsz": sides}).config.imgsz == 1280
+    assert capsys.readouterr().out.endswith(": used as 1280, the larger side\n")
+    assert parsed_keywords("train", {"imgsz": (640, 640)}).config.imgsz == 640
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("freeze", "0,1", [0, 1]),
+        ("freeze", "[3]", [3, 3]),
+        ("freeze", " 3", [3]),
+        ("export", "onnx,PT2", ["onnx", "pt2"]),
+        ("device", "[0, 1]", "0,1"),
+        ("classes", "0,2", ["0", "2"]),
+        ("classes", "cat,dog", ["cat,dog"]),
+        ("name", "[a], b", "[a], b"),
+    ],
+)
+def test_text_may_be_a_list_unless_it_may_be_a_name(name, text, value):
+    assert getattr(parsed_keywords("train", {name: text}).config, name) == value
 
 
 def test_negative_numbers_in_lists_are_numbers():
@@ -276,7 +302,9 @@ def test_only_exact_names_are_keywords(name):
         ("export", {"format": []}, "format: must not be empty"),
         ("val", {"imgsz": []}, "imgsz=[]: must be one value, not a list"),
         ("val", {"imgsz": "[]"}, "imgsz: must be a whole number, got '[]'"),
-        ("val", {"imgsz": "(320, 640)"}, "imgsz: must be a whole number, got '(320, 640)'"),
+        ("val", {"imgsz": "(320, large)"}, "imgsz: must be a whole number, got 'large'"),
+        ("train", {"imgsz": [640.0, 1280.0]}, "imgsz: must be a whole number, got 1280.0"),
+        ("train", {"weights": ["a.pt"]}, "weights=['a.pt']: must be one value, not a list"),
         ("train", {"cache": "--"}, "cache: must be one of none, ram, disk, device, got '--'"),
         ("train", {"batch": "many"}, "batch: must be a whole number, got 'many'"),
         ("train", {"lr": "many"}, "lr: must be a number or null, got 'many'"),
@@ -285,9 +313,9 @@ def test_only_exact_names_are_keywords(name):
         ("train", {"epochs": 3.0}, "epochs: must be a whole number, got 3.0"),
         ("train", {"nbs": 3.5}, "nbs: must be a whole number, got 3.5"),
         ("train", {"epochs": True}, "epochs: must be a whole number, got True"),
-        ("train", {"freeze": ["3", "neck"]}, "freeze (1): must be a whole number, got 'neck'"),
+        ("train", {"freeze": ["3", "neck"]}, "freeze: element 2: must be a whole number, got 'neck'"),
         ("val", {"imgsz": [640.0, 480.0]}, "imgsz: must be a whole number, got 640.0"),
-        ("train", {"classes": [True]}, "classes (0): must be text, got True"),
+        ("train", {"classes": [True]}, "classes: element 1: must be text, got True"),
         ("export", {"format": ["onnx", "engine"]}, "format='engine': trtexec ..."),
         ("train", {"lr0": float("nan")}, "lr0: must be at least 0, got nan"),
         ("train", {"half": True}, "half=True: use `amp` bf16 or `amp` fp16; `amp` auto uses bf16 if the device ..."),

@@ -100,7 +100,7 @@ def test_lists_of_ultralytics_are_one_value(kind, capsys):
     assert capsys.readouterr().out == ""
     weights = {"weights": "a.pt"}
     assert parse_keywords("val", weights, {"imgsz": kind([480, 640])}).config.imgsz == 640
-    assert capsys.readouterr().out == "imgsz=[480, 640]: used as imgsz=640, the larger one\n"
+    assert capsys.readouterr().out == "imgsz=[480, 640]: used as 640, the larger side\n"
     assert parse_keywords("export", weights, {"imgsz": kind([480, 640])}).config.imgsz == [480, 640]
     assert parse_keywords("val", weights, {"imgsz": kind([[480]])}).config.imgsz == 480
 
@@ -188,7 +188,7 @@ def test_the_number_of_devices_may_be_of_numpy(command, capsys):
         ("train", {"devices": None}, "devices: must be a whole number, got None"),
         ("train", {"devices": [0, 1]}, "devices: must be a whole number, got [0, 1]"),
         ("train", {"data": None}, "data: must be text, got None"),
-        ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text, got [1, 2]"),
+        ("train", {"data": {}, "project": np.array([1, 2])}, "project=[1, 2]: must be one value, not a list"),
         ("train", {"resume": np.array([1, 2])}, "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
         ("train", {"resume": lockstep.Run("/a")}, "resume=Run('/a'): call lockstep.resume(RUN); ..."),
         ("resume", {"run": None}, "run: must be text, got None"),

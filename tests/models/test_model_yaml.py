@@ -131,7 +131,7 @@ MISTAKES = {
         "[5, 2, C2f": ": backbone layer 2 (from): 5 is not a layer before this one (0 to 1)",
         "[2, 2, C2f": ": backbone layer 2 (from): 2 is not a layer before this one (0 to 1)",
         "[-4, 2, C2f": ": backbone layer 2 (from): -4 is not a layer before this one (0 to 1)",
-        "[x, 2, C2f": ": backbone layer 2 (from) (0): must be a whole number, got 'x'",
+        "[x, 2, C2f": ": backbone layer 2 (from): element 1: must be a whole number, got 'x'",
         "[[0, 1], 2, C2f": ": backbone layer 2 (from): C2f takes one layer, got 2",
         "[[], 2, C2f": ": backbone layer 2 (from): is empty; name at least one layer",
         "[-1, two, C2f": ": backbone layer 2 (repeats): must be a whole number, got 'two'",
@@ -181,7 +181,7 @@ MISTAKES = {
         "[nc, 'x']": ": head layer 4 (args): anchors: must be a whole number, got 'x'",
         "[nc, [[1, 2, 3], [1, 2]]]": ": head layer 4 (args): anchors: must be rows [w, h, w, h, ...] of "
         "equal length, got [[1, 2, 3], [1, 2]]",
-        "[nc, [[a, b], [1, 2]]]": ": head layer 4 (args): anchors (0) (0): must be a number, got 'a'",
+        "[nc, [[a, b], [1, 2]]]": ": head layer 4 (args): anchors: element 1: element 1: must be a number, got 'a'",
         "[nc, 0]": ": head layer 4 (args): anchors: must be at least 1, got 0",
         "[nc, true]": ": head layer 4 (args): anchors: must be a whole number, got True",
     },

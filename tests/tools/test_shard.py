@@ -413,7 +413,7 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
     ("name", "value", "message"),
     [
         ("names", "light", "names: must be a list, got 'light'"),
-        ("category_ids", ["x", "y"], "category_ids (0): must be a whole number, got 'x'"),
+        ("category_ids", ["x", "y"], "category_ids: element 1: must be a whole number, got 'x'"),
         (
             "version",
             8,

@@ -10,6 +10,10 @@ from utils.config.settings import MAX_IMGSZ
 from utils.errors import UserError
 from utils.schema import suggestion
 
+_INDEX = "-?[0-9]{1,9}"
+_SEVERAL_INDICES = rf"{_INDEX}(, ?{_INDEX})+"
+_INDEX_LIST = re.compile(rf"{_SEVERAL_INDICES}|\[({_INDEX}|{_SEVERAL_INDICES})\]|\(({_INDEX},|{_SEVERAL_INDICES})\)")
+
 
 def class_numbers(
     classes: Iterable[int | str], names: Mapping[int, str], owner: str, flag: str = "--classes"
@@ -32,8 +36,24 @@ def class_numbers(
 
 
 def typed_classes(words: Iterable[str]) -> list[int | str]:
-    """Converts the words after ``--classes`` to class indices and names."""
-    return [int(word) if re.fullmatch("-?[0-9]{1,9}", word) else word for word in words]
+    """Converts the words after ``--classes`` to class indices and names. One word may be a list of indices."""
+    classes: list[int | str] = []
+    for word in words:
+        if is_index_list(word):
+            classes += map(int, re.findall(_INDEX, word))
+        else:
+            classes.append(typed_class(word))
+    return classes
+
+
+def typed_class(word: str) -> int | str:
+    """Converts one word to a class index or name."""
+    return int(word) if re.fullmatch(_INDEX, word) else word
+
+
+def is_index_list(word: str) -> bool:
+    """Returns whether one word is a list of class indices: ``0,2`` or ``[0, 2]``, as Ultralytics writes it."""
+    return _INDEX_LIST.fullmatch(word) is not None
 
 
 def check_image_size(imgsz: int, stride: int, *, min_cells: int = 1, flag: str = "--imgsz") -> None:

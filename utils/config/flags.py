@@ -51,8 +51,8 @@ class Parser(argparse.ArgumentParser):
         name = words[0].partition("=")[0]
         if name.startswith("-"):
             return shown + self._hint(name)
-        flags = [word for word in arguments if word.startswith("-")]
-        flag = next((flag for flag in flags if words[0] in self._surplus_words(flag, arguments)), "")
+        typed_flag = self._flag_before(words[0], arguments)
+        flag = typed_flag.partition("=")[0]
         # The shell may have replaced a pattern by matching files.
         if flag == "--source" and os.path.exists(words[0]):
             return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
@@ -61,13 +61,23 @@ class Parser(argparse.ArgumentParser):
             opposite = next(other for other in action.option_strings if _is_negative(other) != _is_negative(flag))
             effect = "on" if _is_negative(flag) else "off"
             return f"{shown} ({flag} takes no value; {opposite} switches it {effect})"
+        if action is not None and max_values(action) is None:  # only joined to its first value does it take one
+            return f"{shown} (write {flag} and its values as words of their own, without '=')"
         return f"{shown} ({flag} takes one value)" if flag else shown
 
-    def _surplus_words(self, flag: str, arguments: Sequence[str]) -> list[str]:
-        """Returns the words of a command line after ``flag`` and its value, up to the next flag."""
-        action = self._option_string_actions.get(flag)
-        takes_value = action is None or action.nargs != 0
-        return _words_after(flag, arguments)[int(takes_value) :]
+    def _flag_before(self, word: str, arguments: Sequence[str]) -> str:
+        """Returns the flag, as typed, after whose values ``word`` is, before the next flag; "" if there is none."""
+        for index, typed_flag in enumerate(arguments):
+            if not typed_flag.startswith("-"):
+                continue
+            flag, is_joined, _ = typed_flag.partition("=")
+            action = self._option_string_actions.get(flag)
+            limit = max_values(action) if action else 1
+            num_values = 0 if is_joined else limit
+            following = list(itertools.takewhile(lambda other: not other.startswith("-"), arguments[index + 1 :]))
+            if num_values is not None and word in following[num_values:]:
+                return typed_flag
+        return ""
 
     def _hint(self, flag: str) -> str:
         """Returns a suggestion for a flag that is misspelled, abbreviated or that of a positional argument, or "" if no
@@ -96,10 +106,11 @@ def first_words(words: Sequence[str]) -> str:
     return shown
 
 
-def _words_after(flag: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the words of a command line between ``flag`` and the next flag."""
-    following = arguments[arguments.index(flag) + 1 :]
-    return list(itertools.takewhile(lambda word: not word.startswith("-"), following))
+def max_values(action: argparse.Action) -> int | None:
+    """Returns how many words after a flag are its values at most; None: any number."""
+    if action.nargs == "+":
+        return None
+    return 0 if action.nargs == 0 else 1
 
 
 def _is_negative(flag: str) -> bool:

@@ -1,11 +1,12 @@
-"""Loads YAML files safely, with limits on size, nesting and aliases. Repeated keys are errors."""
+"""Loads YAML files safely, with limits on size, nesting and aliases. Repeated keys, also 1 and 01, are errors."""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -87,7 +88,8 @@ def _may_nest_deeply(text: str) -> bool:
     """Returns whether ``text`` contains more than `MAX_DEPTH` characters that can open a level of nesting: brackets,
     dashes, question marks, and the spaces of an indentation."""
     marks = sum(map(text.count, "[{-?"))
-    indentation = max(len(row) - len(row.lstrip()) for row in text.split("\n"))
+    # `splitlines` breaks lines wherever YAML does, and elsewhere.
+    indentation = max((len(row) - len(row.lstrip()) for row in text.splitlines()), default=0)
     return marks + indentation > MAX_DEPTH
 
 
@@ -154,20 +156,32 @@ class _StrictConstructor(yaml.constructor.SafeConstructor, yaml.resolver.Resolve
         return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuses repeated keys, and merges (``<<``): a few lines of these can expand to more keys than memory
-        holds."""
-        first_lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
+        """Refuses merges (``<<``): a few lines of these can expand to more keys than memory holds."""
         for key, _ in node.value:
             if key.tag == _MERGE:
                 raise _error(key, "<< merges mappings, which is not supported; write the keys out")
-            if isinstance(key, yaml.ScalarNode):
-                scalar = (key.tag, key.value)
-                if scalar in first_lines:
-                    first_line = first_lines[scalar]
-                    raise _error(key, f"key '{key.value}' appears twice (first in line {first_line}); remove one")
-                first_lines[scalar] = key.start_mark.line + 1
             if key.tag == _VALUE:
                 key.tag = _TEXT
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            self._raise_repeated_key([key for key, _ in node.value])
+        return mapping
+
+    def _raise_repeated_key(self, keys: Sequence[yaml.Node]) -> NoReturn:
+        """Raises yaml.YAMLError for the first of ``keys`` whose value an earlier one has, such as 1 and 01."""
+        first_nodes: dict[Any, yaml.Node] = {}
+        for key in keys:
+            value = self.construct_object(key)  # already constructed, so this is a look-up
+            if value in first_nodes:
+                first = first_nodes[value]
+                line = first.start_mark.line + 1
+                if key.value == first.value:
+                    raise _error(key, f"key '{key.value}' appears twice (first in line {line}); remove one")
+                raise _error(key, f"key '{key.value}' means the same as '{first.value}' in line {line}; remove one")
+            first_nodes[value] = key
+        raise AssertionError("no key is repeated")
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:

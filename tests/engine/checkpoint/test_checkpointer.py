@@ -296,7 +296,7 @@ def test_a_disk_error_is_reported_neither_as_a_full_disk_nor_as_damage(tmp_path,
         ({"epoch": -1}, "epoch: must be at least 0, got -1"),
         ({"epoch": True}, "epoch: must be a whole number, got True"),
         ({"steps": 1}, "unknown key 'steps' (did you mean 'step'?)"),
-        ({"loss_sums": ["x"]}, "loss_sums (0): must be a number, got 'x'"),
+        ({"loss_sums": ["x"]}, "loss_sums: element 1: must be a number, got 'x'"),
         ({5: 5}, "unknown key '5'"),
     ],
 )

@@ -169,7 +169,7 @@ def lockstep_metadata(data: str) -> str:
         ("names", "((((", "damaged metadata ('names' is '((((')"),
         ("names", "{0: 1", "damaged metadata ('names' is '{0: 1')"),
         ("stride", "[1, 'a']", "damaged metadata: stride: must be a whole number, got 'a'"),
-        ("imgsz", "['x', 640]", "damaged metadata: imgsz_hw (0): must be a whole number, got 'x'"),
+        ("imgsz", "['x', 640]", "damaged metadata: imgsz_hw: element 1: must be a whole number, got 'x'"),
         ("batch", "-1", "damaged metadata: batch: must be at least 1, got -1"),
         ("imgsz", "[1, 2, 3]", "damaged metadata: imgsz_hw: must be 2 values, got (1, 2, 3)"),
         ("task", "segment", "the model's task is 'segment', not detection"),

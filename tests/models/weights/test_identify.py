@@ -117,7 +117,7 @@ def test_safetensors_of_other_programs_are_recognized(tmp_path):
     ("damage", "message"),
     [
         ({"names": []}, "damaged checkpoint: lockstep: has no model_spec, names"),
-        ({"names": [1]}, "damaged checkpoint: lockstep: names (0): must be text, got 1"),
+        ({"names": [1]}, "damaged checkpoint: lockstep: names: element 1: must be text, got 1"),
         ({"names": None}, "damaged checkpoint: lockstep: names: must be a list, got None"),
         ({"imgsz": "64"}, "damaged checkpoint: lockstep: imgsz: must be a whole number, got '64'"),
         ({"model_spec": []}, "damaged checkpoint: lockstep: model_spec: must be 'key: value' lines, got []"),

@@ -54,7 +54,7 @@ def test_flags_override_defaults():
         (TrainConfig, "--label-smoothing=0.9", "--label-smoothing: must be at most 0.5, got 0.9"),
         (TrainConfig, "--nominal-batch=" + "9" * 400, "--nominal-batch: the number does not fit in 64 bits"),
         (TrainConfig, f"--seed={2**63}", "--seed: the number does not fit in 64 bits"),
-        (TrainConfig, f"--freeze 3 {-(10**20)}", "--freeze (1): the number does not fit in 64 bits"),
+        (TrainConfig, f"--freeze 3 {-(10**20)}", "--freeze: element 2: the number does not fit in 64 bits"),
         (TrainConfig, "--workers=99999999", "--workers: must be at most 1024, got 99999999"),
         (TrainConfig, "--threads=4000000000000", "--threads: must be at most 4096, got 4000000000000"),
         (ValConfig, "--weights=a.pt --max-det=99999", "--max-det: must be at most 30000, got 99999"),
@@ -126,13 +126,16 @@ def test_the_name_of_a_run_may_contain_folders(name):
             "unrecognized arguments: 1 2 3 4 5 6 7 8 and 11 more (--data takes one value)\n",
         ),
         (["--imgsz", "640", "480"], "unrecognized arguments: 480 (--imgsz takes one value)\n"),
+        (["--imgsz=640", "480"], "unrecognized arguments: 480 (--imgsz takes one value)\n"),
+        (["--epochs", "3", "--epochs", "4", "5"], "unrecognized arguments: 5 (--epochs takes one value)\n"),
+        (["--freeze=1", "2"], "unrecognized arguments: 2 (write --freeze and its values as words of their own, ..."),
         (["--lr0", "a b"], "--lr0: is a hyper-parameter; write --set 'lr0=a b'"),
         (["--lr", "0.1"], "--lr: is a hyper-parameter; write --set lr0=0.1"),
         (["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
     ],
 )
 def test_wrong_flags_are_one_line(argv, line):
-    assert flag_error(TrainConfig, argv).startswith(f"error: {line}")
+    assert flag_error(TrainConfig, argv).startswith(f"error: {line.removesuffix('...')}")
 
 
 def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monkeypatch):

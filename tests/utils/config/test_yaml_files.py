@@ -6,6 +6,8 @@ from tests.helpers.messages import refused
 from utils.config.recipes import read_recipe
 from utils.config.yaml_files import load_yaml
 
+LINE_BREAKS = ("\n", "\r\n", "\r", "\x85", "\u2028", "\u2029")
+
 
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -14,9 +16,18 @@ from utils.config.yaml_files import load_yaml
         ("a: 1\nb: : 2\n", "x.yaml:2: mapping values are not allowed here"),
         ("a: 1\nb: 2\na: 3\n", "x.yaml:3: key 'a' appears twice (first in line 1); remove one"),
         ("names:\n  0: a\n  0: b\n", "x.yaml:3: key '0' appears twice (first in line 2); remove one"),
+        ("{1: a, 01: b}\n", "x.yaml:1: key '01' means the same as '1' in line 1; remove one"),
+        ("1: a\n1.0: b\n", "x.yaml:2: key '1.0' means the same as '1' in line 1; remove one"),
+        ("yes: a\ntrue: b\n", "x.yaml:2: key 'true' means the same as 'yes' in line 1; remove one"),
+        ("~: a\nnull: b\n", "x.yaml:2: key 'null' means the same as '~' in line 1; remove one"),
+        ("lr0: {&a x: 1, *a : 2}\n", "x.yaml:1: key 'x' appears twice (first in line 1); remove one"),
         ("a: " + "[" * 100_000, "x.yaml: nested too deeply"),
         ("{a: " * 3000 + "1" + "}" * 3000, "x.yaml: nested too deeply"),  # which would crash libyaml
         ("- " * 2000 + "1", "x.yaml: nested too deeply"),
+        *(
+            (line_break.join(" " * level + "a:" for level in range(150)), "x.yaml: nested too deeply")
+            for line_break in LINE_BREAKS
+        ),
         (
             "lr0: &a [*a]\n",
             "x.yaml: more than 200,000 values after expanding aliases, or an alias that contains itself",
@@ -40,7 +51,7 @@ from utils.config.yaml_files import load_yaml
 )
 def test_wrong_and_hostile_yaml_is_one_short_line(tmp_path, text, message):
     path = tmp_path / "x.yaml"
-    path.write_text(text)
+    path.write_bytes(text.encode())
     with refused(message) as caught:
         read_recipe(str(path), pretrained=False)
     assert len(str(caught.value)) < 1300

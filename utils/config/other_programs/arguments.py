@@ -4,20 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from utils.config.flags import flag_name, int_or_text
-from utils.config.other_programs.table import (
-    actions_of,
-    hyperparameter_of,
-    normalized,
-    reason_for_refusal,
-    same_flag,
-    table,
-    table_of,
-)
+from utils.config.checks import is_index_list
+from utils.config.flags import flag_name, float_or_text, int_or_text
+from utils.config.other_programs.table import actions_of, meaning_of, normalized, reason_for_refusal, table, table_of
 
 # What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
 SettingText = bool | str | list[str]
@@ -32,11 +26,13 @@ class Translation:
     Args:
         settings: the settings and hyper-parameters that it sets, by their names here.
         without_effect: why it sets nothing, for the log.
+        note: what is made of a value that means less here, or more, for the log.
         refusal: why it is refused.
     """
 
     settings: Mapping[str, SettingText] = field(default_factory=dict)
     without_effect: str = ""
+    note: str = ""
     refusal: str = ""
 
 
@@ -51,17 +47,16 @@ def translate_argument(command: str, name: str, value: str) -> Translation | Non
         return listed
     if text == "true" and name in table().defaults_if_true:  # pretrained=True
         return _default_behavior(command, name)
-    hyperparameter = hyperparameter_of(command, name)
-    action = None if name in table().other_meaning else actions_of(command).get(_our_words(command, name)[0])
-    if not hyperparameter and action is None:
+    meaning = meaning_of(command, name)
+    if not meaning.hyperparameter and not meaning.flag_words:
         return _translate_without_setting(command, name, value)
     if text == "none":  # device=None
         return Translation()
     if len(value.splitlines()) != 1:  # name=
         return Translation(refusal=NOT_ONE_LINE)
-    if action is None:  # lr=0.1
-        return Translation({hyperparameter: value})
-    return _translate_setting(command, name, value, action)
+    if not meaning.flag_words:  # lr=0.1
+        return Translation({meaning.hyperparameter: value})
+    return _translate_setting(command, meaning.flag_words, value)
 
 
 def translate_listed_value(command: str, name: str, value: str) -> Translation | None:
@@ -85,13 +80,12 @@ def translate_value(command: str, name: str, value: str) -> Translation | None:
     action = actions_of(command)[flag_name(name)]
     if name in table().other_meaning and not _may_be_ours(value, action):  # tracker=bytetrack.yaml, cfg=False
         return _translate_without_setting(command, name, value)
-    return _translate_foreign_value(command, action, value) or _respell(value, action)
-
-
-def _our_words(command: str, name: str) -> list[str]:
-    """Returns our flag of the same meaning, with its value if the argument stands for one: ``--optimizer Adam`` for
-    ``adam``."""
-    return same_flag(command, flag_name(name))
+    foreign = _translate_foreign_value(command, action, value)
+    if foreign is not None or isinstance(action, argparse.BooleanOptionalAction):
+        return foreign
+    respelled = _setting_of(value, action)
+    is_same = respelled.settings[action.dest] in (value, [value])
+    return None if is_same else respelled
 
 
 def _default_behavior(command: str, name: str) -> Translation:
@@ -117,32 +111,32 @@ def _translate_without_setting(command: str, name: str, value: str) -> Translati
         return _default_behavior(command, name)
     if text == "true" and flag in table_of(command).without_effect:  # verbose=True
         return _default_behavior(command, name)
-    refusal = table().other_meaning.get(name) or reason_for_refusal(command, flag)
-    return Translation(refusal=refusal) if refusal else None
+    reason = meaning_of(command, name).reason
+    return Translation(refusal=reason) if reason else None
 
 
-def _translate_setting(command: str, name: str, value: str, action: argparse.Action) -> Translation:
-    """Translates an argument that is the setting whose flag has this ``action``, or stands for a value of it."""
-    our_words = _our_words(command, name)
+def _translate_setting(command: str, flag_words: Sequence[str], value: str) -> Translation:
+    """Translates an argument that is a setting, or stands for a value of it (`Meaning.flag_words`)."""
+    action = actions_of(command)[flag_words[0]]
     text = normalized(value)
-    if len(our_words) > 1 or isinstance(action, argparse.BooleanOptionalAction):
-        return _translate_switch(command, our_words, text)
+    if len(flag_words) > 1 or isinstance(action, argparse.BooleanOptionalAction):
+        return _translate_switch(command, flag_words, text)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None:  # cache=False, task=study
         return foreign
     if text in ("true", "false"):  # workers=True
         return Translation(refusal="must not be true or false")
-    return Translation({action.dest: _text_of_setting(value, action)})  # batch=16
+    return _setting_of(value, action)  # batch=16
 
 
-def _translate_switch(command: str, our_words: Sequence[str], text: str) -> Translation:
+def _translate_switch(command: str, flag_words: Sequence[str], text: str) -> Translation:
     """Translates the `normalized` value of a switch, or of an argument that stands for a value: ``adam`` for
     ``--optimizer Adam``."""
     if text == "true":  # cos_lr=True, adam=True
-        return _translation_to(command, our_words)
+        return _translation_to(command, flag_words)
     if text != "false":  # noval=1 is not --val-every 1
         return Translation(refusal="must be true or false")
-    flag, *values = our_words
+    flag, *values = flag_words
     action = actions_of(command)[flag]
     return Translation() if values or action.default is False else Translation({action.dest: False})
 
@@ -163,48 +157,64 @@ def _may_be_ours(value: str, action: argparse.Action) -> bool:
     return normalized(value) != "false" and (not action.choices or _own_case(value, action) in tuple(action.choices))
 
 
-def _respell(value: str, action: argparse.Action) -> Translation | None:
-    """Translates a choice in another case, and several choices or numbers in one text: ``optimizer=sgd``,
-    ``freeze=0,1``. Returns None for a value that stays as it is."""
-    is_list = action.nargs == "+" and (action.choices is not None or action.type is not str)
-    text = _text_of_setting(value, action) if is_list else _own_case(value, action)
-    return None if text in (value, [value]) else Translation({action.dest: text})
-
-
 def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -> str:
     """Returns the table's reason why our flag does not take ``value``, or "" if it has none."""
     refused = [table_of(command).refused_values.get(flag, {}) for flag in action.option_strings]
     return next((reasons[normalized(value)] for reasons in refused if normalized(value) in reasons), "")
 
 
-def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
-    """Returns the text of a value as a flag takes it: a list if the flag takes several words, and ``[0, 1]`` or ``0,1``
-    as several of them."""
-    takes_list = action.nargs == "+"
-    if not _is_list(value, action):
+def is_list(value: str, action: argparse.Action) -> bool:
+    """Returns whether one text is several values: ``[0, 1]``, or ``0,1`` for a flag that takes several numbers or
+    choices. Names can contain brackets, commas and spaces."""
+    is_bracketed = re.fullmatch(r"\[.*\]|\(.*\)", value) is not None
+    if action.dest == "classes":
+        return is_index_list(value)
+    if action.dest in ("device", "split"):
+        return is_bracketed
+    is_name = action.type is str and not action.choices
+    if is_name or (action.nargs != "+" and action.dest != "imgsz"):
+        return False
+    return is_bracketed or re.search(r"[,\s]", value.strip()) is not None
+
+
+def _setting_of(value: str, action: argparse.Action) -> Translation:
+    """Returns the setting of a value, as the words that its flag takes: a list as several of them, and choices in our
+    case. A flag that takes one size or layer gets the one that the list stands for."""
+    if not is_list(value, action):
         text = _own_case(value, action)
-        return [text] if takes_list else text
-    words = [word.strip("'\"") for word in re.split(r"[,\s]+", value.strip("[]() "))]
-    if action.dest == "freeze" and len(words) == 1 and words[0] != value.strip():
-        return words * 2  # [3] is one layer, but a number alone means all layers before it
-    if takes_list:
-        return words
-    if action.dest == "imgsz":  # height and width; images are square here
-        return max(words, key=lambda word: (len(word), word))
-    return ",".join(words)  # device=[0,1], split=[val]
+        return Translation({action.dest: [text] if action.nargs == "+" else text})
+    words = [_own_case(word, action) for word in re.findall(r"[^\s,()\[\]'\"]+", value)] or [value]
+    if action.dest == "freeze" and len(words) == 1:
+        return _only_layer(words[0])
+    if action.nargs == "+":
+        return Translation({action.dest: words})
+    if action.dest == "imgsz":
+        return _larger_side(words)
+    return Translation({action.dest: ",".join(words)})  # device=[0,1]
+
+
+def _only_layer(layer: str) -> Translation:
+    """Translates a ``freeze`` of [3], which is one layer: a number alone means all layers before it."""
+    number = int_or_text(layer)
+    has_layers_before = isinstance(number, int) and number > 0
+    note = f"freezes layer {layer} only, not the layers before it" if has_layers_before else ""
+    return Translation({"freeze": [layer, layer]}, note=note)
+
+
+def _larger_side(sides: Sequence[str]) -> Translation:
+    """Translates an ``imgsz`` of height and width for a command whose images are square. A side that is no number is
+    kept for the caller's check to refuse."""
+
+    def size(side: str) -> float:
+        number = float_or_text(side)
+        return math.inf if isinstance(number, str) or math.isnan(number) else number
+
+    larger = max(sides, key=size)
+    is_one_of_several = math.isfinite(size(larger)) and any(side != larger for side in sides)
+    note = f"used as {larger}, the larger side" if is_one_of_several else ""
+    return Translation({"imgsz": larger}, note=note)
 
 
 def _own_case(value: str, action: argparse.Action) -> str:
     """Returns the choice of our flag that ``value`` is in another case, or else ``value``."""
     return next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)
-
-
-def _is_list(value: str, action: argparse.Action) -> bool:
-    """Returns whether ``value`` should be split. Names can contain brackets, commas and spaces, except class names."""
-    is_bracketed = value.startswith(("[", "("))
-    if action.nargs == "+":
-        return is_bracketed or action.type is int_or_text or (action.dest == "classes" and "," in value)
-    if action.dest == "imgsz":
-        return is_bracketed or "," in value  # imgsz=640,480
-    is_name = action.type is str and not action.choices and action.dest != "device"
-    return is_bracketed and not is_name

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from utils.config.flags import flag_name
 from utils.config.other_programs.arguments import SettingText, translate_argument
-from utils.config.other_programs.table import actions_of, normalized, owner_of, reason_for_refusal, same_flag, table
+from utils.config.other_programs.table import meaning_of, normalized, owner_of, table
 from utils.config.plain_values import checked_setting
 from utils.config.settings import HYPERPARAMETERS
 from utils.errors import UserError, one_line
@@ -64,18 +63,13 @@ def _is_default(setting: str, text: SettingText) -> bool:
 
 def unknown_hyperparameter(key: str) -> str:
     """Returns a message about ``key``, which is not a hyper-parameter: what it is, or what was probably meant."""
-    flag = flag_name(key)
-    our_flag = same_flag("train", flag)[0]
-    synonym = table().synonyms.get(key)
-    if synonym:
-        return f"unknown key '{key}' (did you mean '{synonym}'?)"
-    other_meaning = table().other_meaning.get(key)
-    if other_meaning:
-        return f"'{key}': {other_meaning}; remove it"
-    if our_flag in actions_of("train"):
-        return f"'{key}': is a flag, not a hyper-parameter; give it as {our_flag}"
+    meaning = meaning_of("train", key)
+    if meaning.hyperparameter:
+        return f"unknown key '{key}' (did you mean '{meaning.hyperparameter}'?)"
+    if meaning.flag_words:
+        return f"'{key}': is a flag, not a hyper-parameter; give it as {meaning.flag_words[0]}"
     other = table().hyperparameters_of_yolov5.get(key)
-    refusal = other.reason if other else reason_for_refusal("train", flag)
-    if refusal:
-        return f"'{key}': {refusal}; remove it"
+    reason = other.reason if other else meaning.reason
+    if reason:
+        return f"'{key}': {reason}; remove it"
     return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"

@@ -1,7 +1,7 @@
 """Look-ups in configs/other_programs.yaml, the table that translates command lines, hyper-parameter files and Python
 names of YOLOv5 and Ultralytics.
 
-A flag is a word of a command line, such as ``--noval`` (command_lines.py). An argument is a name and a value
+A flag is a word of a command line, such as ``--noval`` (options.py). An argument is a name and a value
 (arguments.py) from the yolo command (``plots=False``), a hyper-parameter file (hyperparameters.py) or a keyword of the
 Python API.
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import yaml
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions
+from utils.config.flags import flag_actions, flag_name, max_values
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
@@ -142,6 +143,34 @@ def hyperparameter_of(command: str, name: str) -> str:
     return name if name in hyperparameters_of(command) else ""
 
 
+@dataclass(frozen=True)
+class Meaning:
+    """What the name of an argument means here; all fields are empty if neither this program nor the table has it.
+
+    Args:
+        hyperparameter: our name of the hyper-parameter.
+        flag_words: our flag, with its value if the argument stands for one: ``--optimizer Adam`` for ``adam``.
+        reason: why the command has neither.
+    """
+
+    hyperparameter: str = ""
+    flag_words: Sequence[str] = ()
+    reason: str = ""
+
+
+def meaning_of(command: str, name: str) -> Meaning:
+    """Looks up the name of an argument, ``batch_size`` or ``adam``, whatever its value is."""
+    other_meaning = table().other_meaning.get(name)
+    if other_meaning:
+        return Meaning(reason=other_meaning)
+    flag = flag_name(name)
+    flag_words = same_flag(command, flag)
+    hyperparameter = hyperparameter_of(command, name)
+    if flag_words[0] in actions_of(command):
+        return Meaning(hyperparameter, flag_words)
+    return Meaning(hyperparameter, reason="" if hyperparameter else reason_for_refusal(command, flag))
+
+
 def lists_argument(command: str, name: str) -> bool:
     """Returns whether the table translates some values of an argument."""
     command_table = table_of(command)
@@ -155,7 +184,7 @@ def reason_for_refusal(command: str, flag: str) -> str:
     return command_table.without_effect.get(flag) or command_table.refused.get(flag, "")
 
 
-def max_values(command: str, flag: str) -> int | None:
+def max_typed_values(command: str, flag: str) -> int | None:
     """Returns how many words after a flag of ours or of another program are its values at most; None: any number. Flags
     that the table lacks, or translates with their value, take one."""
     our_words = same_flag(command, flag)
@@ -165,9 +194,7 @@ def max_values(command: str, flag: str) -> int | None:
     if our_flag in table_of(command).without_effect:
         return 1 if our_flag in table().flags_with_value else 0
     action = actions_of(command).get(our_flag)
-    if action is None or action.nargs in (None, "?"):
-        return 1
-    return None if action.nargs == "+" else 0
+    return 1 if action is None else max_values(action)
 
 
 def normalized(value: str) -> str:

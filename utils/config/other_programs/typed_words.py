@@ -1,5 +1,5 @@
 """Splits a command line into the words that are translated in different ways: flags with their values
-(command_lines.py), and words of the yolo command (yolo_words.py)."""
+(options.py), and words of the yolo command (yolo_words.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from utils.config.commands import COMMANDS
-from utils.config.other_programs.table import is_flag, max_values, same_flag
+from utils.config.other_programs.table import is_flag, max_typed_values, same_flag
 
 
 @dataclass(frozen=True)
@@ -90,5 +90,5 @@ def split_words(command: str, arguments: Sequence[str]) -> TypedWords:
 
 
 def _takes_another_value(command: str, option: Option) -> bool:
-    limit = max_values(command, option.typed_flag)
+    limit = max_typed_values(command, option.typed_flag)
     return not option.is_joined and (limit is None or len(option.values) < limit)

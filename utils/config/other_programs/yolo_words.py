@@ -15,6 +15,7 @@ from utils.config.other_programs.arguments import (
     translate_argument,
     translate_listed_value,
 )
+from utils.config.other_programs.options import translate_option
 from utils.config.other_programs.table import actions_of, lists_argument, other_task, owner_of, same_flag, table
 from utils.config.other_programs.typed_words import Option
 from utils.config.plain_values import checked_setting
@@ -121,12 +122,24 @@ def _line_for(command: str, flags: Sequence[str], options: Sequence[Option]) -> 
     words = list(flags)
     missing: list[str] = []
     for option in options:
-        if same_flag(command, option.typed_flag)[0] in actions_of(command):
+        if _takes(command, option):
             words += option.words
         else:
             missing.append(option.typed_flag)
     line = f"{COMMANDS[command].typed} {shlex.join(words)}".strip()
     return f"{line} (it has no {', '.join(missing)})" if missing else line
+
+
+def _takes(command: str, option: Option) -> bool:
+    """Returns whether a command, which need not be the typed one, has the flag of an option, or translates it with its
+    value, as ``--plots False`` to ``--noplots``."""
+    option = Option(option.words, same_flag(command, option.typed_flag))
+    if option.flag in actions_of(command):
+        return True
+    translated = translate_option(command, option)
+    if translated.words:
+        return translated.words[0].partition("=")[0] in actions_of(command)
+    return not translated.log_line and not translated.mistake
 
 
 def _translate_word(command: str, word: str) -> Translation:

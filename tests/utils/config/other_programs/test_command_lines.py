@@ -19,7 +19,7 @@ from utils.config.settings import DetectConfig, ExportConfig, TrainConfig, ValCo
 
 def test_a_mode_does_not_replace_the_tracker_that_flags_name():
     typed = "--weights a.pt --source b.mp4 --track sort --mode track"
-    reason = "use --track to track objects; the other modes are commands of their own"
+    reason = "use --track to track objects; train, val and export are commands of their own; see docs/migration.md"
     assert flag_error(DetectConfig, typed.split()) == f"error: --mode: {reason}\n"
 
 
@@ -158,8 +158,25 @@ def test_flags_that_ask_for_something_else_are_refused_with_the_reason(cls, type
         parse_config(cls, [*required, *typed.split()])
 
 
-@pytest.mark.parametrize("typed", ["--freeze [3]", "--freeze=[3]"])
-def test_a_list_of_ultralytics_is_the_words_of_our_flag(typed):
-    assert parse_config(TrainConfig, typed.split()).freeze == [3, 3]
-    assert parse_config(TrainConfig, ["--freeze=[0,1]"]).freeze == [0, 1]
+@pytest.mark.parametrize(
+    ("typed", "name", "value", "line"),
+    [
+        ("--freeze [3]", "freeze", [3, 3], "--freeze [3]: freezes layer 3 only, not the layers before it"),
+        ("--freeze=[3]", "freeze", [3, 3], "--freeze [3]: freezes layer 3 only, not the layers before it"),
+        ("--freeze=[0,1]", "freeze", [0, 1], ""),
+        ("--freeze 0,1", "freeze", [0, 1], ""),
+        ("--imgsz 640,1280", "imgsz", 1280, "--imgsz 640,1280: used as 1280, the larger side"),
+        ("--export onnx,PT2", "export", ["onnx", "pt2"], ""),
+        ("--classes cat,dog --quiet", "classes", ["cat,dog"], "--quiet: there is one level of detail"),
+    ],
+)
+def test_a_list_in_one_word_is_the_words_of_our_flag(typed, name, value, line, monkeypatch):
+    """``--freeze 0,1`` was refused, although the keyword ``freeze="0,1"`` was not."""
+    lines: list[str] = []
+    monkeypatch.setattr("utils.logger.log_when_configured", lambda *logged: lines.extend(logged))
+    assert getattr(parse_config(TrainConfig, typed.split()), name) == value
+    assert lines == ([line] if line else [])
+
+
+def test_a_list_is_the_height_and_width_of_an_export():
     assert parse_config(ExportConfig, ["--weights=b", "--imgsz", "[640,480]"]).imgsz == [640, 480]

@@ -76,6 +76,9 @@ def test_a_line_for_another_command_ends_with_the_flags_that_were_typed():
             "--weights a.pt --conf 0.3 (it has no --save-txt, --quiet)",
         ),
         ("train --weights a.pt --noval", "train", "--weights a.pt --noval"),
+        ("train --plots False --val False --epochs 3", "train", "--plots False --val False --epochs 3"),
+        ("train --half False --save False --save", "train", "--half False (it has no --save, --save)"),
+        ("val --weights a.pt --end2end False", "val", "--weights a.pt --end2end False"),
     ],
 )
 def test_a_line_for_another_command_names_the_flags_that_it_does_not_have(typed, other, rest):
@@ -143,6 +146,14 @@ def test_the_checkpoint_of_the_advice_to_resume_is_the_run_that_resumes():
             TrainConfig,
             "epocs=3",
             ["epocs=3: settings are flags here (did you mean '--epochs'?); see docs/migration.md"],
+        ),
+        (
+            DetectConfig,
+            "mode=benchmark model=a.pt source=b",
+            [
+                "model=a.pt source=b: settings are flags here; write --weights a.pt --source b",
+                "mode=benchmark: use --track to track objects; train, val and export are commands of their own; ...",
+            ],
         ),
         (TrainConfig, "imgsz=", ["imgsz=: its value is empty or has several lines"]),
         (TrainConfig, "mode= agnostic_nms=", ["mode= agnostic_nms=: its value is empty or has several lines"]),
