@@ -25,25 +25,25 @@ from utils.files.checkpoint_file import read_checkpoint
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
+def inputs(tmp_path_factory) -> Path:
     """A tiny data set, a model, and a run of two epochs."""
-    root = tmp_path_factory.mktemp("world")
+    root = tmp_path_factory.mktemp("inputs")
     write_dataset(root / "set", train=8, val=3)
     write_model(root / "tiny.yaml")
     call(train.main, *flags(root), "--epochs", "2", "--project", root / "runs")
     return root
 
 
-def flags(world: Path) -> list[str]:
-    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), *SMALL]
+def flags(inputs: Path) -> list[str]:
+    return ["--data", str(inputs / "set" / "data.yaml"), "--model", str(inputs / "tiny.yaml"), *SMALL]
 
 
-def test_a_repeated_key_is_reported_with_its_line(world, tmp_path, capsys):
+def test_a_repeated_key_is_reported_with_its_line(inputs, tmp_path, capsys):
     repeated = {"--hyp": "lr0: 0.01\nlr0: 0.1\n", "--model": "nc: 2\nnc: 3\n", "--data": "train: a\ntrain: b\nval: c\n"}
     path = tmp_path / "x.yaml"
     for flag, text in repeated.items():
         path.write_text(text)
-        error = error_of(capsys, train.main, *flags(world), flag, path, "--project", tmp_path / "runs")
+        error = error_of(capsys, train.main, *flags(inputs), flag, path, "--project", tmp_path / "runs")
         assert f"{path}:2: key" in error
 
 
@@ -93,21 +93,21 @@ def test_mistakes_in_flags_are_one_line_before_data_is_read(tmp_path, capsys, mo
         (["--resume", "runs/exp/last.pt", "--data", "swapped.yaml"], "class 0 is 'light' against"),
     ],
 )
-def test_flags_that_do_not_fit_the_model_or_the_run_are_one_line(world, capsys, monkeypatch, argv, line):
-    model = yaml.safe_load((world / "tiny.yaml").read_text())
+def test_flags_that_do_not_fit_the_model_or_the_run_are_one_line(inputs, capsys, monkeypatch, argv, line):
+    model = yaml.safe_load((inputs / "tiny.yaml").read_text())
     model["backbone"].append([-1, 1, "Conv", [32, 3, 2]])
-    (world / "coarse.yaml").write_text(yaml.safe_dump(model | {"head": [[[3, 4, 5], 1, "Detect", ["nc"]]]}))
-    data = yaml.safe_load((world / "set" / "data.yaml").read_text()) | {"path": str(world / "set")}
+    (inputs / "coarse.yaml").write_text(yaml.safe_dump(model | {"head": [[[3, 4, 5], 1, "Detect", ["nc"]]]}))
+    data = yaml.safe_load((inputs / "set" / "data.yaml").read_text()) | {"path": str(inputs / "set")}
     for name, names in (("three", ["a", "b", "c"]), ("swapped", ["dark", "light"])):
-        (world / f"{name}.yaml").write_text(yaml.safe_dump(data | {"names": names}))
-    monkeypatch.chdir(world)
-    common = ["--epochs", "3"] if "--resume" in argv else [*flags(world), "--project", "other"]
+        (inputs / f"{name}.yaml").write_text(yaml.safe_dump(data | {"names": names}))
+    monkeypatch.chdir(inputs)
+    common = ["--epochs", "3"] if "--resume" in argv else [*flags(inputs), "--project", "other"]
     assert line in error_of(capsys, train.main, *common, *argv)
 
 
-def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys):
+def test_an_empty_validation_folder_counts_as_none(inputs, tmp_path, capsys):
     data = write_dataset(tmp_path / "set", train=8, val=0)
-    argv = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1"]
+    argv = [*flags(inputs), "--project", tmp_path / "runs", "--data", data, "--epochs", "1"]
     staged = [*argv, "--stage", tmp_path / "stage"]
     for refused in (argv, staged):
         error = error_of(capsys, train.main, *refused)
@@ -125,24 +125,24 @@ def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys):
         (["images/gone", "empty.txt"], False, "images/gone: not found"),
     ],
 )
-def test_a_missing_or_empty_validation_split_may_be_held_out(world, tmp_path, capsys, val, is_staged, line):
+def test_a_missing_or_empty_validation_split_may_be_held_out(inputs, tmp_path, capsys, val, is_staged, line):
     data = write_dataset(tmp_path / "set", train=8, val=0)
     (tmp_path / "set" / "empty.txt").write_text("\n")
     data.write_text(yaml.safe_dump({"train": "images/train", "val": val, "names": ["light", "dark"]}))
-    argv = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1", "--val-fraction", "0.25"]
+    argv = [*flags(inputs), "--project", tmp_path / "runs", "--data", data, "--epochs", "1", "--val-fraction", "0.25"]
     call(train.main, *argv, *(["--stage", tmp_path / "stage"] if is_staged else []))
     out = capsys.readouterr().out
     assert "2 of 8 training images are held out" in out
     assert line in out
 
 
-def test_patience_counts_only_validated_epochs_and_older_files_are_named(world, tmp_path, capsys):
+def test_patience_counts_only_validated_epochs_and_older_files_are_named(inputs, tmp_path, capsys):
     """The third epoch is the first to be scored, and the sixth is not better."""
     (tmp_path / "exp").mkdir()
     for epoch in (10, 9):
         (tmp_path / f"exp/epoch{epoch}.pt").touch()
     argv = ["--epochs", "8", "--val-every", "3", "--patience", "1", "--set", "lr0=0", "--project", tmp_path]
-    call(train.main, *flags(world), *argv, "--exist-ok")
+    call(train.main, *flags(inputs), *argv, "--exist-ok")
     progress = read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]
     assert (progress["epoch"], progress["best_epoch"]) == (6, 3)
     assert f"warning: {tmp_path}/exp: has epoch9.pt, epoch10.pt of an earlier run" in capsys.readouterr().out
@@ -155,10 +155,10 @@ def test_patience_counts_only_validated_epochs_and_older_files_are_named(world, 
         (["train", "val"], ["--val-fraction", "0.2"], " has a 'val' split; leave out one of the two"),
     ],
 )
-def test_a_validation_split_is_in_the_data_or_held_out(world, capsys, splits, argv, line):
-    data = world / "set" / f"{'-'.join(splits)}.yaml"
+def test_a_validation_split_is_in_the_data_or_held_out(inputs, capsys, splits, argv, line):
+    data = inputs / "set" / f"{'-'.join(splits)}.yaml"
     data.write_text(yaml.safe_dump({split: f"images/{split}" for split in splits} | {"names": ["light", "dark"]}))
-    assert f"{data}{line}" in error_of(capsys, train.main, *flags(world), "--data", data, *argv)
+    assert f"{data}{line}" in error_of(capsys, train.main, *flags(inputs), "--data", data, *argv)
     kfold = error_of(capsys, kfold_main, "--data", data, "--val-fraction", "0.2")
     assert "--val-fraction: leave it out; each fold is held out in turn" in kfold
 
@@ -171,20 +171,20 @@ def test_a_validation_split_is_in_the_data_or_held_out(world, capsys, splits, ar
         ["--max-bad", "0"],  # with the file that is no image, below
     ],
 )
-def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, argv):
+def test_a_refused_training_leaves_no_folder(inputs, tmp_path, capsys, argv):
     """Neither the run's folder nor a new folder of runs is left; existing ones are kept with their content."""
     data = write_dataset(tmp_path / "set", train=8, val=3)
     if "--max-bad" in argv:
         (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
     for project in (tmp_path / "deep" / "runs", tmp_path / "set"):
-        error_of(capsys, train.main, *flags(world), "--data", data, "--project", project, *argv)
+        error_of(capsys, train.main, *flags(inputs), "--data", data, "--project", project, *argv)
     assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == ["set"]
     assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["data.yaml", "images", "labels"]
 
 
-def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, capsys):
+def test_a_refused_validation_or_detection_leaves_no_folder(inputs, tmp_path, capsys):
     """The work may have started before the refusal: a validation image and a video that cannot be read."""
-    weights = ["--weights", world / "runs" / "exp" / "best.pt"]
+    weights = ["--weights", inputs / "runs" / "exp" / "best.pt"]
     data = write_dataset(tmp_path / "set", train=1, val=3)
     argv = [*weights, "--data", data, *PLAIN, "--project", tmp_path / "runs"]
     call(val.main, *argv, "--project", tmp_path / "first")  # so that the scan is cached
@@ -199,16 +199,16 @@ def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, cap
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world, tmp_path, capsys):
+def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(inputs, tmp_path, capsys):
     (tmp_path / "runs").write_text("")
-    for main, argv in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
-        line = error_of(capsys, main, *argv, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
+    for main, argv in ((train.main, []), (val.main, ["--weights", inputs / "runs" / "exp" / "best.pt"])):
+        line = error_of(capsys, main, *argv, "--data", inputs / "set" / "data.yaml", "--project", tmp_path / "runs")
         assert "a file with this name exists" in line
 
 
-def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(world):
+def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(inputs):
     """The file of the log is created only after the data has been read."""
-    lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
+    lines = (inputs / "runs" / "exp" / "train.log").read_text().splitlines()
     lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("first step"))]
     assert len(lines) <= 12
     assert lines[0].startswith("1 process on cpu, torch ")
@@ -220,15 +220,15 @@ def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(world)
 @pytest.mark.parametrize(
     "key", ["version", "model_spec", "names", "imgsz", "model", "ema", "hyp", "progress", "scaler"]
 )
-def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_path, capsys, key):
+def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(inputs, tmp_path, capsys, key):
     """Edited checkpoints lead to one line, never to a traceback."""
-    content = read_checkpoint(world / "runs" / "exp" / "last.pt")
+    content = read_checkpoint(inputs / "runs" / "exp" / "last.pt")
     path = tmp_path / "last.pt"
     torch.save({**content, key: "seven"}, path)
     for main, *arguments in (
         (train.main, "--resume", path, "--epochs", "3"),
         (val.main, "--weights", path, "--project", tmp_path),
-        (detect.main, "--weights", path, "--source", world / "set/images/val"),
+        (detect.main, "--weights", path, "--source", inputs / "set/images/val"),
     ):
         assert f"damaged checkpoint: {key}: must be " in error_of(capsys, main, *arguments)
     torch.save({k: v for k, v in content.items() if k != key}, path)
@@ -238,35 +238,35 @@ def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_pat
     assert f"has no '{key}'" in line or "holds weights only" in line
 
 
-def test_bad_sources_and_weights_of_detect_are_one_line(world, tmp_path, capsys):
-    weights = world / "runs" / "exp" / "best.pt"
+def test_bad_sources_and_weights_of_detect_are_one_line(inputs, tmp_path, capsys):
+    weights = inputs / "runs" / "exp" / "best.pt"
     assert "--source: must not be empty" in error_of(capsys, detect.main, "--weights", weights, "--source", " ")
-    line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", world / "set/images/val")
+    line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", inputs / "set/images/val")
     assert "yolov8n.pt: not on this machine, and --offline is set" in line
-    source = ["--source", world / "set/images/val"]
+    source = ["--source", inputs / "set/images/val"]
     assert "~nobody-here/a.pt: no such" in error_of(capsys, detect.main, "--weights", "~nobody-here/a.pt", *source)
     argv = ["--weights", weights, *source, "--device", "cpu", "--project", tmp_path]
     assert "--classes --1: the model has no class" in error_of(capsys, detect.main, *argv, "--classes=--1")
     assert "--name: '/' is not the name of a new folder" in error_of(capsys, detect.main, *argv, "--name", "/")
-    assert "--name: '..' is not the name" in error_of(capsys, train.main, *flags(world), "--name", "..")
+    assert "--name: '..' is not the name" in error_of(capsys, train.main, *flags(inputs), "--name", "..")
     scored = ["--weights", weights, "--device", "cpu", "--project", tmp_path]
     assert "--name: '' is not the name" in error_of(capsys, val.main, *scored, "--name", "")
     assert not list(tmp_path.iterdir())
 
 
-def test_single_cls_with_one_class_keeps_its_name(world, tmp_path):
+def test_single_cls_with_one_class_keeps_its_name(inputs, tmp_path):
     """A model trained with --single-cls on one class can be validated without the flag."""
-    one = {"path": str(world / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
+    one = {"path": str(inputs / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
     argv = ["--data", tmp_path / "one.yaml", "--single-cls", "--epochs", "1", "--project", tmp_path]
-    call(train.main, *flags(world), *argv)
+    call(train.main, *flags(inputs), *argv)
     assert read_checkpoint(tmp_path / "exp" / "best.pt")["names"] == ["thing"]
 
 
-def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeypatch):
+def test_persistent_non_finite_steps_stop_a_run(inputs, tmp_path, capsys, monkeypatch):
     """Before the first checkpoint there is nothing to resume from; later the last good one is unchanged."""
     monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 1)
-    argv = [*flags(world), "--project", tmp_path, "--epochs", "2", "--weights", world / "runs" / "exp" / "best.pt"]
+    argv = [*flags(inputs), "--project", tmp_path, "--epochs", "2", "--weights", inputs / "runs" / "exp" / "best.pt"]
     diverges = ["--set", "lr0=1e30", "warmup_epochs=0"]
     last = tmp_path / "good" / "last.pt"
     line = error_of(capsys, train.main, *argv, *diverges)
@@ -279,7 +279,7 @@ def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeyp
 
 
 @pytest.mark.parametrize("blank", ["all", "one"])
-def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world, tmp_path, capsys, monkeypatch, blank):
+def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(inputs, tmp_path, capsys, monkeypatch, blank):
     """Batch normalization amplifies what does not vary until the gradient is not finite: simulated here by a norm."""
     monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 2)
     monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda gradients: torch.tensor(math.inf))
@@ -287,7 +287,7 @@ def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world,
     images = sorted((tmp_path / "set" / "images" / "train").iterdir())
     for path in images if blank == "all" else images[:1]:
         cv2.imwrite(str(path), np.zeros((64, 64, 3), np.uint8))
-    line = error_of(capsys, train.main, *flags(world), "--data", data, "--project", tmp_path / "runs")
+    line = error_of(capsys, train.main, *flags(inputs), "--data", data, "--project", tmp_path / "runs")
     if blank == "one":
         assert "There is no checkpoint yet: start again with a lower lr0" in line
         return
@@ -298,7 +298,7 @@ def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world,
     assert "lr0" not in line
 
 
-def test_the_files_of_each_skipped_step_are_in_the_log(world, tmp_path, capsys, monkeypatch):
+def test_the_files_of_each_skipped_step_are_in_the_log(inputs, tmp_path, capsys, monkeypatch):
     total_norm = torch.nn.utils.get_total_norm
     steps = itertools.count()
 
@@ -306,7 +306,7 @@ def test_the_files_of_each_skipped_step_are_in_the_log(world, tmp_path, capsys, 
         return torch.tensor(math.inf) if next(steps) == 1 else total_norm(gradients)
 
     monkeypatch.setattr(torch.nn.utils, "get_total_norm", overflowing)
-    call(train.main, *flags(world), "--epochs", "1", "--project", tmp_path)
+    call(train.main, *flags(inputs), "--epochs", "1", "--project", tmp_path)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "non-finite" in line)
     assert line.startswith("warning: non-finite gradient (norm inf), step skipped; its files: ")
     files = line.partition("its files: ")[2].split()
@@ -314,10 +314,10 @@ def test_the_files_of_each_skipped_step_are_in_the_log(world, tmp_path, capsys, 
     assert (tmp_path / "exp" / "nonfinite_rank0.txt").read_text() == f"epoch 1: {' '.join(files)}\n"
 
 
-def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
+def test_settings_changed_at_resume_take_effect(inputs, tmp_path, capsys):
     """Learning rate and decay are the new ones, not those saved with the optimizer's state; others do not change."""
     argv = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", tmp_path]
-    call(train.main, *flags(world), *argv)
+    call(train.main, *flags(inputs), *argv)
     last = tmp_path / "exp" / "last.pt"
     changed = ["lr0=0.02", "lrf=1", "weight_decay=0.1"]
     call(train.main, "--resume", last, "--epochs", "2", "--set", *changed)
@@ -333,27 +333,27 @@ def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
     assert "does not fit this run: the checkpoint was written with another optimizer" in line
 
 
-def test_a_longer_run_keeps_its_optimizer(world, tmp_path):
+def test_a_longer_run_keeps_its_optimizer(inputs, tmp_path):
     """`auto` depends on the length of the run; a run that is extended must still find its state."""
-    call(train.main, *flags(world), "--epochs", "1", "--project", tmp_path)
+    call(train.main, *flags(inputs), "--epochs", "1", "--project", tmp_path)
     last = tmp_path / "exp" / "last.pt"
     assert read_checkpoint(last)["config"]["optimizer"] == "Muon"
     call(train.main, "--resume", last, "--epochs", "20000", "--patience", "1", "--set", "lr0=0")
 
 
-def test_a_validation_split_without_objects_is_reported(world, tmp_path, capsys):
+def test_a_validation_split_without_objects_is_reported(inputs, tmp_path, capsys):
     """Such a split yields no best.pt, and does not stop the run early."""
     backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
     for labels in (tmp_path / "set" / "labels" / "val").iterdir():
         labels.write_text("")
     argv = ["--data", backgrounds, "--epochs", "3", "--patience", "1", "--project", tmp_path]
-    call(train.main, *flags(world), *argv)
+    call(train.main, *flags(inputs), *argv)
     assert "done: 3 epochs, no epoch has a score; weights:" in capsys.readouterr().out
     assert not (tmp_path / "exp" / "best.pt").exists()
     assert (tmp_path / "exp" / "last.pt").exists()
 
 
-def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
+def test_file_names_that_are_not_utf_8_are_handled(inputs, tmp_path, capsys):
     """Latin-1 bytes, as found on old disks."""
     data = write_dataset(tmp_path / "set", train=3, val=2)
     for split in ("train", "val"):
@@ -363,7 +363,7 @@ def test_file_names_that_are_not_utf_8_are_handled(world, tmp_path, capsys):
     with open(next((tmp_path / "set" / "labels" / "train").glob("caf*")), "a") as file:
         file.write("nonsense\n")
     lossy = ["--max-bad", "0.5"]
-    call(train.main, *flags(world), "--data", data, "--epochs", "1", "--project", tmp_path, *lossy)
+    call(train.main, *flags(inputs), "--data", data, "--epochs", "1", "--project", tmp_path, *lossy)
     weights = ["--weights", tmp_path / "exp" / "last.pt"]
     call(val.main, *weights, *PLAIN, "--project", tmp_path / "val")
     source = ["--source", tmp_path / "set" / "images" / "val", "--device", "cpu", "--project", tmp_path / "found"]
@@ -382,7 +382,7 @@ def assert_stays_in_its_lines(text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def forged(world, tmp_path_factory) -> dict[str, Path]:
+def forged(inputs, tmp_path_factory) -> dict[str, Path]:
     """A data set whose folder, images and labels have such names, and weights of that name that were trained on it."""
     folder = tmp_path_factory.mktemp("forged")
     root = folder / f"set{FORGED}"
@@ -397,7 +397,7 @@ def forged(world, tmp_path_factory) -> dict[str, Path]:
     (root / "listed.yaml").write_text(yaml.safe_dump(content | {"train": "list.txt"}))
     (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{FORGED}"}))
     shared = ["--max-bad", "1", "--project", folder / "runs", "--cache-dir", folder / "cache"]
-    train_words = [*flags(world), *shared, "--epochs", "1", "--data"]
+    train_words = [*flags(inputs), *shared, "--epochs", "1", "--data"]
     call(train.main, *train_words, data)
     weights = (folder / "runs" / "exp" / "last.pt").rename(folder / f"w{FORGED}.pt")
     return {"folder": folder, "root": root, "data": data, "weights": weights, "train": train_words, "shared": shared}

@@ -59,8 +59,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
     write_dataset(folder / "set", train=4, val=2)
     write_model(folder / "tiny.yaml")
     (folder / "killed.py").write_text(SCRIPT)
@@ -69,24 +69,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("preloaded")
 @pytest.mark.parametrize("torchrun", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(world: Path, torchrun: int):
-    folder = world / "runs" / f"exp{torchrun}"
+def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(inputs: Path, torchrun: int):
+    folder = inputs / "runs" / f"exp{torchrun}"
     flags = [flag for flag in SMALL if flag != "--noplots"]
-    flags += ["--data", "set/data.yaml", "--model", "tiny.yaml", "--epochs", EPOCHS, "--cache-dir", world / "cache"]
+    flags += ["--data", "set/data.yaml", "--model", "tiny.yaml", "--epochs", EPOCHS, "--cache-dir", inputs / "cache"]
     flags += ["--project", "runs", "--name", folder.name, "--resume", "auto", "--export", "torchscript"]
     killed = 1 if torchrun > 1 else -9
 
-    run_python("killed.py", "report", *flags, folder=world, torchrun=torchrun, code=killed)
+    run_python("killed.py", "report", *flags, folder=inputs, torchrun=torchrun, code=killed)
     last = read_checkpoint(folder / "last.pt")
     assert (folder / "report.html").read_text() == f"after epoch {EPOCHS - 1}"
 
-    run_python("killed.py", "export", *flags, folder=world, torchrun=torchrun, code=killed)
+    run_python("killed.py", "export", *flags, folder=inputs, torchrun=torchrun, code=killed)
     assert (folder / "report.html").read_text() == f"after epoch {EPOCHS}"
     log = (folder / "train.log").read_text()
     assert log.count(f"epoch {EPOCHS}: P ") == 1
     assert not (folder / "best.torchscript").exists()
 
-    run_python("killed.py", "SIGTERM", *flags, folder=world, torchrun=torchrun)
+    run_python("killed.py", "SIGTERM", *flags, folder=inputs, torchrun=torchrun)
     assert (folder / "best.torchscript").exists()
     assert (folder / "train.log").read_text() == log  # nothing else was left to do
     assert_same_content(read_checkpoint(folder / "last.pt"), last)  # writing the report does not change it

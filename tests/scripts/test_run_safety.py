@@ -27,26 +27,26 @@ COMMON += ["--set", "close_mosaic=1", "close_scale=1"]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("world")
+def inputs(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("inputs")
     write_dataset(root / "set", train=4 * STEPS)
     write_model(root / "tiny.yaml")
     return root
 
 
 @pytest.fixture(scope="module")
-def whole(world, tmp_path_factory) -> Path:
+def whole(inputs, tmp_path_factory) -> Path:
     """The uninterrupted run on two ranks (plain DDP, so their batch statistics differ within an epoch)."""
     folder = tmp_path_factory.mktemp("whole")
     with Processes(folder / "log.txt") as run:
-        run.ranks(2, *flags(world, folder))
+        run.ranks(2, *flags(inputs, folder))
         assert run.codes() == [0, 0], run.output()
     return folder / "exp"
 
 
-def flags(world: Path, project: Path, *more: str) -> list[str]:
-    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
-            "--cache-dir", str(world / "cache"), *COMMON, *more]  # fmt: skip
+def flags(inputs: Path, project: Path, *more: str) -> list[str]:
+    return ["--data", str(inputs / "set" / "data.yaml"), "--model", str(inputs / "tiny.yaml"),
+            "--project", str(project), "--cache-dir", str(inputs / "cache"), *COMMON, *more]  # fmt: skip
 
 
 def held_at(step: int, file: Path) -> str:
@@ -74,11 +74,11 @@ def resume(project: Path, ranks: int = 2) -> None:
         pytest.param(signal.SIGINT, 130, id="int", marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path, number, code):
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(inputs, whole, tmp_path, number, code):
     """The state is saved, no process is left, and resuming gives the uninterrupted run. Further signals do no harm."""
     go_on = tmp_path / "go on"
     with Processes(tmp_path / "log.txt", faults=f"save:2;slow:0.05;{held_at(4, go_on)}") as run:
-        run.ranks(2, *flags(world, tmp_path))
+        run.ranks(2, *flags(inputs, tmp_path))
         run.until((tmp_path / "exp" / "last.pt").exists)
         run.started[1].send_signal(number)
         go_on.touch()
@@ -100,12 +100,12 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whole, tmp_path, is_killed):
+def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(inputs, whole, tmp_path, is_killed):
     """They are saved before validation, if they took at least a minute (here: a second)."""
     killed = "slow:0.2;slowval:30;set:engine.hooks.checkpointing:SAVE_BEFORE_VALIDATION_S:1"
     faults = killed if is_killed else "slowval:3"
     with Processes(tmp_path / "log.txt", faults=faults) as run:
-        run.ranks(2, *flags(world, tmp_path, *(["--save-minutes", "10"] if is_killed else [])))
+        run.ranks(2, *flags(inputs, tmp_path, *(["--save-minutes", "10"] if is_killed else [])))
         if is_killed:
             run.until((tmp_path / "exp" / "last.pt").exists)
             run.kill_all()
@@ -118,16 +118,16 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whol
     assert_same_run(whole, tmp_path / "exp")
 
 
-def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path, capsys, monkeypatch):
+def test_a_second_training_is_refused_in_the_same_run_folder(inputs, tmp_path, capsys, monkeypatch):
     """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
     remaining loader processes."""
     with Processes(tmp_path / "log.txt", faults="save:2;slow:0.2") as run:
-        run.ranks(1, *flags(world, tmp_path, "--epochs", "50"))
+        run.ranks(1, *flags(inputs, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         first = run.started[0]
         acquire = FileLock.acquire
         monkeypatch.setattr(FileLock, "acquire", lambda lock, patience_s=0.0: acquire(lock))  # the first does not end
-        for argv in (["--resume", tmp_path / "exp"], flags(world, tmp_path, "--exist-ok")):
+        for argv in (["--resume", tmp_path / "exp"], flags(inputs, tmp_path, "--exist-ok")):
             line = error_of(capsys, train.main, *argv)
             (pid,) = re.findall(r"exp: another process is training this run \(process (\d+) on ", line)
         os.kill(int(pid), signal.SIGKILL)
@@ -175,10 +175,10 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
 
 
 @pytest.mark.slow
-def test_spawn_forwards_signals(world, tmp_path):
+def test_spawn_forwards_signals(inputs, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
         parent = run.start(
-            [python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"), "--spawn", "2"]
+            [python(), "train.py", *flags(inputs, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"), "--spawn", "2"]
         )
         run.until((tmp_path / "exp" / "last.pt").exists)
         parent.send_signal(signal.SIGTERM)
@@ -187,12 +187,12 @@ def test_spawn_forwards_signals(world, tmp_path):
         assert "Traceback" not in run.output()
 
 
-def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
+def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(inputs, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
     go_on = tmp_path / "go on"
     with Processes(tmp_path / "log.txt", faults=f"save:3;{held_at(5, go_on)}") as run:
         options = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"]
-        run.torchrun(options, *flags(world, tmp_path), agent=python())
+        run.torchrun(options, *flags(inputs, tmp_path), agent=python())
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(run.launched()[-1], signal.SIGKILL)
         go_on.touch()
@@ -202,10 +202,10 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
     assert_same_run(whole, tmp_path / "exp")
 
 
-def test_a_refusal_before_the_first_step_leaves_nothing(world, tmp_path):
+def test_a_refusal_before_the_first_step_leaves_nothing(inputs, tmp_path):
     """Rank 1 refuses the first batch: rank 0, which created the folder, removes it with torchrun's file."""
     with Processes(tmp_path / "log.txt", faults="refuse:1:1") as run:
-        given = flags(world, tmp_path / "deep" / "runs")
+        given = flags(inputs, tmp_path / "deep" / "runs")
         run.torchrun(["--standalone", "--nproc_per_node", "2"], *given, agent=python())
         assert run.codes() == [1], run.output()
         assert run.output().count("error: built to refuse") == 1
@@ -214,11 +214,12 @@ def test_a_refusal_before_the_first_step_leaves_nothing(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path):
+def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(inputs, whole, tmp_path):
     """With a static rendezvous, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
     with Processes(tmp_path / "log.txt", faults="save:1;slow:0.1") as run:
         agent = run.torchrun(
-            ["--nproc_per_node", "2", "--master_port", str(free_port()), "--max-restarts", "2"], *flags(world, tmp_path)
+            ["--nproc_per_node", "2", "--master_port", str(free_port()), "--max-restarts", "2"],
+            *flags(inputs, tmp_path),
         )
         last = tmp_path / "exp" / "last.pt"
         run.until(last.exists)
@@ -245,11 +246,11 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
         pytest.param(signal.SIGKILL, True, -signal.SIGKILL, id="kill-torchrun"),
     ],
 )
-def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, code):
+def test_torchrun_exits_with_its_own_code(inputs, tmp_path, number, to_torchrun, code):
     """torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
     is saved. After SIGKILL nobody is left to stop torchrun's processes, so they end by themselves."""
     with Processes(tmp_path / "log.txt", faults="save:1;slow:0.1") as run:
-        agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50"))
+        agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(inputs, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(agent.pid if to_torchrun else run.launched()[0], number)
         assert agent.wait(240) == code, run.output()
@@ -258,13 +259,13 @@ def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, 
 
 
 @pytest.mark.slow
-def test_training_continues_without_a_lost_node(world, tmp_path):
+def test_training_continues_without_a_lost_node(inputs, tmp_path):
     """Two torchruns act as two nodes, one of which disappears: the other continues alone and ends with the same
     weights."""
     port = str(free_port())
     options = ["--nnodes", "1:2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d",
                "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5"]  # fmt: skip
-    more = flags(world, tmp_path, "--virtual-ranks", "2", "--deterministic", "--epochs", "3")
+    more = flags(inputs, tmp_path, "--virtual-ranks", "2", "--deterministic", "--epochs", "3")
     with Processes(tmp_path / "alone.txt") as run:
         run.ranks(1, *more, "--name", "alone")
         assert run.codes() == [0], run.output()
@@ -291,11 +292,11 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
         ("kill", -signal.SIGKILL, r"error: process 1 of 2 was killed, has crashed or has exited"),
     ],
 )
-def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
+def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message):
     go_on = tmp_path / "go on"
     fault = held_at(5, go_on) if kind == "kill" else f"{kind}:1:5"
     with Processes(tmp_path / "log.txt", faults=f"save:2;{fault}") as run:
-        run.ranks(2, *flags(world, tmp_path))
+        run.ranks(2, *flags(inputs, tmp_path))
         if kind == "kill":
             run.until((tmp_path / "exp" / "last.pt").exists)
             run.started[1].kill()
@@ -310,10 +311,10 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
     assert text.count("Traceback") == (kind == "raise"), text
 
 
-def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
+def test_a_stall_writes_the_stacks_of_every_rank(inputs, tmp_path):
     go_on = tmp_path / "go on"
     with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.parallel.watchdog:STALL_S:4") as run:
-        run.ranks(2, *flags(world, tmp_path, "--epochs", "1"))
+        run.ranks(2, *flags(inputs, tmp_path, "--epochs", "1"))
         run.until(lambda: run.output().count("no step for") == 2)
         go_on.touch()
         assert run.codes() == [0, 0], run.output()
@@ -325,10 +326,10 @@ def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
         assert len(re.findall(rf"rank {rank}: no step for .* its stacks are in", text)) == 1, text
 
 
-def test_a_disk_that_fills_up_mid_epoch_is_one_line(world, tmp_path):
+def test_a_disk_that_fills_up_mid_epoch_is_one_line(inputs, tmp_path):
     """A limit on file sizes stands in for a full disk; all ranks end."""
     with Processes(tmp_path / "log.txt") as run:
-        command = [python(), "train.py", *flags(world, tmp_path, "--save-minutes", "1e-6", "--spawn", "2")]
+        command = [python(), "train.py", *flags(inputs, tmp_path, "--save-minutes", "1e-6", "--spawn", "2")]
         run.start(["sh", "-c", 'ulimit -f 800 && exec "$@"', "sh", *command])  # blocks of 512 bytes
         assert run.codes() == [2], run.output()
         run.wait_gone()

@@ -29,20 +29,20 @@ from utils.files.checkpoint_file import read_checkpoint
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
+def inputs(tmp_path_factory) -> Path:
     """A data set with ``tile: 96``, a model, and a cache."""
-    root = tmp_path_factory.mktemp("world")
+    root = tmp_path_factory.mktemp("inputs")
     write_tiled_dataset(root, [(220, 300), (250, 180), (60, 80)], tile=96, squares=8, seed=0)
     write_model(root / "tiny.yaml")
     return root
 
 
-def flags(world: Path, project: Path, *more: str) -> list[str]:
-    model = ["--data", str(world / "data.yaml"), "--model", str(world / "tiny.yaml")]
-    return [*model, "--project", str(project), "--cache-dir", str(world / "cache"), *SMALL, "--batch-size", "8", *more]
+def flags(inputs: Path, project: Path, *more: str) -> list[str]:
+    model = ["--data", str(inputs / "data.yaml"), "--model", str(inputs / "tiny.yaml")]
+    return [*model, "--project", str(project), "--cache-dir", str(inputs / "cache"), *SMALL, "--batch-size", "8", *more]
 
 
-def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monkeypatch):
+def test_val_and_detection_know_the_tiles_of_a_checkpoint(inputs, tmp_path, monkeypatch):
     """val.py finds what validation in training finds, also with a YAML without tiles; --tile 0 scales whole images."""
     tables = []
     original = Evaluator.run
@@ -53,13 +53,13 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(world, tmp_path, monke
         return result
 
     monkeypatch.setattr(Evaluator, "run", recorded)
-    train.main(flags(world, tmp_path, "--epochs", "1", "--set", "warmup_epochs=0", "--optimizer", "SGD"))
+    train.main(flags(inputs, tmp_path, "--epochs", "1", "--set", "warmup_epochs=0", "--optimizer", "SGD"))
     best = tmp_path / "exp" / "last.pt"
     content = read_checkpoint(best)
     assert content["tile"] == 96
     plain = tmp_path / "plain.yaml"
-    plain.write_text((world / "data.yaml").read_text().replace("tile: 96", f"path: {world}"))
-    common = ["--weights", best, *PLAIN, "--batch-size", "8", "--cache-dir", world / "cache"]
+    plain.write_text((inputs / "data.yaml").read_text().replace("tile: 96", f"path: {inputs}"))
+    common = ["--weights", best, *PLAIN, "--batch-size", "8", "--cache-dir", inputs / "cache"]
     found = {}
     choices = {"tiles": ["--data", plain], "whole": ["--tile", "0"], "overlap": ["--overlap", "0.5"]}
     for name, more in choices.items():
@@ -209,10 +209,10 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--image-weights"], ["--rect", "--multi-scale"], ["--cache", "ram", "--quad"]])
-def test_two_processes_and_a_resumed_run_have_the_bits_of_one(world, tmp_path, more):
+def test_two_processes_and_a_resumed_run_have_the_bits_of_one(inputs, tmp_path, more):
     more = ["--epochs", "2", "--virtual-ranks", "2", "--save-period", "1", *more]
-    run_python("train.py", *flags(world, tmp_path, "--name", "one", *more))
-    run_python("train.py", *flags(world, tmp_path, "--name", "two", "--spawn", "2", *more))
+    run_python("train.py", *flags(inputs, tmp_path, "--name", "one", *more))
+    run_python("train.py", *flags(inputs, tmp_path, "--name", "two", "--spawn", "2", *more))
     one, two = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two"))
     assert one["progress"]["best_fitness"] == two["progress"]["best_fitness"]
     (tmp_path / "cut" / "exp").mkdir(parents=True)
@@ -225,6 +225,6 @@ def test_two_processes_and_a_resumed_run_have_the_bits_of_one(world, tmp_path, m
             assert_same_content(one[part], other[part])
 
 
-def test_mistakes_with_tiles_are_one_line(world, tmp_path, capsys):
-    cached = flags(world, tmp_path, "--cache", "device", "--render-on", "device")
+def test_mistakes_with_tiles_are_one_line(inputs, tmp_path, capsys):
+    cached = flags(inputs, tmp_path, "--cache", "device", "--render-on", "device")
     assert "--cache device: cannot keep tiles ('tile' in" in error_of(capsys, train.main, *cached)

@@ -23,13 +23,13 @@ from utils.process.ports import free_port
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("world")
+def inputs(tmp_path_factory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("inputs")
     return {"data": str(write_dataset(root / "set")), "model": str(write_model(root / "tiny.yaml"))}
 
 
-def flags(world: dict[str, str], project: Path, *more: object) -> list[object]:
-    return ["train.py", "--data", world["data"], "--model", world["model"], "--project", project, *SMALL, *more]
+def flags(inputs: dict[str, str], project: Path, *more: object) -> list[object]:
+    return ["train.py", "--data", inputs["data"], "--model", inputs["model"], "--project", project, *SMALL, *more]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -37,16 +37,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("fine_tuned", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, capsys, fine_tuned):
+def test_a_resumed_run_equals_the_uninterrupted_one(inputs, tmp_path, capsys, fine_tuned):
     """Fine-tuning gives pretrained parameters another rate than new ones. --resume may have larger --epochs."""
     whole = tmp_path / "whole" / "exp"
     more = ["--set", "close_mosaic=1", "close_scale=1"]
     if fine_tuned:
         weights = tmp_path / "one class" / "last.pt"
-        call(train.main, *flags(world, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")[1:])
+        call(train.main, *flags(inputs, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")[1:])
         more += ["--weights", weights]
     arguments = ["--epochs", "4", "--optimizer", "Muon", "--save-period", "2", *more]
-    run_python(*flags(world, whole.parent, *arguments))
+    run_python(*flags(inputs, whole.parent, *arguments))
     table = rows(whole / "results.csv")
     assert ("lr/new_weight" in table[0]) == fine_tuned
     if fine_tuned:
@@ -76,14 +76,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, capsys, fin
 @pytest.mark.parametrize(
     "launcher", ["torchrun", *(pytest.param(other, marks=pytest.mark.slow) for other in ("launch", "spawn"))]
 )
-def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launcher, monkeypatch):
+def test_two_processes_equal_one_process_up_to_rounding(inputs, tmp_path, launcher, monkeypatch):
     """Only one process writes files, and the results equal those of one process up to rounding, with synchronized batch
     statistics. The second process of torchrun is an interpreter of its own, with its own seed of string hashes."""
     started = f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {sys.executable} "$@"\nexec {python()} "$@"\n'
     (tmp_path / "python").write_text(started)
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "python"))
-    arguments = flags(world, tmp_path, "--epochs", "2", "--optimizer", "SGD", "--sync-bn")
+    arguments = flags(inputs, tmp_path, "--epochs", "2", "--optimizer", "SGD", "--sync-bn")
     older = ["-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", str(free_port())]
     spawned = ["--spawn", "2"] if launcher == "spawn" else []
     run_python(*(older if launcher == "launch" else []), *arguments, *spawned, torchrun=1 + (launcher == "torchrun"))
@@ -97,18 +97,18 @@ def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launche
         assert float(a["metrics/AP"]) == pytest.approx(float(b["metrics/AP"]), abs=5e-3)
 
 
-def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
+def test_a_run_resumes_on_another_number_of_processes(inputs, tmp_path):
     """On one instead of two, and then on two instead of one."""
     last = tmp_path / "exp" / "last.pt"
-    run_python(*flags(world, tmp_path, "--epochs", "1", "--optimizer", "AdamW"), torchrun=2)
+    run_python(*flags(inputs, tmp_path, "--epochs", "1", "--optimizer", "AdamW"), torchrun=2)
     call(train.main, "--resume", last, "--epochs", "2")
     run_python("train.py", "--resume", last, "--epochs", "3", torchrun=2)
     assert read_checkpoint(last)["progress"]["epoch"] == len(rows(last.with_name("results.csv"))) == 3
 
 
-def test_a_run_that_stopped_early_or_ran_out_of_time_continues(world, tmp_path, capsys):
+def test_a_run_that_stopped_early_or_ran_out_of_time_continues(inputs, tmp_path, capsys):
     """It takes a larger patience, or a longer time for the epochs that fit into it."""
-    call(train.main, *flags(world, tmp_path, "--epochs", "30", "--patience", "1", "--set", "lr0=0")[1:])
+    call(train.main, *flags(inputs, tmp_path, "--epochs", "30", "--patience", "1", "--set", "lr0=0")[1:])
     assert "stopped early (--patience 1)" in capsys.readouterr().out
     last = tmp_path / "exp" / "last.pt"
     epoch = read_checkpoint(last)["progress"]["epoch"]
@@ -127,7 +127,7 @@ def test_a_run_that_stopped_early_or_ran_out_of_time_continues(world, tmp_path, 
 
 
 @pytest.mark.slow
-def test_training_options_work_together(world, tmp_path):
+def test_training_options_work_together(inputs, tmp_path):
     """An anchor model with all options that can be combined; then the others."""
     hyp = tmp_path / "hyp.yaml"
     hyp.write_text("mixup: 0.5\ndegrees: 10\nperspective: 0.0005\nalbumentations:\n- {name: Blur, p: 0.5}\n")
@@ -135,7 +135,7 @@ def test_training_options_work_together(world, tmp_path):
     first = ["--image-weights", "--multi-scale", "--cache", "disk", "--nominal-batch", "8", "--cos-lr", "--freeze", "1",
              "--label-smoothing", "0.1", "--single-cls", "--deterministic", "--amp", "bf16", "--patience", "1",
              "--cache-dir", tmp_path / "cache", "--hyp", hyp, "--optimizer", "Adam", "--epochs", "2"]  # fmt: skip
-    run_python(*flags(world, tmp_path, *first, "--model", model, "--name", "first"))
+    run_python(*flags(inputs, tmp_path, *first, "--model", model, "--name", "first"))
     last = tmp_path / "first" / "last.pt"
     assert read_checkpoint(last)["names"] == ["object"]
     fresh = read_checkpoint(tmp_path / "first" / "best.pt")
@@ -144,18 +144,18 @@ def test_training_options_work_together(world, tmp_path):
     assert read_checkpoint(last)["progress"]["epoch"] == 4
     second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2", "--weights", last, "--offline",
               "--epochs", "3", "--exist-ok"]  # fmt: skip
-    done = run_python(*flags(world, tmp_path, *second, "--model", model, "--name", "second"))
+    done = run_python(*flags(inputs, tmp_path, *second, "--model", model, "--name", "second"))
     assert "each of 2 batches of 4 images at 64 px" in done.stdout
     table = rows(tmp_path / "second" / "results.csv")
     assert [row["metrics/AP"] != "" for row in table] == [False, True, True]
-    run_python(*flags(world, tmp_path, "--rect", "--epochs", "1", "--noautoanchor", "--name", "third"))
+    run_python(*flags(inputs, tmp_path, "--rect", "--epochs", "1", "--noautoanchor", "--name", "third"))
 
 
 @pytest.mark.slow
-def test_epochs_fit_into_the_time(world, tmp_path):
+def test_epochs_fit_into_the_time(inputs, tmp_path):
     """The schedule ends with the last epoch, which is validated; a resumed run has the number of its checkpoint."""
     arguments = ["--time", "0.001", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD"]
-    done = run_python(*flags(world, tmp_path, *arguments))
+    done = run_python(*flags(inputs, tmp_path, *arguments))
     folder = tmp_path / "exp"
     table = rows(folder / "results.csv")
     last = read_checkpoint(folder / "last.pt")
@@ -172,8 +172,8 @@ def test_epochs_fit_into_the_time(world, tmp_path):
     assert read_checkpoint(again)["config"]["epochs"] == 2
 
 
-def test_frozen_layers_do_not_change(world, tmp_path):
-    arguments = flags(world, tmp_path, "--epochs", "1", "--freeze", "0", "2")
+def test_frozen_layers_do_not_change(inputs, tmp_path):
+    arguments = flags(inputs, tmp_path, "--epochs", "1", "--freeze", "0", "2")
     call(train.main, *arguments[1:], "--name", "a")
     call(train.main, *arguments[1:], "--name", "b", "--set", "lr0=0.2")
     a, b = (read_checkpoint(tmp_path / name / "last.pt")["model"] for name in "ab")
@@ -183,30 +183,30 @@ def test_frozen_layers_do_not_change(world, tmp_path):
     assert not torch.equal(a["model.1.conv.weight"], b["model.1.conv.weight"])
 
 
-def test_a_busy_port_is_one_line(world, tmp_path):
+def test_a_busy_port_is_one_line(inputs, tmp_path):
     with socket.socket() as taken, Processes(tmp_path / "log.txt") as run:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         place = torchrun_variables(0, 2, taken.getsockname()[1])
-        run.start([run.python, *map(str, flags(world, tmp_path))], **place)
+        run.start([run.python, *map(str, flags(inputs, tmp_path))], **place)
         assert run.codes() == [2], run.output()
         assert "port" in run.output()
         assert "Traceback" not in run.output()
 
 
-def rendered(world: dict[str, str], folder: Path, *more: object) -> list[object]:
+def rendered(inputs: dict[str, str], folder: Path, *more: object) -> list[object]:
     """Images are rendered on the device, here the CPU."""
     hyp = ["--set", "mixup=0.5", "close_mosaic=1", "close_scale=1"]
-    return flags(world, folder, "--epochs", "2", "--render-on", "device", "--virtual-ranks", "2", *more, *hyp)
+    return flags(inputs, folder, "--epochs", "2", "--render-on", "device", "--virtual-ranks", "2", *more, *hyp)
 
 
-def test_cache_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path):
+def test_cache_and_resuming_do_not_change_a_bit_on_the_device(inputs, tmp_path):
     shared = ["--nominal-batch", "8", "--image-weights"]
     one = tmp_path / "one" / "exp"
     two = tmp_path / "two" / "exp"
-    call(train.main, *rendered(world, one.parent, *shared, "--cache", "device", "--save-period", "1")[1:])
+    call(train.main, *rendered(inputs, one.parent, *shared, "--cache", "device", "--save-period", "1")[1:])
     expected = read_checkpoint(one / "last.pt")
-    call(train.main, *rendered(world, two.parent, *shared)[1:])
+    call(train.main, *rendered(inputs, two.parent, *shared)[1:])
     assert_same_content(expected, read_checkpoint(two / "last.pt"))
     (one / "last.pt").rename(tmp_path / "moved.pt")
     call(train.main, "--resume", one / "epoch1.pt", "--cache", "ram")
@@ -215,7 +215,7 @@ def test_cache_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_and_workers_do_not_change_a_bit_on_the_device(world, tmp_path):
-    run_python(*rendered(world, tmp_path, "--multi-scale", "--cache", "device", "--name", "one"))
-    run_python(*rendered(world, tmp_path, "--multi-scale", "--workers", "1", "--name", "two"), torchrun=2)
+def test_processes_and_workers_do_not_change_a_bit_on_the_device(inputs, tmp_path):
+    run_python(*rendered(inputs, tmp_path, "--multi-scale", "--cache", "device", "--name", "one"))
+    run_python(*rendered(inputs, tmp_path, "--multi-scale", "--workers", "1", "--name", "two"), torchrun=2)
     assert_same_content(*(read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two")))

@@ -25,29 +25,29 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
+def inputs(tmp_path_factory) -> Path:
     """A tiny data set, an own checkpoint with its classes."""
-    root = tmp_path_factory.mktemp("world")
+    root = tmp_path_factory.mktemp("inputs")
     write_dataset(root / "set", train=8, val=3)
     write_weights(root / "own.pt", ["light", "dark"], seed=3)
     return root
 
 
-def commands(world: Path, weights: Path | str, out: Path) -> dict[str, tuple]:
-    data = str(world / "set" / "data.yaml")
+def commands(inputs: Path, weights: Path | str, out: Path) -> dict[str, tuple]:
+    data = str(inputs / "set" / "data.yaml")
     return {
         "train": (train.main, "--data", data, "--weights", weights, "--project", out, *SMALL),
         "val": (val.main, "--data", data, "--weights", weights, "--project", out, "--device", "cpu", "--workers", "0"),
-        "detect": (detect.main, "--source", world / "set" / "images" / "val", "--weights", weights, "--project", out),
+        "detect": (detect.main, "--source", inputs / "set" / "images" / "val", "--weights", weights, "--project", out),
         "weights": (weights_command.main, weights, out / "converted.safetensors"),
     }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_file_is_refused_in_one_line_by_every_script(world, tmp_path, capsys, kind):
+def test_a_hostile_file_is_refused_in_one_line_by_every_script(inputs, tmp_path, capsys, kind):
     marker = tmp_path / "ran"
     path, message = write_hostile_files(tmp_path, marker)[kind]
-    for name, command in commands(world, path, tmp_path / "out").items():
+    for name, command in commands(inputs, path, tmp_path / "out").items():
         line = error_of(capsys, *command)
         assert line.startswith(f"error: {path}: "), (name, line)
         assert message in line, name
@@ -58,17 +58,17 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_script(world, tmp_path, 
 
 
 @pytest.mark.parametrize("script", ["train", "val", "detect", "weights"])
-def test_an_uncached_name_with_offline_is_one_line(world, tmp_path, capsys, script):
-    line = error_of(capsys, *commands(world, "yolo26n", tmp_path)[script], "--offline")
+def test_an_uncached_name_with_offline_is_one_line(inputs, tmp_path, capsys, script):
+    line = error_of(capsys, *commands(inputs, "yolo26n", tmp_path)[script], "--offline")
     assert "yolo26n: not on this machine, and --offline is set; put https://github.com/" in line
     assert line.endswith("lockstep/weights/yolo26n.pt")
 
 
-def test_training_without_model_uses_the_model_of_the_weights(world, tmp_path, capsys):
-    command = commands(world, world / "own.pt", tmp_path)["train"]
+def test_training_without_model_uses_the_model_of_the_weights(inputs, tmp_path, capsys):
+    command = commands(inputs, inputs / "own.pt", tmp_path)["train"]
     run_main(command[0], [*map(str, command[1:]), "--epochs", "1"])
     out = capsys.readouterr().out
-    assert f"{world / 'own.pt'}: " in out
+    assert f"{inputs / 'own.pt'}: " in out
     assert "tensors loaded" in out
     content = read_checkpoint(tmp_path / "exp" / "last.pt")
-    assert content["model_spec"] == read_checkpoint(world / "own.pt")["model_spec"]
+    assert content["model_spec"] == read_checkpoint(inputs / "own.pt")["model_spec"]

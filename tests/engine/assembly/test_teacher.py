@@ -44,9 +44,9 @@ TEACHER = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", 
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
+def inputs(tmp_path_factory) -> Path:
     """Data sets that label light and dark squares, and a model of light ones."""
-    root = tmp_path_factory.mktemp("world")
+    root = tmp_path_factory.mktemp("inputs")
     write_dataset(root / "set", train=8)
     write_model(root / "tiny.yaml")
     learn = ["--model", root / "tiny.yaml", "--data", root / "set" / "data.yaml", "--classes", "light", *SMALL]
@@ -62,26 +62,26 @@ def world(tmp_path_factory) -> Path:
     return root
 
 
-def flags(world: Path, *more: object) -> list[object]:
-    arguments = ["--weights", world / "old.pt", "--data", world / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
+def flags(inputs: Path, *more: object) -> list[object]:
+    arguments = ["--weights", inputs / "old.pt", "--data", inputs / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
     return [*arguments, *more]
 
 
-def taught(world: Path, teacher: Path, *more: object) -> list[object]:
-    arguments = ["--model", world / "tiny.yaml", "--data", world / "set" / "data.yaml", "--teacher", teacher, *SMALL]
+def taught(inputs: Path, teacher: Path, *more: object) -> list[object]:
+    arguments = ["--model", inputs / "tiny.yaml", "--data", inputs / "set" / "data.yaml", "--teacher", teacher, *SMALL]
     return [*arguments, "--epochs", "2", *more]
 
 
-def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_path, capsys):
+def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(inputs, tmp_path, capsys):
     """The teacher's file may have moved; its validation and that of its best.pt take the old class for unlabeled."""
     weights = tmp_path / "old.pt"
     whole = tmp_path / "whole"
-    shutil.copy(world / "old.pt", weights)
+    shutil.copy(inputs / "old.pt", weights)
     arguments = ["--weights", weights, "--project", tmp_path, "--save-period", "1", "--virtual-ranks", "2"]
-    call(train.main, *flags(world, *arguments), "--name", "whole")
+    call(train.main, *flags(inputs, *arguments), "--name", "whole")
     log = (whole / "train.log").read_text()
     assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
-    assert f"val: {world / 'dark.yaml'} does not label light: ignored in its images" in log
+    assert f"val: {inputs / 'dark.yaml'} does not label light: ignored in its images" in log
     assert "also training images" not in log
     content = read_checkpoint(whole / "last.pt")
     assert content["names"] == ["light", "dark"]
@@ -117,13 +117,13 @@ def test_a_teacher_that_has_changed_in_its_place_is_named_with_the_way_out(tmp_p
         open_teacher(DistributedContext.single(), TrainConfig(teacher=str(path)), StartedFrom.of(begun))
 
 
-def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(world, tmp_path):
+def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(inputs, tmp_path):
     """--classes names those that its data set labels; val.py scores no others, although the model has them."""
     arguments = [
         "--weights",
-        world / "old.pt",
+        inputs / "old.pt",
         "--data",
-        world / "set" / "data.yaml",
+        inputs / "set" / "data.yaml",
         "--keep-old",
         "--classes",
         "dark",
@@ -135,7 +135,7 @@ def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(world, tmp
     assert any(row.startswith("dark,1,1,") for row in rows)
 
 
-def test_the_new_model_begins_as_the_old_one(world, tmp_path):
+def test_the_new_model_begins_as_the_old_one(inputs, tmp_path):
     """Its scores of old classes are the old model's, although its class layers are wider: the old one has 16 classes,
     and as many channels there."""
     names = [f"c{i}" for i in range(16)]
@@ -187,23 +187,23 @@ def test_the_new_model_begins_as_the_old_one(world, tmp_path):
         ),
     ],
 )
-def test_impossible_combinations_are_one_line(world, teacher, tmp_path, capsys, start, changes, line):
-    values = yaml.safe_load((world / "dark.yaml").read_text())
+def test_impossible_combinations_are_one_line(inputs, teacher, tmp_path, capsys, start, changes, line):
+    values = yaml.safe_load((inputs / "dark.yaml").read_text())
     for name, change in {
         "four": {"channels": 4},
         "twice": {"names": ["Light", "light"]},
         "other": {"names": ["glow"]},
     }.items():
-        (world / f"{name}.yaml").write_text(yaml.safe_dump(values | change))
-    write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
-    write_detector(world / "anchors.pt", build_detector(TINY_ANCHOR_MODEL, 1, names=["light"]))
-    arguments = start(world, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
-    error = error_of(capsys, train.main, *arguments, *(change.format(world) for change in changes))
-    assert line.format(world) in error
+        (inputs / f"{name}.yaml").write_text(yaml.safe_dump(values | change))
+    write_model(inputs / "anchors.yaml", TINY_ANCHOR_MODEL)
+    write_detector(inputs / "anchors.pt", build_detector(TINY_ANCHOR_MODEL, 1, names=["light"]))
+    arguments = start(inputs, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
+    error = error_of(capsys, train.main, *arguments, *(change.format(inputs) for change in changes))
+    assert line.format(inputs) in error
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_student_has_the_license_of_its_teacher(world, tmp_path):
+def test_a_student_has_the_license_of_its_teacher(inputs, tmp_path):
     """With ``--keep-old``, the weights are the teacher."""
     public = Origin("big (public file)", "AGPL-3.0")
     student = Origin("small (public file)", "Apache-2.0")
@@ -258,56 +258,56 @@ def test_a_teacher_that_was_overwritten_is_not_called_another_file(tmp_path):
             open_teacher(ctx, config, started_from)
 
 
-def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(world):
+def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(inputs):
     """Names of ``--weights`` are compared in the same way."""
     detector = build_detector(TINY_MODEL, 3, names=["Dark ", "LIGHT", "other"], seed=3)
     same = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
     student = build_detector(TINY_MODEL, 2, names=["light", "dark"])
-    replace(TEACHER, detector=detector).check(load_dataset_spec(str(world / "set" / "data.yaml")), student)
+    replace(TEACHER, detector=detector).check(load_dataset_spec(str(inputs / "set" / "data.yaml")), student)
     teacher, expected = (replace(TEACHER, detector=each.eval()).build(student) for each in (detector, same))
     assert teacher.taught == (0, 1)
     images = make_batch(2).images / 255
     assert all(torch.equal(a, b) for a, b in zip(teacher(images), expected(images), strict=True))
 
 
-def test_a_teacher_of_other_strides_is_refused(world):
+def test_a_teacher_of_other_strides_is_refused(inputs):
     student = build_detector({**TINY_MODEL, "head": [[[1, 2, 3], 1, "Detect", ["nc"]]]}, 2)
-    spec = load_dataset_spec(str(world / "set" / "data.yaml"))
+    spec = load_dataset_spec(str(inputs / "set" / "data.yaml"))
     with pytest.raises(UserError, match="teacher has strides 8, 16, 32, the model 4, 8, 16; choose models of the same"):
         TEACHER.check(spec, student)
 
 
-def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(world, tmp_path, capsys):
+def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(inputs, tmp_path, capsys):
     ctx = replace(DistributedContext.single(), eval_ranks=1)
     with refused("--keep-old: the teacher runs in the training processes only; leave out --eval-ranks"):
         check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
-    arguments = [*flags(world)[: -len(SMALL)], "--project", tmp_path]
+    arguments = [*flags(inputs)[: -len(SMALL)], "--project", tmp_path]
     assert "--keep-old: the data has no labels to score the kept classes" in error_of(capsys, kfold_main, *arguments)
 
 
-def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
+def test_a_class_of_both_is_learned_from_labels(inputs, tmp_path):
     """The name of the class may differ in case; the model keeps the old model's spelling."""
-    values = yaml.safe_load((world / "dark.yaml").read_text())
-    (world / "both.yaml").write_text(yaml.safe_dump(values | {"names": ["LIGHT", "glow"]}))
-    common = flags(world, "--project", tmp_path)
+    values = yaml.safe_load((inputs / "dark.yaml").read_text())
+    (inputs / "both.yaml").write_text(yaml.safe_dump(values | {"names": ["LIGHT", "glow"]}))
+    common = flags(inputs, "--project", tmp_path)
     call(train.main, *common, "--epochs", "1")
-    call(train.main, *common, "--weights", tmp_path / "exp" / "last.pt", "--data", world / "both.yaml")
+    call(train.main, *common, "--weights", tmp_path / "exp" / "last.pt", "--data", inputs / "both.yaml")
     model, _ = load_detector(tmp_path / "exp2" / "last.pt")
     assert model.names == ("light", "dark", "glow")
     assert "does not label dark: ignored" in (tmp_path / "exp2" / "train.log").read_text()
 
 
 @pytest.fixture(scope="module")
-def teacher(world) -> Path:
+def teacher(inputs) -> Path:
     """A model of the classes dark, light and other."""
     model = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
     randomize_batch_norms(model)
-    return write_detector(world / "teacher.pt", model)
+    return write_detector(inputs / "teacher.pt", model)
 
 
 @pytest.mark.slow
-def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world, teacher, tmp_path, capsys):
-    arguments = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
+def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(inputs, teacher, tmp_path, capsys):
+    arguments = taught(inputs, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
     call(train.main, *arguments, "--name", "whole")
     assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
     origin = read_checkpoint(tmp_path / "whole" / "last.pt")["origin"]

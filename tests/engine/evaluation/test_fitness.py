@@ -84,7 +84,7 @@ def test_the_best_epoch_is_the_first_with_the_highest_fitness():
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def root_and_flags(tmp_path_factory):
     root = tmp_path_factory.mktemp("fitness")
     data = write_dataset(root / "set", train=12, val=6)
     model = write_model(root / "tiny.yaml")
@@ -99,8 +99,8 @@ def rows(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
-    root, flags = world
+def test_a_killed_run_stops_at_the_same_epoch(root_and_flags, tmp_path):
+    root, flags = root_and_flags
     train.main([*flags, "--name", "whole"])
     table = rows(root / "whole")
     assert 4 <= len(table) < 30
@@ -120,8 +120,8 @@ def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
     assert_same_content(read_checkpoint(root / "whole" / "best.pt"), read_checkpoint(killed / "best.pt"))
 
 
-def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(world, capsys):
-    root, flags = world
+def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(root_and_flags, capsys):
+    root, flags = root_and_flags
     train.main([*flags, "--fitness", "AP", "--name", "old", "--epochs", "1"])
     line = error_of(capsys, train.main, "--resume", root / "old" / "last.pt", "--epochs", "3", "--fitness", "F1")
     assert "the run being resumed has 'AP'" in line

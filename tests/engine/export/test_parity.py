@@ -64,7 +64,7 @@ class Broken(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory):
+def intact_export(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("parity")
     spec = load_dataset_spec(write_dataset(folder / "set", val=5))
     index = load_index(spec, "val", IndexSettings(cache_dir=str(folder / "cache")))
@@ -73,8 +73,8 @@ def world(tmp_path_factory: pytest.TempPathFactory):
     return folder, detector, Reference(model, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
 
 
-def compared(world, mistake: str, allowed: Tolerance = FLOAT32, *, half: bool = False):
-    folder, detector, reference = world
+def compared(intact_export, mistake: str, allowed: Tolerance = FLOAT32, *, half: bool = False):
+    folder, detector, reference = intact_export
     path = folder / f"{mistake}.torchscript"
     if not path.exists():
         module = Broken(make_layout(copy.deepcopy(detector).fuse(), "raw", half=half), mistake).eval()
@@ -83,8 +83,8 @@ def compared(world, mistake: str, allowed: Tolerance = FLOAT32, *, half: bool = 
     return reference.compare(open_model(path, device=CPU, trust=True), allowed)
 
 
-def test_an_intact_export_passes(world):
-    parity = compared(world, "intact")
+def test_an_intact_export_passes(intact_export):
+    parity = compared(intact_export, "intact")
     assert parity.matched > 100
     assert parity.violations(FLOAT32) == []
     assert (parity.missing, parity.images) == (0, 5)
@@ -100,17 +100,19 @@ MISTAKES = ("classes swapped", "scaled twice", "sigmoid twice", "blue first", "c
     + [(mistake, FLOAT16) for mistake in MISTAKES]
     + [(mistake, INT8) for mistake in MISTAKES if mistake != "blue first"],
 )
-def test_a_broken_export_fails_also_where_ap_is_zero(world, mistake: str, allowed: Tolerance):
+def test_a_broken_export_fails_also_where_ap_is_zero(intact_export, mistake: str, allowed: Tolerance):
     """For a model that has learned nothing, AP and F1 say nothing about its file."""
-    parity = replace(compared(world, mistake, allowed), ap=0.0, ap_checkpoint=0.0, f1=0.0, f1_checkpoint=0.0)
+    parity = replace(compared(intact_export, mistake, allowed), ap=0.0, ap_checkpoint=0.0, f1=0.0, f1_checkpoint=0.0)
     assert parity.violations(allowed)
     assert parity.worst_image.endswith(".png")
 
 
 @pytest.mark.parametrize("allowed", [FLOAT32, FLOAT16, INT8])
-def test_an_empty_comparison_does_not_pass(world, allowed: Tolerance):
+def test_an_empty_comparison_does_not_pass(intact_export, allowed: Tolerance):
     """A single detection may be missing, but then nothing has been compared."""
-    parity = replace(compared(world, "intact"), matched=0, missing=1, box=0.0, score=0.0, mean_box=0.0, mean_score=0.0)
+    parity = replace(
+        compared(intact_export, "intact"), matched=0, missing=1, box=0.0, score=0.0, mean_box=0.0, mean_score=0.0
+    )
     assert parity.violations(allowed) == ["it has none of the checkpoint's detections"]
 
 
@@ -126,14 +128,14 @@ def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
         Reference(untrained, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
 
 
-def test_half_passes(world):
-    parity = compared(world, "half", FLOAT16, half=True)
+def test_half_passes(intact_export):
+    parity = compared(intact_export, "half", FLOAT16, half=True)
     assert parity.violations(FLOAT32)
     assert replace(parity, ap=parity.ap_checkpoint).violations(FLOAT16) == []  # AP of chance detections is a lottery
 
 
-def test_ap_and_f1_are_held_to_their_tolerances(world):
-    same = replace(compared(world, "intact"), ap=0.5, ap_checkpoint=0.5, f1=0.6, f1_checkpoint=0.6)
+def test_ap_and_f1_are_held_to_their_tolerances(intact_export):
+    same = replace(compared(intact_export, "intact"), ap=0.5, ap_checkpoint=0.5, f1=0.6, f1_checkpoint=0.6)
     assert replace(same, mean_box=0.011).violations(FLOAT16) == [
         "boxes differ by 0.011 of their size on average (allowed: 0.01)"
     ]

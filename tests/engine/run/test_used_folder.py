@@ -28,10 +28,17 @@ def train(project: Path, *flags: object, faults: str = "") -> tuple[int, str]:
         return status, run.output()
 
 
-def begin(world: Path, project: Path, *, seed: int, faults: str = "") -> int:
+def begin(references: Path, project: Path, *, seed: int, faults: str = "") -> int:
     """Trains a run of two epochs in ``project``/exp, whatever is there. Returns the exit status."""
     project.mkdir(exist_ok=True)
-    files = ["--data", world / "set" / "data.yaml", "--model", world / "tiny.yaml", "--cache-dir", world / "cache"]
+    files = [
+        "--data",
+        references / "set" / "data.yaml",
+        "--model",
+        references / "tiny.yaml",
+        "--cache-dir",
+        references / "cache",
+    ]
     status, output = train(
         project, *files, *SMALL, "--project", project, "--exist-ok", "--epochs", 2, "--seed", seed, faults=faults
     )
@@ -40,9 +47,9 @@ def begin(world: Path, project: Path, *, seed: int, faults: str = "") -> int:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that nothing has interrupted: the earlier one, the same with a third epoch, and the new one."""
-    root = tmp_path_factory.mktemp("world")
+    root = tmp_path_factory.mktemp("references")
     write_dataset(root / "set", train=8, val=4)
     write_model(root / "tiny.yaml")
     begin(root, root / "earlier", seed=1)
@@ -52,43 +59,43 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def check_earlier_run(world: Path, project: Path) -> None:
+def check_earlier_run(references: Path, project: Path) -> None:
     """Checks that the earlier run has lost nothing, and continues if its last.pt is named."""
     folder = project / "exp"
     for name in ("last.pt", "best.pt", "results.csv"):
-        assert (folder / name).read_bytes() == (world / "earlier" / "exp" / name).read_bytes(), name
+        assert (folder / name).read_bytes() == (references / "earlier" / "exp" / name).read_bytes(), name
     if newest_run_id(folder) != run_id_of(folder / "last.pt"):
         status, output = train(project, "--resume", folder, "--epochs", 3)
         assert status == REFUSED
         assert "the newest run in this folder has saved nothing yet" in output
     status, output = train(project, "--resume", folder / "last.pt", "--epochs", 3)
     assert status == 0, output
-    assert_same_run(world / "longer" / "exp", folder)
+    assert_same_run(references / "longer" / "exp", folder)
 
 
-def check_new_run(world: Path, project: Path) -> None:
+def check_new_run(references: Path, project: Path) -> None:
     """Checks that the new run continues, unless it has ended."""
     folder = project / "exp"
     assert newest_run_id(folder) == run_id_of(folder / "last.pt")
     is_over = read_part(folder / "last.pt", "progress")["epoch"] == 2
     status, output = train(project, "--resume", folder)
     assert status == (REFUSED if is_over else 0), output
-    assert_same_run(world / "new" / "exp", folder)
+    assert_same_run(references / "new" / "exp", folder)
 
 
 @pytest.mark.slow
-def test_whichever_write_a_kill_precedes_both_runs_continue_with_their_own_files(world, tmp_path):
+def test_whichever_write_a_kill_precedes_both_runs_continue_with_their_own_files(references, tmp_path):
     """The new run is killed at each of the calls by which it puts a complete file in the place of another one."""
-    earlier = run_id_of(world / "earlier" / "exp" / "last.pt")
+    earlier = run_id_of(references / "earlier" / "exp" / "last.pt")
     continued = []
     for number in range(1, 50):
         project = tmp_path / str(number)
-        shutil.copytree(world / "earlier", project)
-        if begin(world, project, seed=2, faults=f"replace:{project / 'calls'}:{number}") == 0:
+        shutil.copytree(references / "earlier", project)
+        if begin(references, project, seed=2, faults=f"replace:{project / 'calls'}:{number}") == 0:
             break
         is_earlier = run_id_of(project / "exp" / "last.pt") == earlier
         continued.append("earlier" if is_earlier else "new")
         check_run = check_earlier_run if is_earlier else check_new_run
-        check_run(world, project)
+        check_run(references, project)
     assert continued[:3] == ["earlier", "earlier", "new"]  # before settings.yaml, before last.pt, after it
     assert len(continued) > 6

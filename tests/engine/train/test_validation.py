@@ -54,25 +54,25 @@ FAULTS = "rated;ready;slow:0.05"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("world")
+def inputs(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("inputs")
     write_dataset(root / "set", train=12)
     write_model(root / "tiny.yaml")
     return root
 
 
-def flags(world: Path, project: Path, *more: str) -> list[str]:
-    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), "--project", str(project),
-            "--cache-dir", str(world / "cache"), *SMALL, "--epochs", str(EPOCHS), "--save-minutes", "0",
-            "--cls-pw", "1", "--save-period", "2", *more]  # fmt: skip
+def flags(inputs: Path, project: Path, *more: str) -> list[str]:
+    return ["--data", str(inputs / "set" / "data.yaml"), "--model", str(inputs / "tiny.yaml"),
+            "--project", str(project), "--cache-dir", str(inputs / "cache"), *SMALL, "--epochs", str(EPOCHS),
+            "--save-minutes", "0", "--cls-pw", "1", "--save-period", "2", *more]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def alone(world, tmp_path_factory) -> Path:
+def alone(inputs, tmp_path_factory) -> Path:
     """The run of one process, which validates itself."""
     folder = tmp_path_factory.mktemp("alone")
     with Processes(folder / "log.txt", faults="rated") as run:
-        run.ranks(1, *flags(world, folder))
+        run.ranks(1, *flags(inputs, folder))
         assert run.codes() == [0], run.output()
     return folder / "exp"
 
@@ -88,10 +88,10 @@ def scorers(file: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("evaluating", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_path, evaluating):
+def test_the_files_are_those_of_a_run_that_validates_itself(inputs, alone, tmp_path, evaluating):
     counts = tmp_path / "scored"
     with Processes(tmp_path / "log.txt", faults=f"{FAULTS};scored:{counts}") as run:
-        run.ranks(1 + evaluating, *flags(world, tmp_path, "--eval-ranks", str(evaluating)))
+        run.ranks(1 + evaluating, *flags(inputs, tmp_path, "--eval-ranks", str(evaluating)))
         assert run.codes() == [0] * (1 + evaluating), run.output()
         run.wait_gone()
         assert "c10d" not in run.output()  # warnings about the store, which ends last
@@ -102,12 +102,12 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path, number):
+def test_training_goes_on_without_its_evaluating_process(inputs, alone, tmp_path, number):
     counts = tmp_path / "scored"
     has_ended = tmp_path / "has_ended"
     hold = f"hold:0:5:{has_ended}"  # in epoch 2, while epoch 1 is validated
     with Processes(tmp_path / "log.txt", faults=f"{FAULTS};scored:{counts};{hold}") as run:
-        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
+        run.ranks(2, *flags(inputs, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: bool(scorers(counts)))
         os.kill(scorers(counts)[0], number)
         run.started[1].wait(60)
@@ -124,10 +124,10 @@ def test_waiting_for_late_scores_ends_before_the_others_time_out():
 
 
 @pytest.mark.slow
-def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alone, tmp_path):
+def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(inputs, alone, tmp_path):
     faults = f"{FAULTS};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:MIN_LATE_S:0"
     with Processes(tmp_path / "log.txt", faults=faults) as run:
-        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
+        run.ranks(2, *flags(inputs, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
         assert "no scores for epoch 1 in time" in run.output()
     assert_same_run(alone, tmp_path / "exp")
@@ -135,10 +135,10 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
 
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--eval-ranks", "1"), marks=pytest.mark.slow)])
-def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alone, tmp_path, more):
+def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(inputs, alone, tmp_path, more):
     faults = f"{FAULTS};save:1;hang:0:8:2;slowval:1;set:engine.eval_ranks.service:MIN_LATE_S:1000"
     with Processes(tmp_path / "log.txt", faults=faults) as run:
-        run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
+        run.ranks(2, *flags(inputs, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: _position(tmp_path) == (2, 1))
         assert read_checkpoint(tmp_path / "exp" / "last.pt")["pending"]["ema"]
         number = signal.SIGKILL if more else signal.SIGTERM
@@ -158,21 +158,21 @@ def _position(project: Path) -> tuple[int, int] | None:
 
 
 @pytest.mark.slow
-def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, monkeypatch):
+def test_a_run_that_a_callback_ends_counts_its_newest_epoch(inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "hooks.py").write_text("def on_epoch(run):\n    if run.epoch == 3:\n        run.stop()\n")
     for name, world_size, faults, more in [("a", 1, "rated", ()), ("b", 2, FAULTS, ("--eval-ranks", "1"))]:
         with Processes(tmp_path / f"{name}.txt", faults=faults) as run:
-            run.ranks(world_size, *flags(world, tmp_path / name, "--callbacks", "hooks:on_epoch", *more))
+            run.ranks(world_size, *flags(inputs, tmp_path / name, "--callbacks", "hooks:on_epoch", *more))
             assert set(run.codes()) == {0}, run.output()
     assert_same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_killed):
+def test_spawn_goes_on_without_an_evaluating_process(inputs, alone, tmp_path, is_killed):
     with Processes(tmp_path / "log.txt", real=is_killed) as run:
-        given = flags(world, tmp_path, "--eval-ranks", "1", "--spawn", "2")
+        given = flags(inputs, tmp_path, "--eval-ranks", "1", "--spawn", "2")
         process = run.start([run.python, "train.py", *given])
         if is_killed:
             run.until(lambda: "epoch 1/" in run.output())
@@ -186,10 +186,10 @@ def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_
 
 
 @pytest.mark.parametrize("amp", ["off", "auto", "bf16", "fp16"])
-def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
+def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(inputs, amp):
     """float16 does not exist there; validation computes in float32."""
     ctx = DistributedContext.single()
-    files = {"data": str(world / "set" / "data.yaml"), "cache_dir": str(world / "cache")}
+    files = {"data": str(inputs / "set" / "data.yaml"), "cache_dir": str(inputs / "cache")}
     config = TrainConfig(**files, amp=amp, imgsz=64, batch_size=4, workers=0, device="cpu")
     model = build_detector(TINY_MODEL, 2, names=["light", "dark"])
     source = DataSource.of_training(config)
@@ -213,11 +213,11 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
 
 
 @pytest.mark.parametrize("has_two_branches", [False, True])
-def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, has_two_branches):
+def test_an_evaluating_process_scores_as_the_training_one_does(inputs, tmp_path, has_two_branches):
     """The weights of the classes in the loss are sent, whatever the loss is made of."""
     model = write_model(tmp_path / "model.yaml", TINY_MODEL | {"end2end": has_two_branches})
     ctx = DistributedContext.single("cpu")
-    argv = flags(world, tmp_path, "--model", str(model))
+    argv = flags(inputs, tmp_path, "--model", str(model))
     command = parse_command(TrainConfig, argv)
     with ExitStack() as stack:
         plan = plan_run(ctx, command.config, command.explicit_flags, stack)
@@ -273,9 +273,9 @@ def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
         (2, ("--eval-ranks", "1", "--image-weights"), "leave out --eval-ranks"),
     ],
 )
-def test_mistakes_end_in_one_line(world, tmp_path, world_size, more, complaint):
+def test_mistakes_end_in_one_line(inputs, tmp_path, world_size, more, complaint):
     with Processes(tmp_path / "log.txt") as run:
-        run.ranks(world_size, *flags(world, tmp_path, *more))
+        run.ranks(world_size, *flags(inputs, tmp_path, *more))
         assert run.codes()[0] == 2
         run.kill_all()
         assert run.output().count("error: ") == 1

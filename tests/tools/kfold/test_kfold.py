@@ -75,7 +75,7 @@ def test_a_metric_that_a_fold_lacks_has_the_mean_of_the_others():
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def root_and_flags(tmp_path_factory):
     root = tmp_path_factory.mktemp("kfold")
     data = write_dataset(root / "set", train=8, val=4)
     model = write_model(root / "tiny.yaml")
@@ -89,12 +89,12 @@ def table(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(world) -> tuple[Path, str]:
+def whole(root_and_flags) -> tuple[Path, str]:
     """A cross-validation, which is the only process of a launcher, and what it has printed.
 
     The trainings and scorings do not share the launcher's variables.
     """
-    root, flags = world
+    root, flags = root_and_flags
     with pytest.MonkeyPatch.context() as launcher, redirect_stdout(io.StringIO()) as printed:
         for name, value in torchrun_variables(0, 1, free_port()).items():
             launcher.setenv(name, value)
@@ -114,8 +114,8 @@ def test_folds_are_scored_alone_and_together(whole):
 
 
 @pytest.mark.slow
-def test_a_killed_cross_validation_continues(world, whole, tmp_path):
-    root, flags = world
+def test_a_killed_cross_validation_continues(root_and_flags, whole, tmp_path):
+    root, flags = root_and_flags
     killed = root / "killed"
     with Processes(tmp_path / "log") as processes:
         process = processes.start([python(), "-m", "tools.kfold", *flags, "--name", "killed"])
@@ -153,10 +153,10 @@ def change_class_names(recipe: Path, data: Path) -> None:
     ],
 )
 def test_a_cross_validation_continues_with_the_same_recipe_and_data_only(
-    world, tmp_path, capsys, monkeypatch, change, message
+    root_and_flags, tmp_path, capsys, monkeypatch, change, message
 ):
     """Otherwise the folds would be trained differently, or the columns of results.csv would have other names."""
-    _, flags = world
+    _, flags = root_and_flags
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("lr0: 0.02\n")
     data = write_dataset(tmp_path / "set", train=8, val=4)
@@ -184,27 +184,29 @@ def test_a_cross_validation_continues_with_the_same_recipe_and_data_only(
         (["--fitness", "AP5"], "neither a metric"),
     ],
 )
-def test_a_setting_that_cannot_be_had_is_refused_before_a_folder_is_made(world, tmp_path, capsys, words, message):
-    _, flags = world
+def test_a_setting_that_cannot_be_had_is_refused_before_a_folder_is_made(
+    root_and_flags, tmp_path, capsys, words, message
+):
+    _, flags = root_and_flags
     assert message in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "folds", *words)
     assert not (tmp_path / "folds").exists()
 
 
-def test_more_folds_than_groups_of_images_are_refused(world, tmp_path, capsys):
-    _, flags = world
+def test_more_folds_than_groups_of_images_are_refused(root_and_flags, tmp_path, capsys):
+    _, flags = root_and_flags
     line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--folds", "13")
     assert "only 12 groups" in line
 
 
-def test_settings_may_change_while_nothing_has_been_trained(world, tmp_path, capsys):
-    _, flags = world
+def test_settings_may_change_while_nothing_has_been_trained(root_and_flags, tmp_path, capsys):
+    _, flags = root_and_flags
     for absent in ("tiny2.yaml", "tiny3.yaml"):
         line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--model", str(tmp_path / absent))
         assert absent in line
 
 
-def test_an_image_whose_name_has_a_newline_is_refused(tmp_path, capsys, world):
-    _, flags = world
+def test_an_image_whose_name_has_a_newline_is_refused(tmp_path, capsys, root_and_flags):
+    _, flags = root_and_flags
     data = write_dataset(tmp_path / "set", train=4, val=2)
     for kind, suffix in (("images", "png"), ("labels", "txt")):
         folder = tmp_path / "set" / kind / "train"
@@ -213,8 +215,8 @@ def test_an_image_whose_name_has_a_newline_is_refused(tmp_path, capsys, world):
     assert "a\\nb.png': lists cannot hold such a name" in line
 
 
-def test_a_data_set_of_which_a_part_is_in_shards_is_refused(world, tmp_path, capsys):
-    root, flags = world
+def test_a_data_set_of_which_a_part_is_in_shards_is_refused(root_and_flags, tmp_path, capsys):
+    root, flags = root_and_flags
     data = root / "set" / "data.yaml"
     write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, IndexSettings(cache_dir=str(tmp_path)))
     joined = tmp_path / "joined.yaml"
@@ -224,8 +226,8 @@ def test_a_data_set_of_which_a_part_is_in_shards_is_refused(world, tmp_path, cap
 
 
 @pytest.mark.parametrize("fitness", ["AP", "dark"])
-def test_a_fold_without_objects_is_refused_before_any_is_trained(world, tmp_path, capsys, fitness):
-    _, flags = world
+def test_a_fold_without_objects_is_refused_before_any_is_trained(root_and_flags, tmp_path, capsys, fitness):
+    _, flags = root_and_flags
     data = write_dataset(tmp_path / "set", train=8, val=4)
     for number, labels in enumerate(sorted((tmp_path / "set" / "labels").rglob("*.txt"))):
         other = "0 0.5 0.5 0.3 0.3\n" if fitness == "dark" else ""

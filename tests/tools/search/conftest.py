@@ -9,7 +9,7 @@ from tests.helpers.tiny import write_dataset, write_model
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def root_and_flags(tmp_path_factory):
     root = tmp_path_factory.mktemp("search")
     data = write_dataset(root / "set", train=8, val=4)
     model = write_model(root / "tiny.yaml")

@@ -69,9 +69,9 @@ def child(tmp_path, monkeypatch):
     return set_end
 
 
-def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
+def test_a_refusal_keeps_the_trials_that_were_interrupted(root_and_flags, child, capsys):
     """`--device` may change when a search continues, to a GPU that this machine does not have."""
-    root, flags = world
+    root, flags = root_and_flags
     flags = [*flags, "--epochs", "3", "--name", "kept"]
     folder = root / "kept"
     child(75, folder="run")
@@ -96,9 +96,9 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
     assert states_of(folder) == ["RUNNING"]
 
 
-def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(world, child, capsys):
+def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(root_and_flags, child, capsys):
     """After a power cut its training is complete, but results.csv is empty. The weights of a failed trial go."""
-    root, flags = world
+    root, flags = root_and_flags
     flags = [*flags, "--name", "cut"]
     run = root / "cut" / "trials" / "0000" / "run"
     child(75, folder="run")
@@ -113,8 +113,10 @@ def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(wor
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tmp_path, child, capsys, is_shared):
-    _, flags = world
+def test_a_refused_search_is_removed_unless_another_process_takes_part(
+    root_and_flags, tmp_path, child, capsys, is_shared
+):
+    _, flags = root_and_flags
     folder = tmp_path / "search"
     trials = folder / "trials"
     child(2, error="--device 3: no such GPU", cause="machine")
@@ -127,9 +129,9 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
     assert (trials / "0000").exists() == is_shared
 
 
-def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
+def test_folds_need_no_validation_split(root_and_flags, tmp_path, child, capsys):
     """The training images are divided, as for `tools.kfold`."""
-    _, flags = world
+    _, flags = root_and_flags
     data = write_dataset(tmp_path / "set", train=8, val=2)
     data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))
     flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
@@ -234,8 +236,10 @@ def trainings(monkeypatch):
         ),
     ],
 )
-def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings, capsys, starts, states, lines, kept):
-    _, flags = world
+def test_a_broken_machine_does_not_use_up_the_trials(
+    root_and_flags, tmp_path, trainings, capsys, starts, states, lines, kept
+):
+    _, flags = root_and_flags
     flags = [*flags, "--project", str(tmp_path), "--name", "broken", "--trials", "5"]
     for start, line in zip(starts, lines, strict=True):
         trainings += [({1: 0.5} if result == SCORED else {}, result) for result in start]
@@ -252,9 +256,9 @@ def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings,
 @pytest.mark.parametrize(
     "results", [[REFUSED_BEFORE], [BUG_BEFORE], [LOST_BEFORE] * 2], ids=["refused", "bug", "killed"]
 )
-def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings, results):
+def test_a_trial_that_alone_cannot_begin_fails_alone(root_and_flags, tmp_path, trainings, results):
     """Its own hyper-parameters are the reason if the recipe's can be trained."""
-    _, flags = world
+    _, flags = root_and_flags
     trainings += [({1: 0.5}, SCORED), *[({}, result) for result in results], ({}, BEGUN), ({1: 0.5}, SCORED)]
     main([*flags, "--project", str(tmp_path), "--name", "alone", "--trials", "3"])
     rows = read_trials(tmp_path / "alone")
@@ -270,9 +274,9 @@ def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings,
         (RANGES, RunResult.of(2, {"error": "the disk is full", "cause": "machine"})),
     ],
 )
-def test_a_trial_that_cannot_begin_is_not_compared_in_vain(world, tmp_path, trainings, capsys, ranges, result):
+def test_a_trial_that_cannot_begin_is_not_compared_in_vain(root_and_flags, tmp_path, trainings, capsys, ranges, result):
     """No other training is started."""
-    _, flags = world
+    _, flags = root_and_flags
     (tmp_path / "ranges.yaml").write_text(ranges)
     trainings.append(({}, result))
     flags = [*flags, "--hyp", str(tmp_path / "ranges.yaml"), "--project", str(tmp_path)]
@@ -280,9 +284,9 @@ def test_a_trial_that_cannot_begin_is_not_compared_in_vain(world, tmp_path, trai
 
 
 def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_is_lost(
-    world, tmp_path, trainings, capsys
+    root_and_flags, tmp_path, trainings, capsys
 ):
-    _, flags = world
+    _, flags = root_and_flags
     flags = [*flags, "--project", str(tmp_path), "--name", "lost", "--trials", "1"]
     for fitness, state in (({1: 0.5}, "RUNNING"), ({2: 0.6}, "RUNNING"), ({3: 0.7}, "RUNNING"), ({}, "FAIL")):
         trainings += [(fitness, LOST), ({}, LOST)]
@@ -291,9 +295,9 @@ def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_
         assert states_of(tmp_path / "lost") == [state]
 
 
-def test_rows_that_a_power_cut_has_destroyed_still_count(world, tmp_path, trainings):
+def test_rows_that_a_power_cut_has_destroyed_still_count(root_and_flags, tmp_path, trainings):
     """The trial's best epoch is in the journal, and its weights are in best.pt."""
-    _, flags = world
+    _, flags = root_and_flags
     flags = [*flags, "--project", str(tmp_path), "--name", "cut", "--trials", "1", "--epochs", "3"]
     trainings += [({1: 0.9, 2: 0.4}, STOPPED), ({2: 0.6, 3: 0.5}, SCORED)]
     with pytest.raises(SystemExit, match="75"):
@@ -303,8 +307,10 @@ def test_rows_that_a_power_cut_has_destroyed_still_count(world, tmp_path, traini
     assert (row["recall"], row["epochs"]) == ("0.900000", "3")
 
 
-def test_weights_that_a_killed_process_did_not_remove_are_removed_by_the_next_start(world, tmp_path, trainings):
-    _, flags = world
+def test_weights_that_a_killed_process_did_not_remove_are_removed_by_the_next_start(
+    root_and_flags, tmp_path, trainings
+):
+    _, flags = root_and_flags
     flags = [*flags, "--project", str(tmp_path), "--name", "killed", "--trials", "2"]
     trainings += [({1: 0.5}, SCORED), ({1: 0.4}, SCORED)]
     main(flags)
@@ -315,9 +321,9 @@ def test_weights_that_a_killed_process_did_not_remove_are_removed_by_the_next_st
     assert (left_behind.parents[2] / "0000" / "run" / "last.pt").is_file()
 
 
-def test_a_refused_search_waits_for_a_process_that_is_claiming_a_trial(world, tmp_path, monkeypatch, capsys):
+def test_a_refused_search_waits_for_a_process_that_is_claiming_a_trial(root_and_flags, tmp_path, monkeypatch, capsys):
     """That process would find its trial locked, or its journal gone."""
-    _, flags = world
+    _, flags = root_and_flags
     folder = tmp_path / "search"
     study_lock = FileLock(folder / ".study.lock")
     trial_lock = FileLock(folder / "trials" / "0001" / ".trial.lock")
@@ -338,9 +344,9 @@ def test_a_refused_search_waits_for_a_process_that_is_claiming_a_trial(world, tm
     assert (folder / "journal.log").exists()
 
 
-def test_a_journal_without_settings_is_not_removed(world, tmp_path, capsys):
+def test_a_journal_without_settings_is_not_removed(root_and_flags, tmp_path, capsys):
     """The message says to restore it."""
-    _, flags = world
+    _, flags = root_and_flags
     journal = tmp_path / "search" / "journal.log"
     journal.parent.mkdir()
     journal.write_text("[]\n")

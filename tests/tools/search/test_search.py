@@ -29,8 +29,8 @@ def created(folder) -> int:
     return sum('"op_code":4' in line for line in (folder / "journal.log").read_text().splitlines())
 
 
-def test_wrong_settings_end_the_search_at_once(world, capsys):
-    root, flags = world
+def test_wrong_settings_end_the_search_at_once(root_and_flags, capsys):
+    root, flags = root_and_flags
     line = error_of(capsys, main, *flags, "--name", "wrong", "--model", "yolov9z")
     assert "yolov9z" in line
     assert not (root / "wrong").exists()  # the corrected command may use it
@@ -42,10 +42,10 @@ def test_wrong_settings_end_the_search_at_once(world, capsys):
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
+def test_an_interrupted_search_finds_the_same(root_and_flags, tmp_path, capsys):
     """Ctrl-C in the first trial, kill -9 in the second: the trials have the hyper-parameters and the fitness of an
     uninterrupted search."""
-    root, flags = world
+    root, flags = root_and_flags
     flags = [*flags, "--trials", "2", "--epochs", "6"]
     main([*flags, "--name", "whole"])
     printed = capsys.readouterr().out
@@ -96,8 +96,8 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_trials(world, tmp_path):
-    root, flags = world
+def test_two_processes_share_the_trials(root_and_flags, tmp_path):
+    root, flags = root_and_flags
     flags = [*flags, "--trials", "4", "--epochs", "1", "--name", "shared"]
     folder = root / "shared"
     with Processes(tmp_path / "log") as processes:
@@ -115,9 +115,9 @@ def test_two_processes_share_the_trials(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_first_trial_is_the_default_run_bit_for_bit(world, tmp_path, monkeypatch):
+def test_the_first_trial_is_the_default_run_bit_for_bit(root_and_flags, tmp_path, monkeypatch):
     """From weights, in a run so short that train.py raises the rate of new layers."""
-    root, flags = world
+    root, flags = root_and_flags
     weights = write_weights(tmp_path / "start.pt", ["light", "other"])
     flags = ["--data", flags[flags.index("--data") + 1], "--weights", str(weights), *SMALL, "--epochs", "2"]
     flags += ["--project", str(tmp_path), "--cache-dir", str(root)]
@@ -154,8 +154,8 @@ def study_of(folder, trials: int, value: float, steps: int) -> None:
 
 
 @pytest.mark.parametrize("pruner", ["median", pytest.param("none", marks=pytest.mark.slow)])
-def test_a_hopeless_trial_ends_early(world, pruner):
-    root, flags = world
+def test_a_hopeless_trial_ends_early(root_and_flags, pruner):
+    root, flags = root_and_flags
     folder = root / f"pruned by {pruner}"
     study_of(folder, 5, 2.0, 12)  # no fitness can reach it
     more = ["--trials", "6", "--epochs", "12", "--prune-after", "2", "--pruner", pruner, "--name", folder.name]
@@ -172,8 +172,8 @@ def test_a_hopeless_trial_ends_early(world, pruner):
 
 
 @pytest.mark.slow
-def test_failed_trials_do_not_end_the_search(world, capsys):
-    root, flags = world
+def test_failed_trials_do_not_end_the_search(root_and_flags, capsys):
+    root, flags = root_and_flags
     (root / "explosive.yaml").write_text("cls: {choice: [0.5, 1.0e+38]}\nema_tau: 2\n")
     flags = [*flags, "--hyp", str(root / "explosive.yaml"), "--epochs", "3", "--batch-size", "1"]
     main([*flags, "--trials", "4", "--name", "explosive"])
@@ -186,8 +186,8 @@ def test_failed_trials_do_not_end_the_search(world, capsys):
 
 
 @pytest.mark.slow
-def test_a_search_in_which_every_trial_fails_stops(world, capsys):
-    root, flags = world
+def test_a_search_in_which_every_trial_fails_stops(root_and_flags, capsys):
+    root, flags = root_and_flags
     (root / "hopeless.yaml").write_text("cls: [1.0e+37, 1.0e+38]\n")
     flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "3", "--batch-size", "1"]
     line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
@@ -196,8 +196,8 @@ def test_a_search_in_which_every_trial_fails_stops(world, capsys):
 
 
 @pytest.mark.slow
-def test_a_full_disk_does_not_use_up_the_trials(world, tmp_path, monkeypatch, capsys):
-    _, flags = world
+def test_a_full_disk_does_not_use_up_the_trials(root_and_flags, tmp_path, monkeypatch, capsys):
+    _, flags = root_and_flags
     monkeypatch.chdir(tmp_path)
     (tmp_path / "user_full.py").write_text("""
 import os
@@ -243,8 +243,8 @@ def test_a_training_with_the_base_recipe_tells_whose_fault_it_is(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_trials_are_scored_by_cross_validation(world, capsys):
-    root, flags = world
+def test_trials_are_scored_by_cross_validation(root_and_flags, capsys):
+    root, flags = root_and_flags
     flags = [*flags, "--trials", "2", "--epochs", "1", "--folds", "2", "--name", "folds"]
     main(flags)
     for number, row in enumerate(read_trials(root / "folds")):

@@ -22,15 +22,15 @@ SECONDS = 60  # enough for two processes to start on a busy machine, and far bel
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("world")
+def inputs(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("inputs")
     write_dataset(root / "set", train=8, val=3)
     write_model(root / "tiny.yaml")
     return root
 
 
-def flags(world: Path, project: Path) -> list[str]:
-    return ["--data", str(world / "set" / "data.yaml"), "--model", str(world / "tiny.yaml"), *SMALL, "--epochs", "1",
+def flags(inputs: Path, project: Path) -> list[str]:
+    return ["--data", str(inputs / "set" / "data.yaml"), "--model", str(inputs / "tiny.yaml"), *SMALL, "--epochs", "1",
             "--project", str(project), "--cache-dir", str(project / "cache")]  # fmt: skip
 
 
@@ -46,11 +46,11 @@ def errors_of(folder: Path, pair: list[list[str]], *, apart: bool = False, scrip
         return [line for line in run.output().splitlines() if line.startswith("error: ")]
 
 
-def copies(world: Path, folder: Path) -> list[Path]:
+def copies(inputs: Path, folder: Path) -> list[Path]:
     """Returns the data set on two machines, under the same name."""
     machines = [folder / "machine0", folder / "machine1"]
     for machine in machines:
-        shutil.copytree(world / "set", machine / "set", copy_function=shutil.copyfile)
+        shutil.copytree(inputs / "set", machine / "set", copy_function=shutil.copyfile)
         time.sleep(0.02)  # so that the times of the files differ
     return machines
 
@@ -68,8 +68,8 @@ def copies(world: Path, folder: Path) -> list[Path]:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_two_processes_with_different_flags_end_with_one_line(world, tmp_path, changed, line):
-    given = flags(world, tmp_path)
+def test_two_processes_with_different_flags_end_with_one_line(inputs, tmp_path, changed, line):
+    given = flags(inputs, tmp_path)
     (error,) = errors_of(tmp_path, [given, [*given, *changed]])
     assert error.startswith("error: the processes of this run differ: ")
     assert re.search(line, error), error
@@ -77,57 +77,62 @@ def test_two_processes_with_different_flags_end_with_one_line(world, tmp_path, c
 
 
 @pytest.mark.parametrize("what", ["labels", pytest.param("count", marks=pytest.mark.slow)])
-def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, what):
-    _, other = copies(world, tmp_path)
+def test_two_machines_with_different_data_end_with_one_line(inputs, tmp_path, what):
+    _, other = copies(inputs, tmp_path)
     if what == "labels":
         (other / "set" / "labels" / "train" / "000.txt").write_text("1 0.5 0.5 0.25 0.25\n")
     else:
         (other / "set" / "images" / "train" / "000.png").unlink()
         (other / "set" / "labels" / "train" / "000.txt").unlink()
-    (error,) = errors_of(tmp_path, [[*flags(world, tmp_path), "--data", "set/data.yaml"]] * 2, apart=True)
+    (error,) = errors_of(tmp_path, [[*flags(inputs, tmp_path), "--data", "set/data.yaml"]] * 2, apart=True)
     wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, but 7"
     assert wanted in error
 
 
 @pytest.mark.slow
-def test_copies_with_different_file_times_are_the_same_data(world, tmp_path):
+def test_copies_with_different_file_times_are_the_same_data(inputs, tmp_path):
     """What is compared does not depend on the times, unlike the fingerprint that finds the cache of an index."""
-    machines = copies(world, tmp_path)
+    machines = copies(inputs, tmp_path)
     with Processes(tmp_path / "log.txt") as run:
-        given = [*flags(world, tmp_path), "--data", "set/data.yaml"]
+        given = [*flags(inputs, tmp_path), "--data", "set/data.yaml"]
         run.pair([given, [*given, "--workers", "1"]], folders=machines)
         assert run.codes() == [0, 0], run.output()
 
 
 @pytest.mark.slow
-def test_two_machines_with_different_model_files_end_with_one_line(world, tmp_path):
+def test_two_machines_with_different_model_files_end_with_one_line(inputs, tmp_path):
     for rank, channels in enumerate((16, 24)):
         (tmp_path / f"machine{rank}").mkdir()
         layers = [*TINY_MODEL["backbone"][:1], [-1, 1, "Conv", [channels, 3, 2]], *TINY_MODEL["backbone"][2:]]
         write_model(tmp_path / f"machine{rank}" / "m.yaml", TINY_MODEL | {"backbone": layers})
-    (error,) = errors_of(tmp_path, [[*flags(world, tmp_path), "--model", "m.yaml"]] * 2, apart=True)
+    (error,) = errors_of(tmp_path, [[*flags(inputs, tmp_path), "--model", "m.yaml"]] * 2, apart=True)
     assert error.startswith("error: the processes of this run differ: the model is ")
 
 
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_machines_compare_their_data_before_they_fill_a_cache_together(world, tmp_path, broken):
+def test_machines_compare_their_data_before_they_fill_a_cache_together(inputs, tmp_path, broken):
     """A machine that the scan has refused, or that has other images, must not leave the others waiting for its part."""
-    machines = copies(world, tmp_path)
+    machines = copies(inputs, tmp_path)
     for image in sorted((machines[1] / "set" / "images" / "train").iterdir())[: 4 if broken else 1]:
         if broken:
             image.write_bytes(b"")
         else:
             image.unlink()
             (machines[1] / "set" / "labels" / "train" / f"{image.stem}.txt").unlink()
-    given = [*flags(world, tmp_path), "--data", "set/data.yaml", "--cache", "disk", "--cache-dir"]
+    given = [*flags(inputs, tmp_path), "--data", "set/data.yaml", "--cache", "disk", "--cache-dir"]
     (error,) = errors_of(tmp_path, [[*given, str(machine / "cache")] for machine in machines], apart=True)
     assert ("4 of 8 images and " if broken else "the number of train images is 8 on rank 0, but 7 on") in error
     assert not list(tmp_path.glob("machine?/cache/*.lmdb"))
 
 
 @pytest.mark.slow
-def test_validation_also_compares_settings(world, tmp_path):
-    given = ["--weights", str(write_weights(tmp_path / "w.pt", ["light", "dark"])), "--data", flags(world, tmp_path)[1]]
+def test_validation_also_compares_settings(inputs, tmp_path):
+    given = [
+        "--weights",
+        str(write_weights(tmp_path / "w.pt", ["light", "dark"])),
+        "--data",
+        flags(inputs, tmp_path)[1],
+    ]
     given += ["--device", "cpu", "--workers", "0", "--project", str(tmp_path)]
     (error,) = errors_of(tmp_path, [given, [*given, "--imgsz", "96"]], script="val.py")
     assert "--imgsz is 0 on rank 0, but 96 on rank 1" in error

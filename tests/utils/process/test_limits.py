@@ -60,16 +60,16 @@ run_main(train.main)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("world")
+def inputs(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("inputs")
     write_dataset(root / "set", train=40)
     write_model(root / "tiny.yaml")
     return root
 
 
-def flags(world: Path, project: Path) -> list[str]:
-    data = str(world / "set" / "data.yaml")
-    model = str(world / "tiny.yaml")
+def flags(inputs: Path, project: Path) -> list[str]:
+    data = str(inputs / "set" / "data.yaml")
+    model = str(inputs / "tiny.yaml")
     return ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", str(project / "runs")]
 
 
@@ -85,8 +85,8 @@ def line_of(ended: subprocess.CompletedProcess) -> str:
     return ended.stderr
 
 
-def test_too_few_file_descriptors_and_too_little_memory_are_one_line(world, tmp_path):
-    ended = run(LIMITED, *flags(world, tmp_path))
+def test_too_few_file_descriptors_and_too_little_memory_are_one_line(inputs, tmp_path):
+    ended = run(LIMITED, *flags(inputs, tmp_path))
     assert ended.returncode == 0, ended.stderr
     files, memory = ended.stderr.splitlines()
     assert "too many open files; raise the limit with ulimit -n" in files
@@ -95,7 +95,7 @@ def test_too_few_file_descriptors_and_too_little_memory_are_one_line(world, tmp_
     assert not (tmp_path / "runs").exists()
 
 
-def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
+def test_too_few_file_descriptors_do_not_exclude_images(inputs, monkeypatch):
     """A scan that reaches the limit must not leave out the images that it could not open."""
     from data.image_io import decode as images
 
@@ -105,11 +105,11 @@ def test_too_few_file_descriptors_do_not_exclude_images(world, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refused)
         with pytest.raises(OSError, match="Too many"):
-            images.read_image(world / "set" / "images" / "train" / "000.png")
+            images.read_image(inputs / "set" / "images" / "train" / "000.png")
 
 
-def test_a_killed_loader_worker_is_one_line(world, tmp_path):
-    line = line_of(run(KILLING, *flags(world, tmp_path), "--workers", "1"))
+def test_a_killed_loader_worker_is_one_line(inputs, tmp_path):
+    line = line_of(run(KILLING, *flags(inputs, tmp_path), "--workers", "1"))
     assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
 
 
@@ -129,12 +129,12 @@ def test_a_missing_libgl_is_one_line(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
-def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys, monkeypatch, package, wanting):
+def test_missing_packages_are_reported_only_where_needed(inputs, tmp_path, capsys, monkeypatch, package, wanting):
     """Before the images are read; a run that does not need them works without them."""
     loaded = [name for name in sys.modules if name.partition(".")[0] == package]
     for name in {package, *loaded}:
         monkeypatch.setitem(sys.modules, name, None)
-    given = [f for f in flags(world, tmp_path) if f != "--noplots"]
+    given = [f for f in flags(inputs, tmp_path) if f != "--noplots"]
     line = error_of(capsys, train.main, *given, "--data", write_dataset(tmp_path / "set", train=0, val=0), *wanting)
     assert f"the package {package} is not installed; pip install {package}, or use --" in line
     run_main(train.main, [*given, "--noplots"])
@@ -145,14 +145,14 @@ def test_missing_packages_are_reported_only_where_needed(world, tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
+def test_training_works_without_tqdm_and_tensorboard(inputs, tmp_path):
     """It prints plain lines instead of bars, no traceback, and one line about TensorBoard."""
     program = (
         "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
         "import train; from utils.process.entrypoint import run_main; run_main(train.main)"
     )
     ours, theirs = os.openpty()
-    command = [python(), "-c", program, *flags(world, tmp_path)]
+    command = [python(), "-c", program, *flags(inputs, tmp_path)]
     started = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
     os.close(theirs)
     output = b""

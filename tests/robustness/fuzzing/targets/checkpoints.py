@@ -111,8 +111,8 @@ def write_hostile(path: Path, rng: random.Random, _: dict[str, Any], *, original
     kind = rng.randrange(6)
     if kind == 0:
         where = rng.choice([("os", "system"), ("builtins", "eval"), ("torch", "load"), ("torch.nn", "Linear"),
-                               ("torch._utils", "_rebuild_tensor_v2"), ("torch", "Size"), ("x", "y"),
-                               ("torch.serialization", "load"), ("collections", "OrderedDict")])  # fmt: skip
+                            ("torch._utils", "_rebuild_tensor_v2"), ("torch", "Size"), ("x", "y"),
+                            ("torch.serialization", "load"), ("collections", "OrderedDict")])  # fmt: skip
         zip_around(opcode_call(*where, "true"), path)
         return f"calls {'.'.join(where)}"
     if kind == 1:
