@@ -7,6 +7,7 @@ pixels. ``difficult`` objects are treated like all others.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import itertools
 import os
 import re
@@ -20,7 +21,7 @@ from xml.etree import ElementTree
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import CORNERS, FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
 from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
-from utils.files.encoding import decode_xml
+from utils.files.encoding import EncodingError, decode_xml
 from utils.files.xml_files import LINE, XmlError, parse_xml
 from utils.schema import suggestion
 
@@ -170,31 +171,34 @@ def is_voc(head: bytes) -> bool:
 
 def named_image(head: bytes) -> str:
     """Returns the <filename> in a file that begins with ``head``, or "" if it has none."""
-    match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", _text_of(head))
-    return unescape(match[1]) if match else ""
+    utf8_head = _without_utf16(head)
+    match = re.search(rb"<filename>\s*([^<]+?)\s*</filename>", utf8_head)  # no encoding has a < within a character
+    return unescape(_decode_name(match[1], utf8_head)) if match else ""
 
 
-def _text_of(head: bytes) -> str:
-    """Decodes the beginning of a file, in the encoding that it declares."""
-    if _is_utf16(head):
-        return head.decode("utf-16", "replace")
-    whole = head[: head.rfind(b">") + 1]  # does not end within a character
-    try:
-        text = decode_xml(whole)
-        return text if isinstance(text, str) else text.decode("utf-8-sig")
-    except ValueError:  # not in the encoding that it declares, or in one with a byte per character
-        return whole.decode("latin-1")
+def _decode_name(name: bytes, head: bytes) -> str:
+    """Decodes a name in the file that begins with ``head``: as UTF-8, in the multibyte encoding that the file declares,
+    or as Latin-1. The rest of the file, and what it declares, may be wrong."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return name.decode()
+    declaration = head[: head.find(b"?>") + 2]
+    with contextlib.suppress(EncodingError):
+        text = decode_xml(declaration + name)
+        if isinstance(text, str):
+            return text[len(declaration) :]
+    return name.decode("latin-1")
 
 
 def _without_image_name(data: bytes) -> bytes:
     """Returns the content of a file, as UTF-8 if it is UTF-16, without the elements that name its image."""
-    if _is_utf16(data):
-        data = data.decode("utf-16", "replace").encode()
-    return re.sub(rb"<(folder|filename|path)>[^<]*</\1>", b"", data)
+    return re.sub(rb"<(folder|filename|path)>[^<]*</\1>", b"", _without_utf16(data))
 
 
-def _is_utf16(data: bytes) -> bool:
-    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+def _without_utf16(data: bytes) -> bytes:
+    """Returns the content of a file, as UTF-8 if it is UTF-16."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace").encode()
+    return data
 
 
 def _num_objects(data: bytes) -> int:

@@ -129,6 +129,16 @@ def test_the_name_of_the_image_is_read_in_the_encoding_of_the_file(encoding, end
     assert {VOC.per_image.named_image(data[:length]) for length in range(len(data))} <= {"", expected}
 
 
+@pytest.mark.parametrize(
+    "declaration", ["", *(f'<?xml version="1.0" encoding="{name}"?>' for name in (*ENCODINGS, "latin-1"))]
+)
+@pytest.mark.parametrize("end", [b"", b"<size>", b"<source>\xe9</source>", b"<path>C:\\Jos\xe9\\x.png</path>"])
+def test_the_name_of_the_image_is_read_even_if_the_rest_of_the_file_is_in_another_encoding(declaration, end):
+    """Otherwise, the annotated image would be a background, without a message about its label file."""
+    head = declaration.encode() + "<annotation><filename>日本.png</filename>".encode() + end
+    assert VOC.per_image.named_image(head) == "日本.png"
+
+
 @pytest.mark.parametrize(("separator", "location"), [("", "a.xml: object 2"), ("\n", "a.xml:3")])
 def test_a_row_of_a_file_in_one_line_is_named_by_its_number(tmp_path, separator, location):
     box = "<bndbox><xmin>{}</xmin><ymin>2</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
