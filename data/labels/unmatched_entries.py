@@ -48,8 +48,9 @@ class UnmatchedEntry(NamedTuple):
 
     entry: ImageEntry
     loss: EntryLoss | None  # None if it does not concern the split that is read, and is not reported
-    needs_folders: bool  # whether folders in its file name would tell which image it is of
     reason: str  # text of a message, after the file name
+    num_matches: int  # images that it matches by name
+    needs_folders: bool  # whether folders in its file name would tell which image it is of
 
 
 def explain_unmatched(
@@ -68,7 +69,7 @@ def explain_unmatched(
     if loss is _IMAGE_AND_OBJECTS and not match.place.has_its_folders and match.num_own_folders > 0:
         folder = os.path.dirname(match.entry.file_name)
         reason += f"; if {folder} is a folder of another split, name it in the YAML"
-    return UnmatchedEntry(match.entry, loss, needs_folders=_needs_folders(match, names), reason=reason)
+    return UnmatchedEntry(match.entry, loss, reason, len(match.images), _needs_folders(match, names))
 
 
 def _loss(match: NameMatch, used_entry: ImageEntry | None) -> EntryLoss | None:
