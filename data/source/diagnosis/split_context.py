@@ -115,12 +115,16 @@ class SplitContext:
         label_folders = [folder for named in split_folders for folder in label_folders_near(named, candidates)]
         return dict.fromkeys(map(candidates.folders.first_name, label_folders))
 
-    def is_of_image_outside(self, folder: str, stems: Iterable[str]) -> bool:
+    def labels_image_outside(self, folder: str, stems: Iterable[str]) -> bool:
         """Returns whether an image in no split, or in one with another kind of label file, has one of the loose
-        ``stems`` and may have its label file in a folder of the annotations. In a folder where no split expects label
-        files, these may be of any image."""
-        place = folder if self.is_expected(folder) else str(self.own.candidates.annotations)
-        return not self._stems_outside.get(place, frozenset()).isdisjoint(stems)
+        ``stems`` and may have its label file in a folder of the annotations.
+
+        For example, images/old/9.png is in no split, and the annotations are voc. A file 9.xml in voc/old or voc may be
+        its label file, but not one in voc/train, where the split train expects label files. In a folder where no split
+        expects any, such as voc/copies, it may be that of any image.
+        """
+        label_folder = folder if self.is_expected(folder) else str(self.own.candidates.annotations)
+        return not self._stems_outside.get(label_folder, frozenset()).isdisjoint(stems)
 
     def is_expected(self, folder: str) -> bool:
         """Returns whether any split expects label files in a folder."""
@@ -128,7 +132,8 @@ class SplitContext:
 
     @cached_property
     def _stems_outside(self) -> dict[str, set[str]]:
-        """The loose stems for `is_of_image_outside`, by label folder. All are in the folder of the annotations."""
+        """The loose stems for `labels_image_outside`, by label folder: "9" by voc/images/old, voc/old and voc for
+        images/old/9.png. The folder of the annotations itself has the stems of all such images."""
         own = self._spec.listed_splits[self._split]
         if own.annotations is None:
             return {}
@@ -157,7 +162,12 @@ class SplitContext:
 
     def owner_of(self, folder: str) -> FolderOwner:
         """Returns the owner of the unused label files in a folder: the splits whose label folders include it or,
-        failing that, the closest folder above it; otherwise, the splits that look for label files nearby."""
+        failing that, the closest folder above it; otherwise, the splits that look for label files nearby.
+
+        For example, the annotations are voc, and the splits are images/train, images/val, and images/test, which is
+        missing: voc/train/old belongs to train, voc/test to images/test, and voc/old, like voc itself, to train and val
+        or images/test.
+        """
         candidates = self.own.candidates
         top = candidates.folders.root if candidates.annotations is None else candidates.annotations
         for ancestor in (Path(folder), *Path(folder).parents):
