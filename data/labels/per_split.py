@@ -87,7 +87,7 @@ class LabelsPerSplit:
         findings = []
         for absent in unmatched:
             entry = absent.entry
-            if absent.loss is None or not entry.num_labeled:
+            if not absent.loss.kind or not entry.num_labeled:
                 continue
             findings.append(
                 Finding(
