@@ -22,7 +22,7 @@ from data.source.listing.other_images import images_of_no_split
 from data.source.listing.other_splits import entries_without_images, share_labels, splits_with_other_images
 from utils.files.paths import path_of
 
-_MAX_REPEATED_SHARE = 0.05  # of a split's stems; if more are repeated, splits are numbered alike
+_MAX_REPEATED_STEM_SHARE = 0.05  # of a split's stems; if more are repeated, splits are numbered alike
 
 
 class FolderOwner(NamedTuple):
@@ -89,7 +89,7 @@ class SplitContext:
     def _do_splits_repeat_stems(self) -> bool:
         """Whether any split has more than a few of the `_repeated_stems`."""
         return any(
-            len(stems & self._repeated_stems) > _MAX_REPEATED_SHARE * len(stems) for stems in self._stems_of_splits
+            len(stems & self._repeated_stems) > _MAX_REPEATED_STEM_SHARE * len(stems) for stems in self._stems_of_splits
         )
 
     @cached_property
