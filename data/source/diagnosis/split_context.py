@@ -13,7 +13,7 @@ from data.labels.label_format import FilesPerImage
 from data.source.dataset_spec import DatasetSpec, ListedSplit
 from data.source.diagnosis.similar_names import ImagesOnDisk, loose_stem
 from data.source.diagnosis.split_labels import SplitLabels
-from data.source.listing.candidate_files import Candidate
+from data.source.listing.candidate_files import CandidateFile
 from data.source.listing.found_labels import FoundLabels
 from data.source.listing.images import find_images_leniently
 from data.source.listing.label_files import find_labels
@@ -156,7 +156,7 @@ class SplitContext:
         by_label_folder[str(own.annotations)] = set().union(*stems_of.values())
         return by_label_folder
 
-    def is_used_by_another(self, file: Candidate) -> bool:
+    def is_used_by_another(self, file: CandidateFile) -> bool:
         """Returns whether an image of another split uses a label file."""
         return any(labels.candidates.is_used(file) for labels in self.others)
 

@@ -39,7 +39,7 @@ from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import FolderOwner, SplitContext
 from data.source.diagnosis.split_labels import SplitLabels
-from data.source.listing.candidate_files import Candidate
+from data.source.listing.candidate_files import CandidateFile
 from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of, relative_name
 
@@ -53,7 +53,7 @@ class Explanation(NamedTuple):
     unlabeled: Sequence[ListedImage] = ()  # images that the split leaves out because of the file
 
 
-def explain(candidate: Candidate, context: SplitContext) -> Explanation | None:
+def explain(candidate: CandidateFile, context: SplitContext) -> Explanation | None:
     """Explains an unused label file. Returns None if the split that is read need not report it."""
     file = _UnusedFile.read(candidate, context)
     images = _existing_images(file, context)
@@ -63,14 +63,14 @@ def explain(candidate: Candidate, context: SplitContext) -> Explanation | None:
 class _UnusedFile(NamedTuple):
     """A label file that no image uses, and the names that its image may have."""
 
-    candidate: Candidate
+    candidate: CandidateFile
     name: str  # relative to the data set's folder
     stem: str  # loose
     named_image: str  # that the file names in its content, or ""
     image_stems: list[str]  # loose stems and names, beginning with `stem`
 
     @classmethod
-    def read(cls, candidate: Candidate, context: SplitContext) -> _UnusedFile:
+    def read(cls, candidate: CandidateFile, context: SplitContext) -> _UnusedFile:
         candidates = context.own.candidates
         read_name = candidates.label_format.named_image
         named_image = "" if read_name is None else read_name(candidate.first_bytes())
