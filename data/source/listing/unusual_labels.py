@@ -18,7 +18,7 @@ from data.labels.image_names import ImageNames, loose
 from data.source.listing.candidate_files import CandidateFile, CandidateFiles
 from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.listing.views import Views, views_of_image
+from data.source.listing.united_names import UnitedNames, unite_names
 from data.source.walk import status_of
 from data.split_files import ImageFile
 
@@ -49,9 +49,9 @@ def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[CandidateFi
         if choices.keys().isdisjoint(file.name for file in image.names):
             images.append(image)
         else:
-            views = _image_with_files(image, choices, found.candidates)
-            chosen += views.images
-            findings += views.findings
+            united = _image_with_files(image, choices, found.candidates)
+            chosen += united.images
+            findings += united.findings
     used: dict[str, list[str]] = {}  # names of label files, by folder
     for files in choices.values():
         for file in files:
@@ -68,20 +68,20 @@ def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[CandidateFi
 
 def _image_with_files(
     image: ListedImage, choices: Mapping[str, Sequence[CandidateFile]], candidates: CandidateFiles
-) -> Views:
+) -> UnitedNames:
     """Returns an unlabeled image with the only matching file, or once per file if its names have different ones. If one
     name has several matching files, the image is left out."""
     named_images: list[ListedImage] = []
     for image_file in image.names:
         files = choices.get(image_file.name, ())
         if len(files) > 1:
-            return Views([image.leave_out(_several_files(image_file.name, files, candidates))], [])
+            return UnitedNames([image.leave_out(_several_files(image_file.name, files, candidates))], [])
         if files:
             file = files[0]
             named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
         else:
             named_images.append(image._replace(file=image_file))
-    return views_of_image(named_images, candidates)
+    return unite_names(named_images, candidates)
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[CandidateFile]]:

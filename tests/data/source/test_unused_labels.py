@@ -365,7 +365,7 @@ class RandomSet:
     root: Path
     is_yolo: bool
     images: dict[str, list[str]] = field(default_factory=dict)  # stems by split
-    missing_rows: dict[str, list[str]] = field(default_factory=dict)  # stems that the list of a split names, but that do not exist
+    missing_rows: dict[str, list[str]] = field(default_factory=dict)  # stems in the list of a split, without an image
     missing_split: str = ""
     num_objects: dict[str, int] = field(default_factory=dict)  # by label file, without suffix
 
