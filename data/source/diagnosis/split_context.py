@@ -1,4 +1,4 @@
-"""Context for deciding which image an unused label file belongs to (`SplitContext`): the splits whose label files may
+"""What `unused_file` needs to know of all splits to explain a label file (`SplitContext`): those whose label files may
 be in the same folders, and the owner of each folder."""
 
 from __future__ import annotations

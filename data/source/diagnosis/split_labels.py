@@ -1,4 +1,5 @@
-"""Tables of a split's images, and of the folders where its label files are looked for (`SplitLabels`)."""
+"""Tables of one split, with which `unused_file` explains label files: its images, and the folders where its label files
+are looked for (`SplitLabels`)."""
 
 from __future__ import annotations
 
