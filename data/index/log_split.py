@@ -11,7 +11,7 @@ from data.image_io.file_kinds import unread_summary
 from data.index.full_split import LoadedSplit
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
-from data.labels.findings import NO_LABEL, ORPHAN, SECOND_LABEL, SECOND_VIEW, SHARED_LABEL, UNREAD_LABELS
+from data.labels.findings import LABELED_PER_NAME, NO_LABEL, ORPHAN, SECOND_LABEL, SHARED_LABEL, UNREAD_LABELS
 from data.labels.ledger import loss_warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import DatasetSpec
@@ -101,7 +101,7 @@ def _warn_about_files(listing: Listing, title: str, logged_kinds: Container[str]
     if listing.num_aliases:
         message = "%s: symbolic links give images %s; each image is used once per label file"
         get_logger().info(message, title, counted(listing.num_aliases, "further name"))
-    for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SECOND_VIEW, SHARED_LABEL):
+    for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, LABELED_PER_NAME, SHARED_LABEL):
         findings = [finding for finding in listing.findings if finding.kind == kind]
         if findings and kind not in logged_kinds:
             first = findings[0]

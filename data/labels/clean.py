@@ -10,7 +10,7 @@ from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE
 from data.labels.rows import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, SHAPE, X1, Y2, RowProblem
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors in boxes without area
-_SLACK = 0.01  # fraction of the image's size by which a box may exceed it and still fit
+_BORDER_TOLERANCE = 0.01  # fraction of the image's size by which a box may exceed it and still fit
 _MIN_FRACTION_CHECK_SIDE_PX = 16  # in images with a shorter side below this, a box within one pixel is taken as pixels
 
 
@@ -152,7 +152,7 @@ def in_order(corners: np.ndarray) -> np.ndarray:
 
 def fits(corners: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Returns a mask of the boxes within ``size``, float64 (R, 4), whose corners are in order: bool (R,)."""
-    is_inside = (corners > -_SLACK * size) & (corners < (1 + _SLACK) * size)
+    is_inside = (corners > -_BORDER_TOLERANCE * size) & (corners < (1 + _BORDER_TOLERANCE) * size)
     is_in_order = corners[:, 2:] > corners[:, :2]
     return np.asarray(is_inside.all(1) & is_in_order.all(1))
 

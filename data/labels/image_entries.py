@@ -1,4 +1,5 @@
-"""Defines the image entries of a label file, and matches them with images by their file names (`NameMatcher`).
+"""Defines the image entries of a label file, and matches them with images by their file names (`NameMatcher`). For the
+whole rule, of which this is the first step, see `data.labels.match_entries`.
 
 For example, the splits are in images/train and images/val. If no other image is called 7.png, these file names match
 images/train/a/7.png:
@@ -67,7 +68,7 @@ class NameMatch:
     entry: ImageEntry
     images: tuple[ImageNumber, ...]
     num_own_folders: int  # folders of the file name besides those that all file names have in common
-    place: Place
+    place: Place  # see `ImagePlaces.closest`
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -104,7 +105,8 @@ class NameMatcher:
         self._images = images
         self._outer_folders = common_folders(entry.file_name for entry in entries)
         self._places = ImagePlaces(images, others, self._outer_folders)
-        self._num_telling = _num_telling_parts([*(image.split_folder for image in images), *others.missing_folders])
+        split_folders = [image.split_folder for image in images]
+        self._num_distinguishing_parts = _num_distinguishing_parts([*split_folders, *others.missing_folders])
 
     def match(self, entry: ImageEntry) -> NameMatch:
         """Returns the images that ``entry`` matches: a `Candidate` if it is only one."""
@@ -129,23 +131,28 @@ class NameMatcher:
 
     def _names_split_folder(self, image: KnownImage, num_common_folders: int, num_own_folders: int) -> bool:
         """Returns whether the folders in common reach up to the part that tells the folder of the image's split from
-        those of other splits, or at least into this folder if the file name has no more."""
+        those of other splits, or at least into this folder if the file name has no more.
+
+        For example, images/train/a/7.png has one subfolder, and one part tells images/train from images/val: two
+        folders in common are needed, as in "train/a/7.png". If the splits are train/images and val/images, two parts
+        tell them apart, but one in common is enough if the file name has no more: "images/7.png".
+        """
         num_subfolders = image.num_subfolders
         if not image.split_folder:  # the data set's folder, which has no name of its own
             return num_common_folders >= max(num_subfolders, 1)
-        num_needed = num_subfolders + self._num_telling[image.split_folder.rstrip("/")]
+        num_needed = num_subfolders + self._num_distinguishing_parts[image.split_folder.rstrip("/")]
         return num_common_folders > num_subfolders and num_common_folders >= min(num_needed, num_own_folders)
 
 
-def _num_telling_parts(folders: Iterable[str]) -> dict[str, int]:
+def _num_distinguishing_parts(folders: Iterable[str]) -> dict[str, int]:
     """Returns, by folder, the number of last parts that tell it from the other ``folders``: 2 for train/images next to
     val/images. If all its parts are the end of another one, this is all."""
     parts_of = {folder.rstrip("/"): loose(folder.rstrip("/")).split("/") for folder in dict.fromkeys(folders)}
     counts = Counter(
         tuple(parts[start:]) for parts in set(map(tuple, parts_of.values())) for start in range(len(parts))
     )
-    num_telling = {}
+    num_parts = {}
     for folder, parts in parts_of.items():
         unique = (count for count in range(1, len(parts)) if counts[tuple(parts[-count:])] == 1)
-        num_telling[folder] = next(unique, len(parts))
-    return num_telling
+        num_parts[folder] = next(unique, len(parts))
+    return num_parts

@@ -90,6 +90,12 @@ class ImagePlaces:
         return self._places[evidence]
 
     def _place_by(self, evidence: _Evidence) -> Place:
+        """Returns the place that agrees best with a file name.
+
+        For example, val has the only image 9.png, in images/val/a, and images/test is missing. "val/a/9.png" agrees
+        with the folder of the image and with images/val in one folder each, but with the former also in a subfolder:
+        SPLITS, val. "test/9.png" agrees with images/test alone: ELSEWHERE.
+        """
         tables = [  # the preferred ones first, because `max` returns the first of several that agree equally
             (PlaceKind.LISTED, self._table_of(evidence.rows)),
             (PlaceKind.SPLITS, self._table_of(evidence.images)),
@@ -245,7 +251,12 @@ class _FolderTable:
         return self._closest[readings]
 
     def _agreeing(self, folders: Parts) -> Iterator[tuple[_Agreement, set[SplitOrder]]]:
-        """Yields the agreements with the folders of a file name, and the splits whose folders have them."""
+        """Yields the agreements with the folders of a file name, and the splits whose folders have them.
+
+        For example, the table has images/val/a with its one subfolder. The folders (old, val, a) end like it in (val,
+        a), which is one folder and one subfolder, and in (a), which could be that of any split and does not count
+        because the file name does not begin with it. (a) alone counts as one subfolder.
+        """
         for end in _ends_of(folders):
             is_start = len(end) == len(folders)
             for num_subfolders, splits in self._folders.get(end, {}).items():

@@ -1,5 +1,23 @@
 """Decides which entry of a label file each image gets (`match_entries`). Several splits may share the file.
 
+The whole rule, for the splits images/train and images/val:
+
+    file name of an entry    its image, if it exists              lost, if no image gets the entry
+    images/train/7.png       this image (rule 1)                  in train
+    7.png                    that directly in the folder of one   in train, the first split
+                             split (rule 1), or the only one
+                             anywhere (rule 2)
+    train/7.png              that in train, or the only 7.png     in train
+    /old/disk/train/7.png    anywhere (rule 2)                    in train
+    test/7.png               the only 7.png, and it is reported   nothing if images/test is missing, or if it has this
+                             (rule 3)                             image but is no split; else in train, as 7.png
+    two of these for one     the one that fits better, or none    in the split of the image; nothing if its own name is
+    image                    (rule 4)                             repeated with the same labels
+
+The second column is decided here, by the names that `data.labels.image_names` finds and the folders that
+`data.labels.image_entries` compares; the last one by `data.labels.unmatched_entries`, with the places where missing
+images would be (`data.labels.image_places`).
+
 The rules, in this order. In the examples, the splits are images/train and images/val, and 7.png is an image of train.
 
 1. An entry whose file name is literally that of an image, relative to the data set's folder or to its split's, is of
@@ -32,7 +50,7 @@ from data.labels.label_format import LabelRequest
 from data.labels.unmatched_entries import UnmatchedEntry, explain_unmatched
 from data.split_files import ImageFile
 
-_MAX_REPEATED_SHARE = 0.01  # of the names in other folders, see `_do_names_repeat`
+_MAX_REPEATED_ENTRY_SHARE = 0.01  # of the names in other folders, see `_do_names_repeat`
 
 
 class Conflict(NamedTuple):
@@ -190,7 +208,7 @@ def _do_names_repeat(
         {*literal, *(candidate.number for candidate in candidates if candidate not in in_other_folders)},
     )
     num_names = len(folders_of_names_there) + num_namesakes
-    return num_repeated + num_namesakes > max(1, _MAX_REPEATED_SHARE * num_names)
+    return num_repeated + num_namesakes > max(1, _MAX_REPEATED_ENTRY_SHARE * num_names)
 
 
 def _folders_of_names(

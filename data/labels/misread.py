@@ -26,7 +26,7 @@ _MIN_MISFITS = 5
 _MIN_MISFIT_FRACTION = 0.02
 _MAX_UNEXPLAINED_FRACTION = 0.05  # another notation explains the misfits if it leaves at most this fraction of them
 _FAR = 0.1  # a box that exceeds its image by more than this fraction of a side is far outside
-_MAX_BEYOND_FRACTION = 0.5  # if more boxes are far outside, they are not objects cut off by the border
+_MAX_FAR_OUTSIDE_FRACTION = 0.5  # if more boxes are far outside, they are not objects cut off by the border
 
 
 def misread_boxes(table: np.ndarray, image_hw: np.ndarray, notation: str, *, normalized: bool) -> str:
@@ -84,7 +84,7 @@ def _boxes_exceed_images(table: np.ndarray, image_hw: np.ndarray, *, normalized:
     exceeds = ((corners < -_FAR * size) | (corners > (1 + _FAR) * size)).any(1)
     overlaps = ((corners[:, 2:] > 0) & (corners[:, :2] < size[:, :2])).all(1)
     beyond = int((exceeds & overlaps).sum())
-    if beyond < max(_MIN_MISFITS, _MAX_BEYOND_FRACTION * len(table)):
+    if beyond < max(_MIN_MISFITS, _MAX_FAR_OUTSIDE_FRACTION * len(table)):
         return ""
     return (
         f"{beyond:,} of {counted(len(table), 'box')} exceed their images by more than {_FAR:.0%} of a side: are the "

@@ -85,17 +85,18 @@ class LabelsPerSplit:
     def _absent_images(self, unmatched: Sequence[UnmatchedEntry]) -> list[Finding]:
         """Returns findings about annotated entries without an image."""
         findings = []
-        for entry, loss, _, reason in unmatched:
-            if loss is None or not entry.num_labeled:
+        for absent in unmatched:
+            entry = absent.entry
+            if not absent.loss.kind or not entry.num_labeled:
                 continue
             findings.append(
                 Finding(
                     where=self._image(entry),
-                    kind=loss.kind,
-                    text=f"{entry.file_name.strip() or 'the empty name'} {reason}",
-                    lost_images=int(loss.image),
-                    lost_objects=entry.num_labeled if loss.objects else 0,
-                    consequence=loss.consequence,
+                    kind=absent.loss.kind,
+                    text=f"{entry.file_name.strip() or 'the empty name'} {absent.reason}",
+                    lost_images=int(absent.loss.image),
+                    lost_objects=entry.num_labeled if absent.loss.objects else 0,
+                    consequence=absent.loss.consequence,
                 )
             )
         return findings
@@ -145,9 +146,12 @@ class LabelsPerSplit:
             return UserError(f"{self._image(conflict.entries[0])}: {message}; delete the wrong entries")
         without_folders = [unmatched for unmatched in matched.unmatched if unmatched.needs_folders]
         if without_folders:
-            entry = without_folders[0].entry
-            message = f"{self._image(entry)}: {one_line(entry.file_name)[:200]} {without_folders[0].reason}"
-            return UserError(f"{message}; write file names with their folders in the data set")
+            shown = next((each for each in without_folders if each.num_matches > 1), without_folders[0])
+            advice = "write file names with their folders in the data set"
+            if shown.num_matches == 0:  # perhaps the file is of another split
+                advice = f"check 'annotations' against the split's folder, or {advice}"
+            file_name = one_line(shown.entry.file_name)[:200]
+            return UserError(f"{self._image(shown.entry)}: {file_name} {shown.reason}; {advice}")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "

@@ -15,8 +15,8 @@ import numpy as np
 from data.labels.findings import SCALED, SIZE, TURNED
 from data.labels.rows import AREA, IMAGE, X1, Y2, RowProblem
 
-_SLACK = 0.01  # fraction of a side by which boxes may exceed the labeled size
-_MAX_BEYOND_FRACTION = 0.05  # if more boxes exceed the labeled size, that size is wrong, not the boxes
+_SIZE_TOLERANCE = 0.01  # fraction of a side by which boxes may exceed the labeled size
+_MAX_EXCEEDING_FRACTION = 0.05  # if more boxes exceed the labeled size, that size is wrong, not the boxes
 
 SizeHW = tuple[int, int]
 
@@ -153,9 +153,9 @@ def _boxes_contradict(mismatches: Sequence[_Mismatch], table: np.ndarray) -> boo
     number = order[np.searchsorted(images, rows[:, IMAGE], sorter=order)]
     beyond = []
     for sizes in ([mismatch.stated_hw for mismatch in mismatches], [mismatch.upright_hw for mismatch in mismatches]):
-        limits = (1 + _SLACK) * np.array(sizes)[number][:, [1, 0, 1, 0]]
+        limits = (1 + _SIZE_TOLERANCE) * np.array(sizes)[number][:, [1, 0, 1, 0]]
         beyond.append(int((np.abs(rows[:, X1 : Y2 + 1]) > limits).any(1).sum()))
-    return beyond[0] > max(_MAX_BEYOND_FRACTION * len(rows), beyond[1])
+    return beyond[0] > max(_MAX_EXCEEDING_FRACTION * len(rows), beyond[1])
 
 
 def _shown(size_hw: SizeHW) -> str:

@@ -30,26 +30,28 @@ from data.labels.known_images import SplitOrder
 class EntryLoss(NamedTuple):
     """What a split loses with an entry that no image gets, and how it is reported."""
 
+    kind: str  # of the finding; "" if it is not reported
     image: bool = False
     objects: bool = False
-    kind: str = ABSENT
     consequence: str = ""
 
 
-_IMAGE_AND_OBJECTS = EntryLoss(image=True, objects=True)
-_OBJECTS = EntryLoss(objects=True)  # a row of a list names the image, and counts as the lost image
-_COUNTED_EARLIER = EntryLoss(consequence=COUNTED_EARLIER)
-_REPEATED = EntryLoss(kind=REPEATED_ENTRY)
-_ELSEWHERE = EntryLoss(kind=IMAGE_ELSEWHERE)
+_IMAGE_AND_OBJECTS = EntryLoss(ABSENT, image=True, objects=True)
+_OBJECTS = EntryLoss(ABSENT, objects=True)  # a row of a list names the image, and counts as the lost image
+_COUNTED_EARLIER = EntryLoss(ABSENT, consequence=COUNTED_EARLIER)
+_REPEATED = EntryLoss(REPEATED_ENTRY)
+_ELSEWHERE = EntryLoss(IMAGE_ELSEWHERE)
+_NOT_OF_THIS_SPLIT = EntryLoss("")  # of a later split, or of an image that no split has
 
 
 class UnmatchedEntry(NamedTuple):
     """An entry that no image of any split gets."""
 
     entry: ImageEntry
-    loss: EntryLoss | None  # None if it does not concern the split that is read, and is not reported
-    needs_folders: bool  # whether folders in its file name would tell which image it is of
+    loss: EntryLoss
     reason: str  # text of a message, after the file name
+    num_matches: int  # images that it matches by name
+    needs_folders: bool  # whether folders in its file name would tell which image it is of
 
 
 def explain_unmatched(
@@ -68,19 +70,19 @@ def explain_unmatched(
     if loss is _IMAGE_AND_OBJECTS and not match.place.has_its_folders and match.num_own_folders > 0:
         folder = os.path.dirname(match.entry.file_name)
         reason += f"; if {folder} is a folder of another split, name it in the YAML"
-    return UnmatchedEntry(match.entry, loss, needs_folders=_needs_folders(match, names), reason=reason)
+    return UnmatchedEntry(match.entry, loss, reason, len(match.images), _needs_folders(match, names))
 
 
-def _loss(match: NameMatch, used_entry: ImageEntry | None) -> EntryLoss | None:
+def _loss(match: NameMatch, used_entry: ImageEntry | None) -> EntryLoss:
     """Returns what the split that is read loses with an entry. ``used_entry``: the entry that is used for the only
     image that it matches."""
     if isinstance(match, Candidate) and match.is_literal and used_entry and match.entry.has_labels_of(used_entry):
-        return _REPEATED if SplitOrder.THIS in match.image.splits else None
+        return _REPEATED if SplitOrder.THIS in match.image.splits else _NOT_OF_THIS_SPLIT
     kind, splits, _ = match.place
     if kind is PlaceKind.ELSEWHERE:
         return _ELSEWHERE
-    if SplitOrder.THIS not in splits:  # also if the image is of no split
-        return None
+    if SplitOrder.THIS not in splits:
+        return _NOT_OF_THIS_SPLIT
     if SplitOrder.EARLIER in splits:
         return _COUNTED_EARLIER
     return _OBJECTS if kind is PlaceKind.LISTED else _IMAGE_AND_OBJECTS

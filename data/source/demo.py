@@ -26,7 +26,7 @@ from utils.rng import Stream, keyed_generator
 VERSION = 6  # increase it when the images change, so that older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
-SPLITS = ("train", "val")
+_DEMO_SPLITS = ("train", "val")
 
 CLASS_NAMES = ("ring", "ball", "pie", "triangle", "checker")
 HOLES = {"ring": 0.55, "triangle": 0.43}  # scale of the hole relative to the outline
@@ -67,9 +67,9 @@ def _is_complete(root: Path, wanted: dict[str, int]) -> bool:
 
 def _write_set(folder: Path, wanted: dict[str, int]) -> None:
     for kind in ("images", "labels"):
-        for split in SPLITS:
+        for split in _DEMO_SPLITS:
             (folder / kind / split).mkdir(parents=True)
-    jobs = [(split, number) for split in SPLITS for number in range(wanted[split])]
+    jobs = [(split, number) for split in _DEMO_SPLITS for number in range(wanted[split])]
     with ThreadPoolExecutor(max_workers=min(available_cores(), 8)) as pool:  # OpenCV and numpy release the GIL
         done = pool.map(lambda job: _write_image(folder, wanted, *job), jobs)
         for _ in progress(done, desc="rendering the demo set", total=len(jobs)):
@@ -93,7 +93,7 @@ def demo_image(split: str, number: int, *, size: int = 320, seed: int = 0) -> tu
 
     Returns uint8 (size, size, 3) RGB, and its labels, float64 (n, 5): class, cx, cy, w, h.
     """
-    rng = keyed_generator(seed, Stream.DEMO, SPLITS.index(split), number)
+    rng = keyed_generator(seed, Stream.DEMO, _DEMO_SPLITS.index(split), number)
     side = size * SUPERSAMPLE
     canvas = render_background(rng, side)
     owner = np.full((side, side), -1, np.int16)

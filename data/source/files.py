@@ -15,7 +15,8 @@ A split with a label file for each image:
 
     label_files.py     finds each image's label file among the files of its label folder (candidate_files.py)
     unusual_labels.py  finds label files in other folders or with other names, for images without one
-                       (both return `FoundLabels`, found_labels.py, and unite the names of each image by views.py)
+                       (both return `FoundLabels`, found_labels.py, and unite the names of each image by
+                       united_names.py)
     label_folders.py   checks the folders that may contain label files for files that belong to no image
 
 If a listed image is missing, an image has no label file, or a label file no image, `diagnosis.unused_labels` then finds

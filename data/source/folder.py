@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.source.diagnosis.other_exports import first_unread_export
-from data.source.folder_labels import find_labels, has_yolo_rows
+from data.source.folder_labels import find_folder_labels, has_yolo_rows
 from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of, split_parents
 from data.source.missing_data import labels_without_images
 from data.source.yaml_keys import CLASS_KEYS, SPLITS
@@ -50,7 +50,7 @@ def read_folder(folder: Path) -> FolderContent:
             return FolderContent({}, yaml, f"{folder}: its YAML is {yaml.name}")
         values |= content
     splits = find_splits(folder)
-    labels = find_labels(folder, splits, values.get("names"))
+    labels = find_folder_labels(folder, splits, values.get("names"))
     if labels is None:
         raise UserError(f"data set {folder}: {_content_summary(folder, splits)}")
     values |= {split: str(path) for split, path in splits.items()} | labels.values

@@ -33,7 +33,7 @@ class FolderLabels(NamedTuple):
     values: dict[str, Any]  # as in a YAML: names and annotations
 
 
-def find_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
+def find_folder_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
     """Finds the labels of a folder's splits. Returns None if there are no usable labels.
 
     Args:

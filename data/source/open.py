@@ -34,34 +34,34 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     stored_in = source.stored_in
     note = f" ({stored_in} stores the path of this data set; --data names another)" if stored_in else ""
     try:
-        spec = _open(source, ctx, note)
+        spec = _open(source, ctx)
     except UserError as error:
-        if not str(error).endswith(note):  # the message about missing data already does
-            error.args = (f"{error}{note}",)
+        error.args = (f"{error}{note}",)
         raise
+    if not source.stage:  # the files of a copy exist
+        spec = replace(spec, if_missing=spec.if_missing + note)
     if source.val_images and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(source.val_images)
     return with_classes(spec, typed_classes(source.classes))
 
 
-def _open(source: DataSource, ctx: DistributedContext, stored_note: str) -> DatasetSpec:
-    """Opens a copy, the demo set, or a data set in its own folder. ``stored_note``: see `_open_files`."""
+def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
+    """Opens a copy, the demo set, or a data set in its own folder."""
     if source.stage:
         from data.source.staging.stage import stage_dataset
 
-        return stage_dataset(source, ctx, lambda: _plan_copy(source, stored_note))
+        return stage_dataset(source, ctx, lambda: _plan_copy(source))
     if source.data == DEMO:
         from data.source.demo import ensure_demo
         from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
 
         with torch_distributed_zero_first(ctx):
             return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
-    return _open_files(source, stored_note)
+    return _open_files(source)
 
 
-def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
-    """Opens a data set in its own folder. ``stored_note``: suffix about the file that names it, for the message about
-    missing data."""
+def _open_files(source: DataSource) -> DatasetSpec:
+    """Opens a data set in its own folder."""
     with _denied_access_refused(source.data):
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
@@ -72,7 +72,7 @@ def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
             spec.check_split(split)
         _check_output(source, spec)
         warn_of_unused_splits(spec, {*source.splits, *source.optional})
-    return replace(spec, if_missing=spec.if_missing + stored_note)
+    return spec
 
 
 def _check_output(source: DataSource, spec: DatasetSpec) -> None:
@@ -87,11 +87,11 @@ def _check_output(source: DataSource, spec: DatasetSpec) -> None:
     get_logger().warning("%s; move the run to another folder, and continue it there", message)
 
 
-def _plan_copy(source: DataSource, stored_note: str) -> StagePlan:
-    """Opens a data set in its own folder and lists the files to copy. ``stored_note``: see `_open_files`."""
+def _plan_copy(source: DataSource) -> StagePlan:
+    """Opens a data set in its own folder and lists the files to copy."""
     from data.source.staging.plan import plan_stage
 
-    spec = _open_files(source, stored_note)
+    spec = _open_files(source)
     optional = [split for split in source.optional if split in spec.splits]
     with _denied_access_refused(source.data):
         return plan_stage(spec, (*source.splits, *optional))

@@ -1,6 +1,8 @@
-"""Reads folders and their entries from the disk, each once.
+"""Reads folders and their entries from the disk, each once, in the order of their names.
 
-Entries whose names begin with a dot are hidden and not read, such as macOS's ``._x.jpg`` and ``.ipynb_checkpoints``.
+Copies of a data set may list their entries in another order, which must not decide which of several findings is the
+first, or by which of several links a folder is visited. Entries whose names begin with a dot are hidden and not read,
+such as macOS's ``._x.jpg`` and ``.ipynb_checkpoints``.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +31,7 @@ class Visit(NamedTuple):
 
     path: str
     real: str  # without symbolic links
-    entries: list[os.DirEntry]
+    entries: list[os.DirEntry]  # sorted by name
     hidden: list[os.DirEntry]  # hidden entries, which are not read, except macOS's resource forks
 
 
@@ -46,7 +49,7 @@ def walk(folder: Path) -> Iterator[Visit]:
             continue
         everything = _scan_all(path)
         entries = [entry for entry in everything if not entry.name.startswith(".")]
-        for entry in entries:
+        for entry in reversed(entries):  # the last one pending is visited next
             if not none_if_missing(entry.is_dir):
                 continue
             inner = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
@@ -59,14 +62,14 @@ def walk(folder: Path) -> Iterator[Visit]:
 
 
 def scan(folder: str) -> list[os.DirEntry]:
-    """Lists a folder without hidden entries. Raises UserError if it cannot be listed."""
+    """Lists a folder without hidden entries, sorted by name. Raises UserError if it cannot be listed."""
     return [entry for entry in _scan_all(folder) if not entry.name.startswith(".")]
 
 
 def _scan_all(folder: str) -> list[os.DirEntry]:
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return sorted(entries, key=attrgetter("name"))
     except OSError as error:
         if explain_limit(error):
             raise
@@ -154,7 +157,7 @@ class Folders:
         folder, stem = os.path.split(path)
         if folder not in self._by_stem:
             by_stem: dict[str, list[str]] = {}
-            for name in sorted(self.entries(folder)):
+            for name in self.entries(folder):
                 by_stem.setdefault(os.path.splitext(name)[0], []).append(name)
             self._by_stem[folder] = by_stem
         names = self._by_stem[folder].get(stem, ())

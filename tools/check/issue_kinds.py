@@ -77,7 +77,9 @@ ADVICE = {
         "training leaves these images out", "convert the labels, or add an empty label file"
     ),
     scan_kinds.SECOND_LABEL: Advice("these labels are not used", "keep the right one of the two label files"),
-    scan_kinds.SECOND_VIEW: Advice("training uses the image with each", "keep the right one of the two label files"),
+    scan_kinds.LABELED_PER_NAME: Advice(
+        "training uses the image with each", "keep the right one of the two label files"
+    ),
     scan_kinds.SHARED_LABEL: Advice("one of the images may be another one", "delete all but one of the images"),
     scan_kinds.NAMED_OTHERWISE: Advice(
         "training goes by the names of files", "correct its <filename>, or rename the file"

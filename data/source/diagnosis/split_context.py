@@ -1,4 +1,4 @@
-"""Context for deciding which image an unused label file belongs to (`SplitContext`): the splits whose label files may
+"""What `unused_file` needs to know of all splits to explain a label file (`SplitContext`): those whose label files may
 be in the same folders, and the owner of each folder."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from data.labels.label_format import FilesPerImage
 from data.source.dataset_spec import DatasetSpec, ListedSplit
 from data.source.diagnosis.similar_names import ImagesOnDisk, loose_stem
 from data.source.diagnosis.split_labels import SplitLabels
-from data.source.listing.candidate_files import Candidate
+from data.source.listing.candidate_files import CandidateFile
 from data.source.listing.found_labels import FoundLabels
 from data.source.listing.images import find_images_leniently
 from data.source.listing.label_files import find_labels
@@ -22,7 +22,7 @@ from data.source.listing.other_images import images_of_no_split
 from data.source.listing.other_splits import entries_without_images, share_labels, splits_with_other_images
 from utils.files.paths import path_of
 
-_MAX_REPEATED_SHARE = 0.05  # of a split's stems; if more are repeated, splits are numbered alike
+_MAX_REPEATED_STEM_SHARE = 0.05  # of a split's stems; if more are repeated, splits are numbered alike
 
 
 class FolderOwner(NamedTuple):
@@ -89,7 +89,7 @@ class SplitContext:
     def _do_splits_repeat_stems(self) -> bool:
         """Whether any split has more than a few of the `_repeated_stems`."""
         return any(
-            len(stems & self._repeated_stems) > _MAX_REPEATED_SHARE * len(stems) for stems in self._stems_of_splits
+            len(stems & self._repeated_stems) > _MAX_REPEATED_STEM_SHARE * len(stems) for stems in self._stems_of_splits
         )
 
     @cached_property
@@ -115,12 +115,16 @@ class SplitContext:
         label_folders = [folder for named in split_folders for folder in label_folders_near(named, candidates)]
         return dict.fromkeys(map(candidates.folders.first_name, label_folders))
 
-    def is_of_image_outside(self, folder: str, stems: Iterable[str]) -> bool:
+    def labels_image_outside(self, folder: str, stems: Iterable[str]) -> bool:
         """Returns whether an image in no split, or in one with another kind of label file, has one of the loose
-        ``stems`` and may have its label file in a folder of the annotations. In a folder where no split expects label
-        files, these may be of any image."""
-        place = folder if self.is_expected(folder) else str(self.own.candidates.annotations)
-        return not self._stems_outside.get(place, frozenset()).isdisjoint(stems)
+        ``stems`` and may have its label file in a folder of the annotations.
+
+        For example, images/old/9.png is in no split, and the annotations are voc. A file 9.xml in voc/old or voc may be
+        its label file, but not one in voc/train, where the split train expects label files. In a folder where no split
+        expects any, such as voc/copies, it may be that of any image.
+        """
+        label_folder = folder if self.is_expected(folder) else str(self.own.candidates.annotations)
+        return not self._stems_outside.get(label_folder, frozenset()).isdisjoint(stems)
 
     def is_expected(self, folder: str) -> bool:
         """Returns whether any split expects label files in a folder."""
@@ -128,7 +132,8 @@ class SplitContext:
 
     @cached_property
     def _stems_outside(self) -> dict[str, set[str]]:
-        """The loose stems for `is_of_image_outside`, by label folder. All are in the folder of the annotations."""
+        """The loose stems for `labels_image_outside`, by label folder: "9" by voc/images/old, voc/old and voc for
+        images/old/9.png. The folder of the annotations itself has the stems of all such images."""
         own = self._spec.listed_splits[self._split]
         if own.annotations is None:
             return {}
@@ -151,13 +156,18 @@ class SplitContext:
         by_label_folder[str(own.annotations)] = set().union(*stems_of.values())
         return by_label_folder
 
-    def is_used_by_another(self, file: Candidate) -> bool:
+    def is_used_by_another(self, file: CandidateFile) -> bool:
         """Returns whether an image of another split uses a label file."""
         return any(labels.candidates.is_used(file) for labels in self.others)
 
     def owner_of(self, folder: str) -> FolderOwner:
         """Returns the owner of the unused label files in a folder: the splits whose label folders include it or,
-        failing that, the closest folder above it; otherwise, the splits that look for label files nearby."""
+        failing that, the closest folder above it; otherwise, the splits that look for label files nearby.
+
+        For example, the annotations are voc, and the splits are images/train, images/val, and images/test, which is
+        missing: voc/train/old belongs to train, voc/test to images/test, and voc/old, like voc itself, to train and val
+        or images/test.
+        """
         candidates = self.own.candidates
         top = candidates.folders.root if candidates.annotations is None else candidates.annotations
         for ancestor in (Path(folder), *Path(folder).parents):

@@ -1,5 +1,5 @@
-"""Tables of a split's images, and of the folders where its label files are looked for (`SplitLabels`). If an unused
-label file may belong to several splits, `losing_split` decides in which of them it is lost."""
+"""Tables of one split, with which `unused_file` explains label files: its images, and the folders where its label files
+are looked for (`SplitLabels`)."""
 
 from __future__ import annotations
 
@@ -102,11 +102,3 @@ class SplitLabels:
         """Returns the images of a status among ``names``. Links may give one image several of these names."""
         images = [self.image_of_name[name] for name in names if name in self.image_of_name]
         return [image for image in {image.name: image for image in images}.values() if image.status is status]
-
-
-def losing_split(splits: Sequence[SplitLabels]) -> SplitLabels:
-    """Returns the split in which an unused label file is lost, of those to which it may belong (at least one). Of the
-    ones with images, or else of all, it is the first that names a folder, because files that no list names need not be
-    losses, or else the first."""
-    readable = [labels for labels in splits if labels.found.images] or splits
-    return next((labels for labels in readable if labels.folders), readable[0])

@@ -9,7 +9,7 @@ from data.image_io.file_kinds import ANY_IMAGE_SUFFIXES, is_image
 from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.other_formats import format_of_labels
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.listing.candidate_files import SAMPLE_SIZE, Candidate
+from data.source.listing.candidate_files import SAMPLE_SIZE, CandidateFile
 from data.source.listing.found_labels import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
 
@@ -52,7 +52,7 @@ def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], fou
             same_stem = images_of_stem[stems[name]]
             if same_stem[0].name in findings:
                 continue
-            file = Candidate(folder, name)
+            file = CandidateFile(folder, name)
             format_name = format_of_labels(file.first_bytes())
             if format_name:
                 finding = _unread_file(file, same_stem, format_name, found)
@@ -60,7 +60,7 @@ def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], fou
     return findings
 
 
-def _unread_file(file: Candidate, images: Sequence[ListedImage], format_name: str, found: FoundLabels) -> Finding:
+def _unread_file(file: CandidateFile, images: Sequence[ListedImage], format_name: str, found: FoundLabels) -> Finding:
     """Returns the finding about a file that seems to contain the labels of one of ``images``, which have one stem."""
     names = " or ".join(image.name for image in images)
     are_left_out = "which is left out" if len(images) == 1 else "which are left out"

@@ -5,24 +5,26 @@ case that applies:
 
 If its image exists, in a folder whose label files may be in the file's folder:
 
-    the image is of this split and uses a copy             nothing is reported
-    the image is of this split, without a label file       it is left out, and the objects are lost
-    the image is of this split and uses another file       a second label file, not lost
-    the image is of another split, or of none              nothing is reported
-    the image is of an unsupported kind                    lost
+    image                                             what becomes of the file        message
+    of this split, and uses a copy of the file        nothing
+    of this split, without a label file               image left out, objects lost    if it labels ..., rename it
+    of this split, and uses another file              reported                        ... uses ... instead
+    of another split, or of none                      nothing
+    of an unsupported kind                            lost                            ... is of an unsupported kind
 
 Otherwise, by the file's name and folder:
 
-    a list names its image, which is missing               the objects are lost; the row counts as the lost image
-    unlabeled images have a similar name                   they are left out, and the objects are lost
-    a labeled image has its name, and no split expects     nothing is reported if the file is a copy, else a second
-    label files in its folder                              label file, not lost
-    an image of no split has its name                      nothing is reported
-    its folder belongs to a missing or empty split         reported, not lost
-    its folder belongs to splits                           lost
+    a list names its image, which is missing          objects lost (its row counts    ..., which a list names, is
+                                                      as the lost image)              missing
+    unlabeled images have a similar name              images left out, objects lost   if it labels ..., rename it
+    a labeled image has its name, and no split        reported, unless it is a copy   is named like ...
+    expects label files in its folder
+    an image of no split has its name                 nothing
+    its folder belongs to a missing or empty split    reported                        its image may be in ...
+    its folder belongs to splits                      lost                            belongs to no image
 
 "Lost" means that the file's image and objects count as lost. They do so in one of the splits to which the file may
-belong (`losing_split`), and only this split reports the file, besides those that leave out images.
+belong (`_counting_split`), and only this split reports the file, besides those that leave out images.
 """
 
 from __future__ import annotations
@@ -34,13 +36,12 @@ from typing import NamedTuple
 from data.image_io.file_kinds import IMAGE_SUFFIXES, is_image
 from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
-from data.source.diagnosis import unused_messages as messages
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import FolderOwner, SplitContext
-from data.source.diagnosis.split_labels import SplitLabels, losing_split
-from data.source.listing.candidate_files import Candidate
+from data.source.diagnosis.split_labels import SplitLabels
+from data.source.listing.candidate_files import CandidateFile
 from data.source.listing.listing import ImageStatus, ListedImage
-from utils.files.paths import path_of
+from utils.files.paths import path_of, relative_name
 
 ImagesOfSplits = dict[SplitLabels, list[ListedImage]]
 
@@ -52,7 +53,7 @@ class Explanation(NamedTuple):
     unlabeled: Sequence[ListedImage] = ()  # images that the split leaves out because of the file
 
 
-def explain(candidate: Candidate, context: SplitContext) -> Explanation | None:
+def explain(candidate: CandidateFile, context: SplitContext) -> Explanation | None:
     """Explains an unused label file. Returns None if the split that is read need not report it."""
     file = _UnusedFile.read(candidate, context)
     images = _existing_images(file, context)
@@ -62,14 +63,14 @@ def explain(candidate: Candidate, context: SplitContext) -> Explanation | None:
 class _UnusedFile(NamedTuple):
     """A label file that no image uses, and the names that its image may have."""
 
-    candidate: Candidate
+    candidate: CandidateFile
     name: str  # relative to the data set's folder
     stem: str  # loose
     named_image: str  # that the file names in its content, or ""
     image_stems: list[str]  # loose stems and names, beginning with `stem`
 
     @classmethod
-    def read(cls, candidate: Candidate, context: SplitContext) -> _UnusedFile:
+    def read(cls, candidate: CandidateFile, context: SplitContext) -> _UnusedFile:
         candidates = context.own.candidates
         read_name = candidates.label_format.named_image
         named_image = "" if read_name is None else read_name(candidate.first_bytes())
@@ -94,14 +95,15 @@ def _explain_with_image(file: _UnusedFile, image_names: Sequence[str], context: 
     if unlabeled[own]:
         return _leave_out(file, unlabeled, context)
     if labeled:
-        return Explanation(Finding(file.name, SECOND_LABEL, messages.uses_another_file(labeled[0])))
+        text = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
+        return Explanation(Finding(file.name, SECOND_LABEL, text))
     name = image_names[0]
     is_in_a_split = any(image in labels.image_of_name for labels in context.splits for image in image_names)
     if is_in_a_split or is_image(name, IMAGE_SUFFIXES):
         return None
     image_folder = os.path.dirname(path_of(name, own.candidates.folders.root))
     splits = [labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]
-    return _lose(file, splits, messages.is_unsupported(name), context)
+    return _lose(file, splits, f"{name} is of an unsupported kind", context)
 
 
 def _explain_without_image(file: _UnusedFile, context: SplitContext) -> Explanation | None:
@@ -112,22 +114,29 @@ def _explain_without_image(file: _UnusedFile, context: SplitContext) -> Explanat
 
     owner = context.owner_of(file.folder)
     namesakes = _labeled_namesakes(file, owner, context)
-    is_of_image_outside = context.is_of_image_outside(file.folder, file.image_stems)
-    unlabeled = _similar_unlabeled(file, owner, context, only_same_name=bool(namesakes) or is_of_image_outside)
+    labels_image_outside = context.labels_image_outside(file.folder, file.image_stems)
+    unlabeled = _similar_unlabeled(file, owner, context, only_same_name=bool(namesakes) or labels_image_outside)
     if any(unlabeled.values()):
         return _leave_out(file, unlabeled, context)
 
-    hint = messages.hint_at_unnamed_split(file.folder, context)
+    hint = _hint_at_unnamed_split(file.folder, context)
     if namesakes:
-        if _is_copy(file, namesakes, context) or losing_split(owner.splits) is not context.own:
+        if _is_copy(file, namesakes, context) or _counting_split(owner.splits) is not context.own:
             return None
-        return Explanation(Finding(file.name, SECOND_LABEL, messages.is_named_like(namesakes[0]) + hint))
-    if is_of_image_outside:
+        text = f"is named like {namesakes[0].name}, which has labels elsewhere; remove one of the two{hint}"
+        return Explanation(Finding(file.name, SECOND_LABEL, text))
+    if labels_image_outside:
         return None
     if owner.missing is not None:
-        return Explanation(Finding(file.name, IMAGE_ELSEWHERE, messages.may_be_of_missing(owner.missing)))
+        location = "listed in" if owner.missing.suffix.lower() == ".txt" else "in"
+        text = f"its image may be {location} {owner.missing}, which is empty or missing"
+        return Explanation(Finding(file.name, IMAGE_ELSEWHERE, text))
+    remedy = "rename it like its image, or remove it"
     background = _background_of_other_split(file, owner, context)
-    return _lose(file, owner.splits, messages.belongs_to_no_image(background) + hint, context)
+    if background is not None:
+        rename = f"if it labels {background.name}, a background of another split, rename it to {background.label.name}"
+        remedy = f"{rename}; else {remedy}"
+    return _lose(file, owner.splits, f"belongs to no image; {remedy}{hint}", context)
 
 
 # What becomes of the file
@@ -138,9 +147,10 @@ def _leave_out(file: _UnusedFile, unlabeled: ImagesOfSplits, context: SplitConte
     images = unlabeled.get(context.own)
     if not images:
         return None
-    text = messages.may_label(images[0]) + messages.hint_at_unnamed_split(file.folder, context)
-    finding = Finding(file.name, ORPHAN, text)
-    if losing_split([labels for labels, of_split in unlabeled.items() if of_split]) is context.own:
+    rename = f"if it labels {images[0].name}, which is left out, rename it to {images[0].label.name}"
+    hint = _hint_at_unnamed_split(file.folder, context)
+    finding = Finding(file.name, ORPHAN, f"belongs to no image; {rename}{hint}")
+    if _counting_split([labels for labels, of_split in unlabeled.items() if of_split]) is context.own:
         finding = _with_lost_objects(finding, file, context)
     return Explanation(finding, images)
 
@@ -148,7 +158,7 @@ def _leave_out(file: _UnusedFile, unlabeled: ImagesOfSplits, context: SplitConte
 def _lose(file: _UnusedFile, splits: Sequence[SplitLabels], text: str, context: SplitContext) -> Explanation | None:
     """One of ``splits`` loses the file's image, which none of them has, with its objects. It only reports them if it
     names only lists, because the folder may contain the labels of many other images."""
-    if not splits or losing_split(splits) is not context.own:
+    if not splits or _counting_split(splits) is not context.own:
         return None
     finding = Finding(file.name, ORPHAN, text)
     if context.own.folders:
@@ -159,8 +169,9 @@ def _lose(file: _UnusedFile, splits: Sequence[SplitLabels], text: str, context: 
 def _lose_missing_image(file: _UnusedFile, lists: Sequence[SplitLabels], context: SplitContext) -> Explanation | None:
     """One of ``lists``, splits that name the missing image in a list, loses the objects. If none of their images
     exists, they cannot be read: each of the others reports the file, but none loses it."""
-    text = messages.is_missing(lists[0].missing_image(file.folder, file.image_stems))
-    if losing_split(lists) is context.own:
+    missing = lists[0].missing_image(file.folder, file.image_stems)
+    text = f"{missing}, which a list names, is missing"
+    if _counting_split(lists) is context.own:
         return Explanation(_with_lost_objects(Finding(file.name, ORPHAN, text), file, context))
     if any(labels.found.images for labels in lists):
         return None
@@ -169,6 +180,25 @@ def _lose_missing_image(file: _UnusedFile, lists: Sequence[SplitLabels], context
 
 def _with_lost_objects(finding: Finding, file: _UnusedFile, context: SplitContext) -> Finding:
     return finding._replace(lost_objects=context.own.candidates.num_objects(file.candidate))
+
+
+def _counting_split(splits: Sequence[SplitLabels]) -> SplitLabels:
+    """Returns the split in which an unused label file counts as lost, of those to which it may belong (at least one).
+    Of the ones with images, or else of all, it is the first that names a folder, because files that no list names need
+    not be losses, or else the first."""
+    readable = [labels for labels in splits if labels.found.images] or splits
+    return next((labels for labels in readable if labels.folders), readable[0])
+
+
+def _hint_at_unnamed_split(folder: str, context: SplitContext) -> str:
+    """Returns a hint for the files of a folder of the annotations that belongs to no split: it may have the labels of a
+    split that the YAML does not name, which must be neither renamed nor removed. Returns "" for other folders."""
+    annotations = context.own.candidates.annotations
+    is_of_a_split = any(folder in labels.own_folders for labels in context.splits)
+    if annotations is None or folder == str(annotations) or is_of_a_split:
+        return ""
+    name = relative_name(folder, context.own.candidates.folders.root)
+    return f"; if {name} has the labels of another split, name this split in the YAML"
 
 
 # The images that the file may label

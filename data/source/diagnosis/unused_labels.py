@@ -17,7 +17,7 @@ from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import SplitContext
 from data.source.diagnosis.unread_labels import unread_labels
 from data.source.diagnosis.unused_file import explain
-from data.source.listing.candidate_files import Candidate
+from data.source.listing.candidate_files import CandidateFile
 from data.source.listing.listing import ImageStatus, ListedImage
 
 
@@ -53,14 +53,14 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
     return Diagnosis(findings, reasons | unread if found.is_any_labeled else {})
 
 
-def _unused_files(context: SplitContext) -> Iterator[Candidate]:
+def _unused_files(context: SplitContext) -> Iterator[CandidateFile]:
     """Yields the unused label files that this split may have to report."""
     for file in _searched_files(context):
         if not context.is_used_by_another(file) and context.own.candidates.is_label_file(file):
             yield file
 
 
-def _searched_files(context: SplitContext) -> Iterator[Candidate]:
+def _searched_files(context: SplitContext) -> Iterator[CandidateFile]:
     """Yields the candidates in this split's expected and nearby folders and in those of missing images and, in label
     folders of other splits, those with the distinctive name of an unlabeled image."""
     own = context.own

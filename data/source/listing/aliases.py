@@ -1,4 +1,4 @@
-"""Finds the images that symbolic links show under several names. `views` unites these names."""
+"""Finds the images that symbolic links show under several names. `united_names` unites these names."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from utils.files.safe_io import read_regular
 SAMPLE_SIZE = 20  # files of a folder that are opened to decide whether it contains labels
 
 
-class Candidate(NamedTuple):
+class CandidateFile(NamedTuple):
     """A file that may be the label file of an image."""
 
     folder: str  # absolute
@@ -57,7 +57,7 @@ class CandidateFiles:
         self.folders = folders
         self.walked = walked
         self._used = used
-        self._by_loose_name: dict[str, dict[str, list[Candidate]]] = {}  # by folder
+        self._by_loose_name: dict[str, dict[str, list[CandidateFile]]] = {}  # by folder
         self._contains_labels: dict[str, bool] = {}  # by folder
 
     def excluding(self, used: Mapping[str, Iterable[str]]) -> CandidateFiles:
@@ -67,7 +67,7 @@ class CandidateFiles:
             names[folder] = names.get(folder, frozenset()) | frozenset(names_in_folder)
         return CandidateFiles(self.label_format, self.annotations, self.folders, self.walked, names)
 
-    def is_used(self, file: Candidate) -> bool:
+    def is_used(self, file: CandidateFile) -> bool:
         """Returns whether a file is used as an image's label file."""
         return file.name in self._used_in_real.get(self.folders.real(file.folder), frozenset())
 
@@ -86,12 +86,12 @@ class CandidateFiles:
         """Returns the names of candidates in a folder, with any suffix."""
         return self._unused(self.entries(folder), folder)
 
-    def files(self, folder: str) -> list[Candidate]:
+    def files(self, folder: str) -> list[CandidateFile]:
         """Returns the sorted candidates in a folder that have the suffix of label files."""
         suffix = self.label_format.suffix
         entries = self.entries(folder)
         names = [name for name in self.names(folder) if name[-len(suffix) :].lower() == suffix]
-        return [Candidate(folder, name) for name in sorted(names) if not none_if_missing(entries[name].is_dir)]
+        return [CandidateFile(folder, name) for name in sorted(names) if not none_if_missing(entries[name].is_dir)]
 
     def folders_in(self, folder: str) -> list[str]:
         """Returns the sorted names of the subfolders of a label folder, without symbolic links."""
@@ -99,10 +99,10 @@ class CandidateFiles:
         names = sorted(self._unused(entries, folder))
         return [name for name in names if none_if_missing(entries[name].is_dir) and not entries[name].is_symlink()]
 
-    def by_loose_name(self, folder: str) -> dict[str, list[Candidate]]:
+    def by_loose_name(self, folder: str) -> dict[str, list[CandidateFile]]:
         """Returns the `files` of a folder by their `loose` names."""
         if folder not in self._by_loose_name:
-            by_name: dict[str, list[Candidate]] = {}
+            by_name: dict[str, list[CandidateFile]] = {}
             for file in self.files(folder):
                 by_name.setdefault(loose(file.name), []).append(file)
             self._by_loose_name[folder] = by_name
@@ -116,7 +116,7 @@ class CandidateFiles:
             self._contains_labels[folder] = any(self.is_label_file(file) for file in spread(files, SAMPLE_SIZE))
         return self._contains_labels[folder]
 
-    def is_label_file(self, file: Candidate) -> bool:
+    def is_label_file(self, file: CandidateFile) -> bool:
         """Returns whether a file contains labels in the split's format."""
         return self.label_format.is_labels(file.first_bytes())
 
@@ -126,7 +126,7 @@ class CandidateFiles:
         content = none_if_missing(read_regular, path, MAX_BYTES)
         return None if content is None else self.label_format.without_image_name(content)
 
-    def num_objects(self, file: Candidate) -> int:
+    def num_objects(self, file: CandidateFile) -> int:
         """Returns the number of objects in a file, 0 if it cannot be read."""
         return self.label_format.num_objects(self.labels(file.path) or b"")
 
@@ -135,13 +135,13 @@ class CandidateFiles:
         labels = self.labels(first)
         return labels is not None and labels == self.labels(second)
 
-    def without_copies(self, files: Sequence[Candidate]) -> Sequence[Candidate]:
+    def without_copies(self, files: Sequence[CandidateFile]) -> Sequence[CandidateFile]:
         """Returns the first of ``files`` if all have the same labels, else all."""
         if len(files) > 1 and all(self.have_equal_labels(files[0].path, other.path) for other in files[1:]):
             return files[:1]
         return files
 
-    def full_name(self, file: Candidate) -> str:
+    def full_name(self, file: CandidateFile) -> str:
         """Returns the name of a file relative to the data set's folder."""
         return self.folders.name_in(file.folder) + file.name
 

@@ -210,7 +210,6 @@ def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterat
         if not is_never_image(suffix):
             names_of.setdefault(suffix, []).append(name)
     for names in names_of.values():
-        names.sort()
         reasons = {name: unread_image(files[name].path) for name in _sample_of(names, files)}
         if not any(reasons.values()):
             continue

@@ -14,8 +14,8 @@ from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.images import SplitImages
 from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.listing.united_names import UnitedNames, unite_names
 from data.source.listing.unusual_labels import with_unusual_labels
-from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
 from data.split_files import ImageFile, LabelFile
 from utils.files.paths import path_of
@@ -40,7 +40,7 @@ def _find_usual_labels(split_images: SplitImages, candidates: CandidateFiles) ->
         used.setdefault(group.usual_label_folder, []).extend(used_in_group)
     findings: list[Finding] = []
     if split_images.aliases:
-        images, findings = _unite_names(images, split_images.aliases, candidates)
+        images, findings = _unite_aliases(images, split_images.aliases, candidates)
     if len(groups) > 1:
         images.sort(key=attrgetter("file.name"))
     unlabeled = [image for image in images if image.status is ImageStatus.BACKGROUND]
@@ -74,18 +74,18 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
     return images, label_names
 
 
-def _unite_names(
+def _unite_aliases(
     named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], candidates: CandidateFiles
-) -> Views:
+) -> UnitedNames:
     """Merges ``named_images``, each image under each of its names, into one entry per label file. ``aliases``: see
     `find_aliases`."""
     image_of_name = {image.name: image for image in named_images}
-    united = Views([], [])
+    united = UnitedNames([], [])
     for usual_name, others in aliases.items():
         names = (usual_name, *(other.name for other in others))
-        views = views_of_image([image_of_name.pop(name) for name in names], candidates)
-        united.images.extend(views.images)
-        united.findings.extend(views.findings)
+        image = unite_names([image_of_name.pop(name) for name in names], candidates)
+        united.images.extend(image.images)
+        united.findings.extend(image.findings)
     united.images.extend(image_of_name.values())  # those with one name
     return united
 

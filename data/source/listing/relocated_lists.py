@@ -9,17 +9,23 @@ another folder or machine, or lack the folders of the images.
        data/obj_train_data/0.jpg    set/obj_train_data/0.jpg   1 folder                set
        0.jpg                        set/images/train/0.jpg     nothing                 set/images/train
 
-2. The list is refused if another row turns out to be an image of another split.
-3. Rows that contradict each other (`Row.contradicts`), such as ``a/images/0.jpg`` and ``b/images/0.jpg``, mean
-   different images, even if both are read as ``images/0.jpg`` because their first folders are dropped. This is what
-   becomes of the second row:
+2. Rows that contradict each other (`Row.contradicts`), such as ``a/images/0.jpg`` and ``b/images/0.jpg``, mean
+   different images, even if both are read as ``images/0.jpg`` because their first folders are dropped. Otherwise, as
+   in trainval.txt and val.txt, they mean the same image. What becomes of a row's image that is also named by ...
 
-       in the same list                       its image is missing
-       in another list of the split           the image is used once, with a warning: the lists may be of two machines
-       in a relocated list of another split   the list is refused
-
-4. Images that another split names by rows that do not contradict, as in trainval.txt and val.txt, are used in both,
-   with a warning.
+       the folder or an exact row of         the list is refused           ... is not an image; ... has the same name,
+       another split                                                       but is an image of 'val'
+       a relocated list of another split,
+       - by a contradicting row, or if       the list is refused           the same, with that list and its line
+         its rows are read otherwise
+       - by another row                      it is used in both splits     warning: ... are also in other lists
+       the same list,
+       - by a contradicting row              it is missing                 ... not found; ... is read for ...
+       - by another row                      it is used once               ... is listed twice; used once
+       another list of the split,
+       - by a contradicting row              it is used once: the lists    ... are both read as ...; used once
+                                             may be of two machines        (and a warning)
+       - by another row                      it is used once               ... is listed twice; used once
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ _MAX_TRIED_ROWS = 10
 
 @dataclass(slots=True)
 class ResolvedRows:
-    """The images that the rows of a relocated list name."""
+    """The images that the rows of a list name."""
 
     paths_of_rows: list[list[str]]  # for each row, the path of its image, or of several that have the stem
     missing: dict[int, str] = field(default_factory=dict)  # by line, why the image is missing despite its path

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.source.listing.candidate_files import Candidate, CandidateFiles
+from data.source.listing.candidate_files import CandidateFile, CandidateFiles
 from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.listing.views import Views, views_of_image
+from data.source.listing.united_names import UnitedNames, unite_names
 from data.source.walk import status_of
 from data.split_files import ImageFile
 
@@ -26,7 +26,7 @@ from data.split_files import ImageFile
 class _NamingFile(NamedTuple):
     """A file that names its image in its content."""
 
-    file: Candidate
+    file: CandidateFile
     image_name: str  # as written in the file
 
 
@@ -37,7 +37,7 @@ def with_unusual_labels(found: FoundLabels) -> FoundLabels:
     return _assign_files(found, _naming_their_image(found))
 
 
-def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
+def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[CandidateFile]]) -> FoundLabels:
     """Assigns to each image the only file among its ``choices``, which are the matching files by image name."""
     choices = {name: files for name, files in choices.items() if files}
     if not choices:
@@ -49,9 +49,9 @@ def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         if choices.keys().isdisjoint(file.name for file in image.names):
             images.append(image)
         else:
-            views = _image_with_files(image, choices, found.candidates)
-            chosen += views.images
-            findings += views.findings
+            united = _image_with_files(image, choices, found.candidates)
+            chosen += united.images
+            findings += united.findings
     used: dict[str, list[str]] = {}  # names of label files, by folder
     for files in choices.values():
         for file in files:
@@ -67,24 +67,24 @@ def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
 
 
 def _image_with_files(
-    image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles
-) -> Views:
+    image: ListedImage, choices: Mapping[str, Sequence[CandidateFile]], candidates: CandidateFiles
+) -> UnitedNames:
     """Returns an unlabeled image with the only matching file, or once per file if its names have different ones. If one
     name has several matching files, the image is left out."""
     named_images: list[ListedImage] = []
     for image_file in image.names:
         files = choices.get(image_file.name, ())
         if len(files) > 1:
-            return Views([image.leave_out(_several_files(image_file.name, files, candidates))], [])
+            return UnitedNames([image.leave_out(_several_files(image_file.name, files, candidates))], [])
         if files:
             file = files[0]
             named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
         else:
             named_images.append(image._replace(file=image_file))
-    return views_of_image(named_images, candidates)
+    return unite_names(named_images, candidates)
 
 
-def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
+def _similarly_named(found: FoundLabels) -> dict[str, Sequence[CandidateFile]]:
     """Returns, by name of each image without a usual label file, the files that are in the format's other folders or
     have a similar name. Two images may share a file."""
     return {
@@ -95,11 +95,11 @@ def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     }
 
 
-def _files_named_like(image: ImageFile, group: ImageGroup, candidates: CandidateFiles) -> Sequence[Candidate]:
+def _files_named_like(image: ImageFile, group: ImageGroup, candidates: CandidateFiles) -> Sequence[CandidateFile]:
     """Returns the files that, judging by their names, may be the label file of an image."""
     usual_name = image.stem + candidates.label_format.suffix
     name_with_image_suffix = image.base_name + candidates.label_format.suffix
-    matches: list[Candidate] = []
+    matches: list[CandidateFile] = []
     for folder in group.label_folders:
         by_name = candidates.by_loose_name(folder)
         similar = by_name.get(loose(usual_name)) or by_name.get(loose(name_with_image_suffix)) or []
@@ -112,7 +112,7 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
     return candidates.without_copies(matches)
 
 
-def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
+def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[CandidateFile]]:
     """Returns, by a name of each image without a label file, the files that name it in their content, if the format can
     do so."""
     files_of: dict[int, list[_NamingFile]] = {}  # by position in ``found.images``
@@ -123,7 +123,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
             matches = _with_label_folder(naming.file.folder, matches, found)
         if len(matches) == 1 and found.images[matches[0]].status is ImageStatus.BACKGROUND:
             files_of.setdefault(matches[0], []).append(naming)
-    choices: dict[str, Sequence[Candidate]] = {}
+    choices: dict[str, Sequence[CandidateFile]] = {}
     for i, files in files_of.items():
         choices |= _choices_by_name(found.images[i], files, found.candidates)
     return choices
@@ -154,13 +154,13 @@ def _with_label_folder(folder: str, matches: list[int], found: FoundLabels) -> l
 
 def _choices_by_name(
     image: ListedImage, files: Sequence[_NamingFile], candidates: CandidateFiles
-) -> dict[str, Sequence[Candidate]]:
+) -> dict[str, Sequence[CandidateFile]]:
     """Returns the files that name an image, by its usual name if they have the same labels, else by the name that they
     give it: links may show an image in two folders, each with its own labels."""
     different = candidates.without_copies([naming.file for naming in files])
     if len(different) == 1:
         return {image.name: different}
-    files_of_name: dict[str, list[Candidate]] = {}
+    files_of_name: dict[str, list[CandidateFile]] = {}
     for naming in files:
         files_of_name.setdefault(_closest_name(image, naming.image_name), []).append(naming.file)
     return {name: candidates.without_copies(same_name) for name, same_name in files_of_name.items()}
@@ -173,7 +173,7 @@ def _closest_name(image: ListedImage, name: str) -> str:
     return image.names[closest].name
 
 
-def _several_files(image: str, files: Sequence[Candidate], candidates: CandidateFiles) -> Finding:
+def _several_files(image: str, files: Sequence[CandidateFile], candidates: CandidateFiles) -> Finding:
     names = [candidates.full_name(file) for file in files]
     return Finding(
         where=image,

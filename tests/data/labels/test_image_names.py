@@ -114,14 +114,29 @@ def test_folders_tell_images_of_one_name_apart(root):
         load_index(load_dataset_spec(data), "train", IndexSettings(progress=False))
 
 
-def test_a_folder_that_is_not_in_the_data_set_does_not_tell_images_apart(root):
-    """Both splits of the set once were in one folder."""
+@pytest.mark.parametrize(
+    ("file_names", "message"),
+    [
+        (
+            ["JPEGImages/0.png"],
+            "image 0: JPEGImages/0.png is not among the split's images, but val/0.png is; check 'annotations' against "
+            "the split's folder, or write file names with their folders in the data set",
+        ),
+        (
+            ["JPEGImages/0.png", "0.png"],
+            "image 1: 0.png matches 2 images, such as val/0.png and train/0.png; write file names with their folders "
+            "in the data set",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_in_the_data_set_does_not_tell_images_apart(root, file_names, message):
+    """Both splits of the set once were in one folder, or the file is of another split. An entry that matches several
+    images is the clearest example."""
     for file in ("train/0.png", "val/0.png"):
         write_image(root / file, 20, 30)
-    write_coco(root, ["JPEGImages/0.png"])
+    write_coco(root, file_names)
     (root / "data.yaml").write_text("train: train\nval: val\nannotations: all.json\n")
-    reason = "is not among the split's images, but val/0.png is"
-    with refused(f"all.json: image 0: JPEGImages/0.png {reason}; write file names with their folders in the data set"):
+    with refused(f"all.json: {message}"):
         load_index(load_dataset_spec(root / "data.yaml"), "val", IndexSettings(progress=False))
 
 

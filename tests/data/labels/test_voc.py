@@ -130,15 +130,13 @@ def test_the_name_of_the_image_is_read_in_the_encoding_of_the_file(encoding, end
 
 
 @pytest.mark.parametrize(
-    "head",
-    [
-        *(f'<?xml version="1.0" encoding="{encoding}"?><annotation>'.encode() for encoding in ENCODINGS),
-        "<annotation><path>C:\\Jos\u00e9\\x.png</path>".encode("cp1252"),
-    ],
-    ids=[*ENCODINGS, "Windows-1252 elsewhere"],
+    "declaration", ["", *(f'<?xml version="1.0" encoding="{name}"?>' for name in (*ENCODINGS, "latin-1"))]
 )
-def test_a_name_in_utf_8_is_read_whatever_the_rest_of_the_file_is(head):
-    assert VOC.per_image.named_image(head + "<filename>日本.png</filename>".encode()) == "日本.png"
+@pytest.mark.parametrize("end", [b"", b"<size>", b"<source>\xe9</source>", b"<path>C:\\Jos\xe9\\x.png</path>"])
+def test_the_name_of_the_image_is_read_even_if_the_rest_of_the_file_is_in_another_encoding(declaration, end):
+    """Otherwise, the annotated image would be a background, without a message about its label file."""
+    head = declaration.encode() + "<annotation><filename>日本.png</filename>".encode() + end
+    assert VOC.per_image.named_image(head) == "日本.png"
 
 
 @pytest.mark.parametrize(("separator", "location"), [("", "a.xml: object 2"), ("\n", "a.xml:3")])

@@ -168,7 +168,7 @@ def test_a_link_to_images_does_not_lose_their_labels(tmp_path, labels, entry):
     assert not index.report.totals.get("missing label file")
 
 
-def write_views(root: Path, *names: str) -> None:
+def write_labeled_links(root: Path, *names: str) -> None:
     """Folders of images that are links to one, each with labels of its own: a box of another size."""
     write_three_formats(root, ("a",), {"x.png": (20, 40), "y.png": (20, 40)}, {})
     shutil.move(root / "images" / "train", root / "pics")
@@ -181,8 +181,8 @@ def write_views(root: Path, *names: str) -> None:
     (root / "data.yaml").write_text("train: .\nnames: [a]\n")
 
 
-def test_two_views_of_the_same_pictures_are_both_read(tmp_path):
-    write_views(tmp_path / "set", "left", "right")
+def test_an_image_with_labels_of_its_own_in_two_folders_is_read_twice(tmp_path):
+    write_labeled_links(tmp_path / "set", "left", "right")
     index = load_index(load_dataset_spec(tmp_path / "set" / "data.yaml"), "train", IndexSettings(progress=False))
     assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/x.png", "right/images/y.png"]
     assert [index.labels(i)[0, 3].round(3) for i in range(4)] == pytest.approx([0.1, 0.1, 0.2, 0.2])
@@ -194,9 +194,9 @@ def test_two_views_of_the_same_pictures_are_both_read(tmp_path):
     assert index.report.ledger.losses == ()
 
 
-def test_a_name_whose_label_file_is_empty_or_cannot_be_read_makes_no_view(tmp_path):
+def test_a_name_whose_label_file_is_empty_or_cannot_be_read_does_not_list_the_image_again(tmp_path):
     root = tmp_path / "set"
-    write_views(root, "left", "right")
+    write_labeled_links(root, "left", "right")
     (root / "left/labels/x.txt").write_text("")
     no_file(root / "right/labels", "y.txt")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
@@ -208,16 +208,16 @@ def test_a_name_whose_label_file_is_empty_or_cannot_be_read_makes_no_view(tmp_pa
     ]
 
 
-def test_copies_of_one_label_file_make_one_view(tmp_path):
+def test_copies_of_one_label_file_list_the_image_once(tmp_path):
     root = tmp_path / "set"
-    write_views(root, "left", "right")
+    write_labeled_links(root, "left", "right")
     shutil.copy(root / "left/labels/x.txt", root / "right/labels/x.txt")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
     assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/y.png"]
     assert not [line for line in index.report.lines if "x.png" in line]
 
 
-def test_a_label_file_without_objects_makes_no_view_whatever_its_size(tmp_path):
+def test_a_label_file_without_objects_does_not_list_the_image_again_whatever_its_size(tmp_path):
     write_three_formats(tmp_path, ("a",), {"left/x.png": (20, 40)}, {})
     (tmp_path / "images/train/right").symlink_to("left")
     for folder, rows in (("left", []), ("right", [(0, 2, 2, 10, 10)])):
@@ -232,7 +232,7 @@ def test_a_label_file_without_objects_makes_no_view_whatever_its_size(tmp_path):
 
 def test_another_name_of_a_folder_adds_no_images(tmp_path):
     root = tmp_path / "set"
-    write_views(root, "left")
+    write_labeled_links(root, "left")
     (root / "again").symlink_to("left")
     (root / "left" / "deep").mkdir()
     (root / "left" / "deep" / "loop").symlink_to("../..")
@@ -276,15 +276,15 @@ def no_image(labels: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [no_file, of_no_image, called_similarly, in_another_format, no_image])
-@pytest.mark.parametrize("views", [("left",), ("left", "right")])
-def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, views):
+@pytest.mark.parametrize("names", [("left",), ("left", "right")])
+def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, names):
     root = tmp_path / "set"
-    write_views(root, *views)
+    write_labeled_links(root, *names)
     harm(root / "left/labels")
     settings = IndexSettings(progress=False, max_bad=1.0)
     expected = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
     # Then the image is used, and nothing is lost.
-    is_labeled_in_right = harm in (in_another_format, no_file) and len(views) > 1
+    is_labeled_in_right = harm in (in_another_format, no_file) and len(names) > 1
     assert bool(expected.report.ledger.losses) != is_labeled_in_right
     (root / "again").symlink_to("left")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
@@ -388,7 +388,7 @@ def test_a_json_names_the_folder_itself_and_not_a_link_to_it(tmp_path):
 @pytest.mark.parametrize("broken", ["left", "right"])
 def test_a_view_without_labels_is_no_background_if_those_of_another_cannot_be_read(tmp_path, broken):
     root = tmp_path / "set"
-    write_views(root, "left", "right")
+    write_labeled_links(root, "left", "right")
     other = {"left": "right", "right": "left"}[broken]
     (root / broken / "labels/x.txt").unlink()
     (root / broken / "labels/x.txt").symlink_to("nowhere")
@@ -437,7 +437,7 @@ def test_labels_may_name_an_image_by_a_link(tmp_path, write):
 
 @pytest.mark.parametrize("is_equal", [True, False])
 def test_two_voc_files_may_name_an_image_by_its_two_names(tmp_path, is_equal):
-    """Copies are one label file; different labels are two views of the image."""
+    """Copies are one label file; with different labels, the image is listed twice."""
     in_voc(tmp_path, [*write_linked_folders(tmp_path), "left/x.png"])
     if is_equal:
         text = (tmp_path / "all/0.xml").read_text()
@@ -474,7 +474,7 @@ def test_a_json_may_repeat_the_labels_of_an_image_under_another_name(tmp_path, i
 
 def test_links_that_all_lead_to_each_other_end(tmp_path):
     root = tmp_path / "set"
-    write_views(root, "v")
+    write_labeled_links(root, "v")
     for i in range(12):
         (root / f"d{i}").mkdir()
         for j in range(12):

@@ -60,6 +60,80 @@ def reported(index: DatasetIndex, kind: str = ORPHAN) -> list[str]:
 TRAIN_AND_VAL = {"train": "images/train", "val": "images/val"}
 
 
+@dataclass(frozen=True)
+class Case:
+    """A row of the table in unused_file.py: an unused label file, and what the training split reports about it."""
+
+    unused: str  # in voc, with two objects
+    kind: str = ""  # of the finding; "" if nothing is reported
+    lost: tuple[int, int] = (0, 0)  # images and objects
+    message: str = ""  # how it begins
+    images: tuple[str, ...] = ()  # without a label file, besides train/0.png and val/1.png
+    named_image: str = ""  # in the file
+    is_copy: bool = False  # of voc/train/0.xml
+
+
+CASES = {
+    "image uses a copy": Case("0.xml", is_copy=True),
+    "image without a label file": Case(
+        "q.xml",
+        ORPHAN,
+        (2, 2),
+        "belongs to no image; if it labels images/train/a/x.png, which is left out, rename it to voc/train/a/x.xml",
+        images=("train/a/x.png", "train/b/x.png"),
+        named_image="c/x.png",
+    ),
+    "image uses another file": Case(
+        "0.xml", SECOND_LABEL, message="images/train/0.png uses voc/train/0.xml instead; remove one of the two"
+    ),
+    "image of another split": Case("1.xml"),
+    "image of an unsupported kind": Case(
+        "train/h.xml", ORPHAN, (1, 2), "images/train/h.heic is of an unsupported kind", images=("train/h.heic",)
+    ),
+    "similar name": Case(
+        "train/x-1.xml", ORPHAN, (1, 2), "belongs to no image; if it labels images/train/x.png", ("train/x.png",)
+    ),
+    "name of a labeled image": Case(
+        "old/0.xml", SECOND_LABEL, message="is named like images/train/0.png, which has labels elsewhere"
+    ),
+    "copy with the name of a labeled image": Case("old/0.xml", is_copy=True),
+    "name of an image of no split": Case("old/9.xml", images=("old/9.png",)),
+    "folder of a missing split": Case("test/q.xml", IMAGE_ELSEWHERE, message="its image may be in "),
+    "folder of a split": Case("train/q.xml", ORPHAN, (1, 2), "belongs to no image; rename it like its image"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_unused_label_file_is_explained_by_the_first_case_that_applies(tmp_path, case):
+    for name in ("train/0", "val/1"):
+        image(tmp_path, f"{name}.png")
+        label(tmp_path, f"{name}.xml")
+    for name in case.images:
+        image(tmp_path, name.replace(".heic", ".png"))
+        (tmp_path / "images" / name).with_suffix(".png").rename(tmp_path / "images" / name)
+    label(tmp_path, case.unused, 1 if case.is_copy else 2)
+    path = tmp_path / "voc" / case.unused
+    path.write_text(path.read_text().replace("<annotation>", f"<annotation><filename>{case.named_image}</filename>"))
+    splits = TRAIN_AND_VAL | ({"test": "images/test"} if case.unused.startswith("test/") else {})
+    index = read(tmp_path, splits, "train")["train"]
+    lines = [line for line in index.report.lines if line.startswith(f"voc/{case.unused}: ")]
+    assert [line.split(": ")[1] for line in lines] == [case.kind][: bool(case.kind)]
+    assert all(line.startswith(f"voc/{case.unused}: {case.kind}: {case.message}") for line in lines)
+    assert (index.report.ledger.lost_images, index.report.ledger.lost_objects) == case.lost
+
+
+def test_a_list_that_names_the_missing_image_of_a_label_file_loses_its_objects(tmp_path):
+    """The row counts as the lost image."""
+    image(tmp_path, "train/0.png")
+    label(tmp_path, "train/0.xml")
+    label(tmp_path, "train/7.xml", count=2)
+    (tmp_path / "train.txt").write_text("images/train/0.png\nimages/train/7.png\n")
+    index = read(tmp_path, {"train": "train.txt"})["train"]
+    assert losses({"train": index}) == {"train": (1, 2)}
+    (line,) = [line for line in index.report.lines if ORPHAN in line]
+    assert line == f"voc/train/7.xml: {ORPHAN}: images/train/7.png, which a list names, is missing"
+
+
 def test_labels_in_folders_that_mirror_the_image_folders_are_used(tmp_path):
     """A file that is in none of these folders labels the image of this name that has no other."""
     for split, count in (("train", 1), ("val", 2)):
@@ -291,7 +365,7 @@ class RandomSet:
     root: Path
     is_yolo: bool
     images: dict[str, list[str]] = field(default_factory=dict)  # stems by split
-    missing_rows: dict[str, list[str]] = field(default_factory=dict)  # stems that the list of a split names in vain
+    missing_rows: dict[str, list[str]] = field(default_factory=dict)  # stems in the list of a split, without an image
     missing_split: str = ""
     num_objects: dict[str, int] = field(default_factory=dict)  # by label file, without suffix
 

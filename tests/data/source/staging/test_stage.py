@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -25,6 +26,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from data.source.open import open_data
 from data.source.staging.copy import StageCopy
 from tests.helpers.index_fingerprint import index_fingerprint
@@ -315,12 +317,18 @@ def test_a_copy_of_a_folder_has_the_caches_of_its_yaml(tmp_path):
 
 
 def test_a_missing_file_names_what_stores_the_path_once(tmp_path):
+    """Also if it is missing only later, when the split is listed."""
     source = write_dataset(tmp_path / "set", train=2, val=2)
+    sources = [
+        DataSource(str(source), ("train", "val"), stage=folder, stored_in="last.pt")
+        for folder in ("", str(tmp_path / "stage"))
+    ]
+    spec = open_data(sources[0], DistributedContext.single())
     shutil.rmtree(source.parent / "images" / "val")
-    for folder in ("", str(tmp_path / "stage")):
-        data = DataSource(str(source), ("train", "val"), stage=folder, stored_in="last.pt")
+    calls = [partial(list_split, spec, "val"), *(partial(open_data, s, DistributedContext.single()) for s in sources)]
+    for call in calls:
         with pytest.raises(UserError) as caught:
-            open_data(data, DistributedContext.single())
+            call()
         assert str(caught.value).count("last.pt stores the path of this data set") == 1
 
 

@@ -1,7 +1,7 @@
 """Unites the names that symbolic links give an image, with the label files found under them.
 
-If two names have files with different labels, the image is listed twice: as two views, each with its own labels. A file
-without objects, or one that cannot be read, does not form a view if another one has objects. Files where the format
+If two names have files with different labels, the image is listed twice, each time with its own labels. A file without
+objects, or one that cannot be read, does not count as different if another one has objects. Files where the format
 expects them come first: other files (`unusual_labels`) are looked for only if none of the names has one.
 """
 
@@ -11,14 +11,14 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from data.labels.findings import SECOND_LABEL, SECOND_VIEW, Finding
+from data.labels.findings import LABELED_PER_NAME, SECOND_LABEL, Finding
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of
 
 
-class Views(NamedTuple):
-    """An image, once for each of its views, and what is wrong with its label files."""
+class UnitedNames(NamedTuple):
+    """An image, once for each label file with different labels, and what is wrong with its label files."""
 
     images: list[ListedImage]
     findings: list[Finding]  # without a loss
@@ -36,7 +36,7 @@ class _FoundFile(NamedTuple):
         return self.names[0].label.name
 
 
-def views_of_image(named_images: Sequence[ListedImage], candidates: CandidateFiles) -> Views:
+def unite_names(named_images: Sequence[ListedImage], candidates: CandidateFiles) -> UnitedNames:
     """Returns an image once for each label file that has objects and differs from the others, under the first name with
     which the file is found, or once if no file has objects.
 
@@ -45,15 +45,15 @@ def views_of_image(named_images: Sequence[ListedImage], candidates: CandidateFil
     names_of_file = _names_by_label_file(named_images, candidates)
     if len(names_of_file) <= 1:  # fast path for the usual case: the file need not be read
         with_file = next(iter(names_of_file.values()), named_images)
-        return Views([_united(with_file[0], named_images)], [])
+        return UnitedNames([_united(with_file[0], named_images)], [])
     files = [_read(path, names, candidates) for path, names in names_of_file.items()]
-    names_of_views = _names_by_labels(files)
-    if names_of_views:
-        views = _views_under(names_of_views, named_images)
-        return Views(views, [*_files_without_objects(files, views[0]), *_second_views(views)])
+    names_of_labels = _names_by_labels(files)
+    if names_of_labels:
+        images = _once_per_labels(names_of_labels, named_images)
+        return UnitedNames(images, [*_files_without_objects(files, images[0]), *_listed_again(images)])
     # If a file cannot be read, an empty one beside it doesn't show that the image is a background.
     file = next((file for file in files if file.labels is None), files[0])
-    return Views([_united(file.names[0], named_images)], [])
+    return UnitedNames([_united(file.names[0], named_images)], [])
 
 
 def _names_by_label_file(
@@ -83,9 +83,12 @@ def _names_by_labels(files: Sequence[_FoundFile]) -> list[list[ListedImage]]:
     return list(names_of_labels.values())
 
 
-def _views_under(names_of_views: Sequence[list[ListedImage]], named_images: Sequence[ListedImage]) -> list[ListedImage]:
-    """Returns the views of an image. Names without objects of their own become aliases of the first."""
-    first, *others = names_of_views
+def _once_per_labels(
+    names_of_labels: Sequence[list[ListedImage]], named_images: Sequence[ListedImage]
+) -> list[ListedImage]:
+    """Returns an image once for each group of its names. Names without objects of their own become aliases of the
+    first."""
+    first, *others = names_of_labels
     names_of_others = {image.name for names in others for image in names}
     names_of_first = [image for image in named_images if image.name not in names_of_others]
     return [_united(first[0], names_of_first), *(_united(names[0], names) for names in others)]
@@ -96,19 +99,19 @@ def _united(image: ListedImage, named_images: Sequence[ListedImage]) -> ListedIm
     return image._replace(aliases=tuple(other.file for other in named_images if other.name != image.name))
 
 
-def _files_without_objects(files: Sequence[_FoundFile], first_view: ListedImage) -> list[Finding]:
-    """Returns findings about the files without objects, which are replaced by the file of the first view."""
+def _files_without_objects(files: Sequence[_FoundFile], image: ListedImage) -> list[Finding]:
+    """Returns findings about the files without objects, which are replaced by that of ``image``."""
     findings: list[Finding] = []
     for file in files:
         if not file.num_objects:
             problem = "cannot be read" if file.labels is None else "has no objects"
-            message = f"{problem}; the labels in {first_view.label.name} are used"
+            message = f"{problem}; the labels in {image.label.name} are used"
             findings.append(Finding(file.label_name, SECOND_LABEL, message))
     return findings
 
 
-def _second_views(views: Sequence[ListedImage]) -> list[Finding]:
-    """Returns findings about the label files of all views but the first."""
-    first, *others = views
+def _listed_again(images: Sequence[ListedImage]) -> list[Finding]:
+    """Returns findings about an image that is listed several times, except the first time."""
+    first, *others = images
     message = f"{first.name}, which has {first.label.name}, is used a second time with these labels"
-    return [Finding(view.label.name, SECOND_VIEW, message) for view in others]
+    return [Finding(image.label.name, LABELED_PER_NAME, message) for image in others]
