@@ -22,6 +22,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from engine.checkpoint.checkpoint import CheckpointFacts
+from engine.checkpoint.newest_run import newest_run_id
 from engine.run.continuation import check_not_lost, plan_continued
 from engine.run.find_checkpoint import find_checkpoint
 from engine.run.folder import SAVING_PATIENCE_S, ReadOnlyFolder, lock_folder
@@ -68,6 +70,10 @@ def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
         return _plan_in_folder(command, config.folder, stack)
     if config.resume not in (None, AUTO):
         path = find_checkpoint(config)
+        # A file from which no run can resume is refused before anything is written beside it. Without last.pt, a
+        # process that trains the folder's run may be about to save it.
+        if path.exists() or newest_run_id(path.parent) is None:
+            CheckpointFacts.read(path)
         _check_project(command, path.parent)
         lock_folder(path.parent, stack)
         return _plan_named(command, path)
