@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.source.open import check_data
+from engine.formats.registry import format_of
 from engine.inference.source_files import check_source
 from engine.run.complete_record import COMPLETE
 from models.spec import load_spec
@@ -54,7 +55,10 @@ def check_model_and_data(config: TrainConfig, splits: Sequence[str]) -> None:
                 load_spec(config.model)
         with mistakes.collecting():
             if config.weights:
-                _check_weights(config.weights)
+                _check_checkpoint("--weights", config.weights)
+        with mistakes.collecting():
+            if config.teacher:
+                _check_checkpoint("--teacher", config.teacher)
 
 
 def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
@@ -66,7 +70,7 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
                 check_data(data, splits, classes)
         with mistakes.collecting():
             if weights:
-                _check_weights(weights)
+                _check_weights("--weights", weights)
 
 
 def check_detection(config: DetectConfig) -> None:
@@ -79,14 +83,23 @@ def check_detection(config: DetectConfig) -> None:
         with mistakes.collecting():
             check_source(config.source)
         with mistakes.collecting():
-            _check_weights(config.weights)
+            _check_weights("--weights", config.weights)
 
 
-def _check_weights(weights: str) -> None:
+def _check_checkpoint(flag: str, path: str) -> None:
+    """Raises UserError as `_check_weights` does, and for an exported model, which cannot be trained."""
+    if format_of(path) is not None:
+        raise UserError(
+            f"{flag} {path}: is an exported model; name a checkpoint, such as the .pt that it was made from"
+        )
+    _check_weights(flag, path)
+
+
+def _check_weights(flag: str, weights: str) -> None:
     """Raises UserError for weights that are missing, or a file of another kind, by its suffix."""
     suffix = Path(weights).suffix.lower()
     if suffix in (".yaml", ".yml"):
-        raise UserError(f"--weights {weights}: is a YAML; a data set's is for --data, a model's for train.py --model")
+        raise UserError(f"{flag} {weights}: is a YAML; a data set's is for --data, a model's for train.py --model")
     if suffix in IMAGE_SUFFIXES:
-        raise UserError(f"--weights {weights}: is an image, not weights")
+        raise UserError(f"{flag} {weights}: is an image, not weights")
     check_weights(weights)

@@ -36,6 +36,12 @@ RECIPE = "--hyp nowhere: no such recipe or file"
         ("check", "none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("train", "--data none.yaml --weights d.yaml", [DATA, "--weights d.yaml: is a YAML; "]),
         ("detect", "--source none.jpg --weights a.jpg", ["none.jpg: ", "--weights a.jpg: is an image, not weights"]),
+        ("train", "--data none.yaml --teacher none.pt", [DATA, WEIGHTS]),
+        (
+            "train",
+            "--data none.yaml --weights a.onnx --teacher b.torchscript",
+            [DATA, "--weights a.onnx: is an exported model; ", "--teacher b.torchscript: is an exported model; "],
+        ),
         ("kfold", "--data none.yaml --weights none.pt --folds 3", [DATA, WEIGHTS]),
         ("search", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
     ],
