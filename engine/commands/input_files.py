@@ -5,6 +5,7 @@ train.py and val.py skip them when several processes run: a later check then rep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from engine.run.complete_record import COMPLETE
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
-from utils.config.settings import AUTO, DetectConfig, TrainConfig
+from utils.config.settings import AUTO, DetectConfig, TrainConfig, ValConfig
 from utils.errors import UserError, all_mistakes
 
 
@@ -71,6 +72,15 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
         with mistakes.collecting():
             if weights:
                 _check_weights("--weights", weights)
+
+
+def check_validation(config: ValConfig) -> None:
+    """Raises UserError for missing weights of val.py, or a data set that cannot be read or lacks the split or the
+    classes."""
+    splits = (config.task,)
+    if config.task == "val" and os.path.exists(os.path.expanduser(config.weights)):
+        splits = ()  # checked when the weights are read: with --val-fraction, a model has its own validation images
+    check_scoring_files(config.weights, config.data, splits, config.classes)
 
 
 def check_detection(config: DetectConfig) -> None:
