@@ -17,7 +17,7 @@ from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
 from engine.run.launchers import record_launch
 from engine.run.new_folder import increment_path
-from engine.run.previous_run import is_other_data, previous_data
+from engine.run.previous_data import is_other_data, previous_data
 from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from engine.run.stored_run import StoredRun, read_stored_run, write_stored_run
