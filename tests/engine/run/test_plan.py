@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.run.launchers import record_launch
+from engine.run.launch_record import record_launch
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun
 from tests.helpers.messages import refused

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.compare_files import FileMatch, compare_file
-from engine.run.resolve import with_checksums
+from engine.run.resolve_paths import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from utils.config.flags import flag_name, words_of_settings
 from utils.config.recipes import read_recipe, with_overrides
