@@ -10,13 +10,13 @@ from engine.commands.detect_drawing import DrawnFrame, FrameDrawer
 from engine.commands.detect_files import ResultFiles, open_results_folder, remove_if_empty, writes_files
 from engine.commands.detect_log import FileFailures, FrameLog, reason_of
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
-from engine.inference.frames import FileProblem
 from engine.inference.image_detector import ImageDetector
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, check_sequence
 from engine.inference.open_model import open_weights
+from engine.inference.results.window import Window
 from engine.inference.settings import DetectionSettings, ResolvedSettings, warn_of_unused_flags
-from engine.inference.window import Window
+from engine.inference.sources.frames import FileProblem
 from engine.run.new_folder import check_run_dir
 from models.postprocess.tiles import Tiles
 from utils.config.checks import typed_classes

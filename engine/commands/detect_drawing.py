@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.inference.detection_stream import FrameDetections
-from engine.inference.drawing import draw_detections
-from engine.inference.frames import FileProblem
-from engine.inference.result_names import written_suffix
+from engine.inference.results.drawing import draw_detections
+from engine.inference.results.result_names import written_suffix
+from engine.inference.sources.frames import FileProblem
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.drawing.draw import encode_image

@@ -13,11 +13,11 @@ from typing import Any
 from data.labels.coco_classes import coco_category_ids
 from engine.commands.detect_drawing import DrawnFrame
 from engine.commands.written_files import WrittenFiles, remove_written
-from engine.inference.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
-from engine.inference.frames import Frame
-from engine.inference.result_names import UniqueStems, class_folders, written_suffix
-from engine.inference.source_files import source_files
-from engine.inference.video_writer import VideoFiles
+from engine.inference.results.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
+from engine.inference.results.result_names import UniqueStems, class_folders, written_suffix
+from engine.inference.results.video_writer import VideoFiles
+from engine.inference.sources.frames import Frame
+from engine.inference.sources.source_files import source_files
 from engine.run.new_folder import increment_path
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable

@@ -12,7 +12,7 @@ from pathlib import Path
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.source.open import check_data
 from engine.formats.registry import format_of
-from engine.inference.source_files import check_source
+from engine.inference.sources.source_files import check_source
 from engine.run.complete_record import COMPLETE
 from models.spec import load_spec
 from models.weights.catalog import check_weights

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.inference.frames import Frame
-from engine.inference.source_files import VIDEO_SUFFIXES, source_files
+from engine.inference.sources.frames import Frame
+from engine.inference.sources.source_files import VIDEO_SUFFIXES, source_files
 from utils.config.settings import OBJECT_TRACKERS
 from utils.detections import DetectionTable
 from utils.errors import UserError

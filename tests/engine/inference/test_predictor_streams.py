@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engine.inference.detection_stream import DetectionStream
-from engine.inference.frames import FileProblem, Frame
 from engine.inference.predictor import load
+from engine.inference.sources.frames import FileProblem, Frame
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.messages import refused
 from utils.errors import UserError

@@ -13,9 +13,16 @@ from typing import NamedTuple
 from data.image_io.decode import OnWarning, decode_image, read_image
 from data.image_io.file_kinds import MAX_IMAGE_BYTES, image_suffixes, unread_summary
 from data.image_io.header import read_header
-from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
-from engine.inference.source_files import VIDEO_SUFFIXES, by_number, by_sequence, is_stream, list_files, sequence_of
-from engine.inference.video import open_stream, stream_frames, video_file_frames
+from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
+from engine.inference.sources.source_files import (
+    VIDEO_SUFFIXES,
+    by_number,
+    by_sequence,
+    is_stream,
+    list_files,
+    sequence_of,
+)
+from engine.inference.sources.video import open_stream, stream_frames, video_file_frames
 from utils.errors import UserError
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, read_url, url_path, without_login
 from utils.logger import get_logger

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import log_damage, orient, read_image
-from engine.inference.frames import Frame, FrameStream
-from engine.inference.source_files import VIDEO_SUFFIXES
+from engine.inference.sources.frames import Frame, FrameStream
+from engine.inference.sources.source_files import VIDEO_SUFFIXES
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
