@@ -52,12 +52,13 @@ class DetectionStream:
         ahead: ReadAheadLimit,
         tracks: ObjectTracks | None = None,
     ) -> None:
-        """
+        """Reads nothing before the first result is requested.
+
         Args:
             source: frames and problems, which the stream closes.
             ahead: limits the size of a batch, and is told the size of each frame. While the model runs, the next batch
-                is read and letterboxed in another thread, except for a live stream, whose frames are processed one by
-                one.
+                is read and letterboxed in another thread. With a limit of 0, as for a live stream, frames are processed
+                one by one, each before the next one is read.
             tracks: keeps only the detections that belong to tracks, which may be below the threshold of ``settings``;
                 None: objects are not tracked.
         """

@@ -195,7 +195,8 @@ class Predictor:
         if vid_stride != 1:
             raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
         frames = as_frames(source, color or self.color, self.model.pixels)
-        return DetectionStream(frames, self.image_detector, settings, ahead=ReadAheadLimit(0), tracks=tracks)
+        one_by_one = ReadAheadLimit(0)  # the caller may make an image only when it has the result of the one before
+        return DetectionStream(frames, self.image_detector, settings, ahead=one_by_one, tracks=tracks)
 
 
 def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
