@@ -77,9 +77,9 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
 def check_validation(config: ValConfig) -> None:
     """Raises UserError for missing weights of val.py, or a data set that cannot be read or lacks the split or the
     classes."""
-    splits = (config.task,)
+    splits = [config.task]
     if config.task == "val" and os.path.exists(os.path.expanduser(config.weights)):
-        splits = ()  # checked when the weights are read: with --val-fraction, a model has its own validation images
+        splits = []  # checked when the weights are read: with --val-fraction, a model has its own validation images
     check_scoring_files(config.weights, config.data, splits, config.classes)
 
 
