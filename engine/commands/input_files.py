@@ -26,8 +26,7 @@ def check_training_files(config: TrainConfig) -> None:
     run that continues are checked later."""
     continues = config.resume is not None
     if config.resume == AUTO:
-        # A run that has ended may have neither data nor last.pt any more. If an earlier run has left these files, the
-        # data is checked later.
+        # An ended run may have lost its data and last.pt. Files of an earlier run only postpone the check of the data.
         continues = any((config.folder / name).is_file() for name in ("last.pt", COMPLETE))
     elif config.resume and not Path(config.resume).exists():
         raise UserError(f"{config.resume}: no such checkpoint")

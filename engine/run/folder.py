@@ -77,7 +77,7 @@ def claim_folder(
 
 
 def _choose_run_id(plan: RunPlan) -> str:
-    """Returns the id of the run that continues, or that starts again before its first checkpoint; else a new one."""
+    """Returns the stored id of a run that continues, or that restarts before its first checkpoint; else a new id."""
     if isinstance(plan, ContinuedRun):
         return plan.started_from.description.run_id
     if plan.folder is not None:

@@ -201,8 +201,11 @@ RunPlan = NewRun | ContinuedRun
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run that has its folder. Equal on all ranks but for the settings that differ in its plan; nothing in it changes
-    while the run trains."""
+    """A run that has its folder. Equal on all ranks but for the settings that differ in its plan.
+
+    It does not change while the run trains. With ``--time``, its ``config.epochs`` are those that were planned at the
+    start; `Trainer.epochs` are the current ones.
+    """
 
     folder: Path
     run_id: str  # see `engine.checkpoint.newest_run`
