@@ -79,7 +79,7 @@ def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> 
     """Yields the frames of files, and their problems."""
     usable = 0
     read = partial(_read_image, pixels=options.pixels)
-    contents = map_ahead(read, _placed(files), threads=options.threads, ahead=options.ahead)
+    contents = map_ahead(read, _numbered(files), threads=options.threads, ahead=options.ahead)
     with contextlib.closing(contents):
         for path, content in zip(files, contents):
             items = video_file_frames(path, options) if content is None else _each(content)
@@ -94,7 +94,7 @@ def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> 
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
-class PlacedFile(NamedTuple):
+class NumberedFile(NamedTuple):
     """A file of a source."""
 
     path: Path
@@ -102,16 +102,16 @@ class PlacedFile(NamedTuple):
     number: int  # number of an image in its sequence, from 0
 
 
-def _placed(files: Iterable[Path]) -> Iterator[PlacedFile]:
+def _numbered(files: Iterable[Path]) -> Iterator[NumberedFile]:
     """Yields files with their sequences, in which images are numbered from 0."""
     counts = Counter[str]()
     for path in files:
         sequence = sequence_of(path)
-        yield PlacedFile(path, sequence, counts[sequence])
+        yield NumberedFile(path, sequence, counts[sequence])
         counts[sequence] += 1
 
 
-def _read_image(file: PlacedFile, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
+def _read_image(file: NumberedFile, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
     """Reads an image. Returns None for a video, which is opened only when the files before it are finished."""
     path = file.path
     if path.suffix.lower() in VIDEO_SUFFIXES:
