@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    # Entered before the flags are read, files opened and torch imported: a signal meanwhile also requeues the job.
+    # Entered first, so that a signal while flags are parsed or torch is imported also requeues the job.
     with StopSignals() as signals:
         outcome = _start(sys.argv[1:] if argv is None else list(argv), signals)
         if outcome is not None and outcome.run.config.export:

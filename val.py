@@ -28,12 +28,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv)
     # Not imported at the top: --help must stay fast.
-    from engine.commands.input_files import check_scoring_files
+    from engine.commands.input_files import check_validation
 
     launch = read_launch()
     check_processes(config.spawn, config.device)
     if launch is None:
-        check_scoring_files(config.weights, config.data, (config.task,), config.classes)
+        check_validation(config)
     if config.spawn > 1 and launch is None:
         from utils.process.spawn import spawn
 

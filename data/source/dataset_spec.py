@@ -38,7 +38,7 @@ class DataSource:
 
     data: str  # a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or `DEMO`
     splits: tuple[str, ...] = ()  # splits that will be read; others are not staged
-    optional: tuple[str, ...] = ()  # further splits to stage, if they exist and contain images
+    optional: tuple[str, ...] = ()  # splits that are left out if they have no images, and are staged otherwise
     classes: tuple[str, ...] = ()  # classes to use, by name or number; empty for all
     stage: str = ""  # folder on each node's local disk to which the splits are copied first; empty for no copy
     cache_dir: str = ""  # see `cache_folder`

@@ -40,7 +40,7 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         raise
     if not source.stage:  # the files of a copy exist
         spec = replace(spec, if_missing=spec.if_missing + note)
-    if source.val_images and "train" in spec.splits and "val" not in spec.splits:
+    if _holds_out_val(source, spec):
         spec = spec.hold_out(source.val_images)
     return with_classes(spec, typed_classes(source.classes))
 
@@ -68,11 +68,25 @@ def _open_files(source: DataSource) -> DatasetSpec:
         spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
         for line in spec.notes:
             get_logger().info("%s", line)
-        for split in source.splits:  # report missing data before weights are read
+        splits = _splits_to_read(source, spec)
+        for split in splits:  # report missing data before weights are read
             spec.check_split(split)
         _check_output(source, spec)
-        warn_of_unused_splits(spec, {*source.splits, *source.optional})
+        warn_of_unused_splits(spec, {*splits, *source.optional})
     return spec
+
+
+def _holds_out_val(source: DataSource, spec: DatasetSpec) -> bool:
+    """Returns whether training images serve as the split "val" of ``spec``."""
+    return bool(source.val_images) and "train" in spec.splits and "val" not in spec.splits
+
+
+def _splits_to_read(source: DataSource, spec: DatasetSpec) -> tuple[str, ...]:
+    """Returns the splits of ``spec`` that ``source`` requires. "train" takes the place of a "val" that is held out of
+    it."""
+    if not _holds_out_val(source, spec):
+        return source.splits
+    return tuple(dict.fromkeys("train" if split == "val" else split for split in source.splits))
 
 
 def _check_output(source: DataSource, spec: DatasetSpec) -> None:
@@ -93,8 +107,9 @@ def _plan_copy(source: DataSource) -> StagePlan:
 
     spec = _open_files(source)
     optional = [split for split in source.optional if split in spec.splits]
+    splits = dict.fromkeys((*_splits_to_read(source, spec), *optional))
     with _denied_access_refused(source.data):
-        return plan_stage(spec, (*source.splits, *optional))
+        return plan_stage(spec, tuple(splits))
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from engine.eval_ranks.messages import (
     post_message,
     read_message,
 )
-from engine.run.resolve import resolve
+from engine.run.resolve_paths import resolve
 from engine.run.run import RunSettings
 from utils.batches import map_tensors
 from utils.config.settings import TrainConfig, names_with

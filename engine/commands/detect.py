@@ -10,13 +10,13 @@ from engine.commands.detect_drawing import DrawnFrame, FrameDrawer
 from engine.commands.detect_files import ResultFiles, open_results_folder, remove_if_empty, writes_files
 from engine.commands.detect_log import FileFailures, FrameLog, reason_of
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
-from engine.inference.frames import FileProblem
 from engine.inference.image_detector import ImageDetector
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, check_sequence
 from engine.inference.open_model import open_weights
+from engine.inference.results.window import Window
 from engine.inference.settings import DetectionSettings, ResolvedSettings, warn_of_unused_flags
-from engine.inference.window import Window
+from engine.inference.sources.frames import FileProblem
 from engine.run.new_folder import check_run_dir
 from models.postprocess.tiles import Tiles
 from utils.config.checks import typed_classes
@@ -141,25 +141,32 @@ class DetectOutput:
         if isinstance(item, FileProblem):
             self.failures.add_problem(item)
             return None
-        detected = item.detected
-        path = detected.frame.path
+        path = item.detected.frame.path
         if path in self.failures:  # a later frame of a video
             return None
         if self._files is None and writes_files(self._config):
             self.run_dir = open_results_folder(self._config)
             self._files = ResultFiles(self.run_dir, self._names, self._config)
         self.failures.add_used(path)
-        try:
-            if isinstance(detected.outcome, Exception):
-                raise detected.outcome
-            self._log.add(detected, detected.outcome)
-            if self._files is not None:
-                self._files.add(item, detected.outcome)
-        except Exception as error:
+        error = item.error or self._log_and_write(item)
+        if error is not None:
             self.failures.add_problem(FileProblem(path, reason_of(error, path), is_skipped=True))
             self._stream.skip(path)
             return None
         return item
+
+    def _log_and_write(self, item: DrawnFrame) -> Exception | None:
+        """Logs a frame and writes its files. Returns the error if that or the detection has failed."""
+        table = item.detected.outcome
+        if isinstance(table, Exception):
+            return table
+        try:
+            self._log.add(item.detected, table)
+            if self._files is not None:
+                self._files.add(item, table)
+        except Exception as error:
+            return error
+        return None
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.inference.detection_stream import FrameDetections
-from engine.inference.drawing import draw_detections
-from engine.inference.frames import FileProblem
-from engine.inference.result_names import written_suffix
+from engine.inference.results.drawing import draw_detections
+from engine.inference.results.result_names import written_suffix
+from engine.inference.sources.frames import FileProblem
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.drawing.draw import encode_image
@@ -18,11 +18,12 @@ from utils.pixels import as_rgb8
 
 @dataclass(frozen=True)
 class DrawnFrame:
-    """A frame with its detections, or the error that prevented them or the drawing."""
+    """A frame with its detections, and the drawing or the error that prevented it."""
 
     detected: FrameDetections
     drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes; None: it is not needed
     encoded: bytes = b""  # the drawing as an image file
+    error: Exception | None = None
 
 
 class FrameDrawer:
@@ -34,7 +35,7 @@ class FrameDrawer:
         self._config = config
 
     def draw(self, item: FrameDetections | FileProblem) -> DrawnFrame | FileProblem:
-        """Draws a frame. An error becomes the outcome of the frame."""
+        """Draws a frame, unless detection in it has failed."""
         if isinstance(item, FileProblem):
             return item
         is_unused = self._config.nosave and not self._config.view_img
@@ -43,7 +44,7 @@ class FrameDrawer:
         try:
             return self._draw_boxes(item, item.outcome)
         except Exception as error:
-            return DrawnFrame(replace(item, outcome=error))
+            return DrawnFrame(item, error=error)
 
     def _draw_boxes(self, item: FrameDetections, table: DetectionTable) -> DrawnFrame:
         config = self._config

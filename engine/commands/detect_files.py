@@ -12,13 +12,13 @@ from typing import Any
 
 from data.labels.coco_classes import coco_category_ids
 from engine.commands.detect_drawing import DrawnFrame
-from engine.inference.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
-from engine.inference.frames import Frame
-from engine.inference.result_names import UniqueStems, class_folders, written_suffix
-from engine.inference.source_files import source_files
-from engine.inference.video_writer import VideoFiles
+from engine.commands.written_files import WrittenFiles, remove_written
+from engine.inference.results.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
+from engine.inference.results.result_names import UniqueStems, class_folders, written_suffix
+from engine.inference.results.video_writer import VideoFiles
+from engine.inference.sources.frames import Frame
+from engine.inference.sources.source_files import source_files
 from engine.run.new_folder import increment_path
-from engine.run.previous_run import WrittenFiles, remove_written
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.errors import UserError

@@ -9,8 +9,8 @@ from collections import Counter
 import cv2
 
 from engine.inference.detection_stream import FrameDetections
-from engine.inference.drawing import describe_counts
-from engine.inference.frames import FileProblem
+from engine.inference.results.drawing import describe_counts
+from engine.inference.sources.frames import FileProblem
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.errors import UserError, os_reason

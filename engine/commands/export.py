@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -65,7 +66,11 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
     with ExitStack() as stack:
         lock_folder(folder, stack)
         options = ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir)
-        export(options, before_publish=record.add)
+        try:
+            export(options, before_publish=record.add)
+        except UserError as error:  # may name flags, which train.py does not have
+            command = shlex.join(["--weights", str(best), "--format", *missing])
+            raise UserError(f"{error}; to export with other flags: python export.py {command}") from None
 
 
 def open_exporter(config: ExportConfig) -> Exporter:

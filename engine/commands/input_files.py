@@ -5,17 +5,19 @@ train.py and val.py skip them when several processes run: a later check then rep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.source.open import check_data
-from engine.inference.source_files import check_source
+from engine.formats.registry import format_of
+from engine.inference.sources.source_files import check_source
 from engine.run.complete_record import COMPLETE
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
-from utils.config.settings import AUTO, DetectConfig, TrainConfig
+from utils.config.settings import AUTO, DetectConfig, TrainConfig, ValConfig
 from utils.errors import UserError, all_mistakes
 
 
@@ -24,8 +26,7 @@ def check_training_files(config: TrainConfig) -> None:
     run that continues are checked later."""
     continues = config.resume is not None
     if config.resume == AUTO:
-        # A run that has ended may have neither data nor last.pt any more. If an earlier run has left these files, the
-        # data is checked later.
+        # An ended run may have lost its data and last.pt. Files of an earlier run only postpone the check of the data.
         continues = any((config.folder / name).is_file() for name in ("last.pt", COMPLETE))
     elif config.resume and not Path(config.resume).exists():
         raise UserError(f"{config.resume}: no such checkpoint")
@@ -54,7 +55,10 @@ def check_model_and_data(config: TrainConfig, splits: Sequence[str]) -> None:
                 load_spec(config.model)
         with mistakes.collecting():
             if config.weights:
-                _check_weights(config.weights)
+                _check_checkpoint("--weights", config.weights)
+        with mistakes.collecting():
+            if config.teacher:
+                _check_checkpoint("--teacher", config.teacher)
 
 
 def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:
@@ -66,7 +70,16 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
                 check_data(data, splits, classes)
         with mistakes.collecting():
             if weights:
-                _check_weights(weights)
+                _check_weights("--weights", weights)
+
+
+def check_validation(config: ValConfig) -> None:
+    """Raises UserError for missing weights of val.py, or a data set that cannot be read or lacks the split or the
+    classes."""
+    splits = [config.task]
+    if config.task == "val" and os.path.exists(os.path.expanduser(config.weights)):
+        splits = []  # checked when the weights are read: with --val-fraction, a model has its own validation images
+    check_scoring_files(config.weights, config.data, splits, config.classes)
 
 
 def check_detection(config: DetectConfig) -> None:
@@ -79,14 +92,23 @@ def check_detection(config: DetectConfig) -> None:
         with mistakes.collecting():
             check_source(config.source)
         with mistakes.collecting():
-            _check_weights(config.weights)
+            _check_weights("--weights", config.weights)
 
 
-def _check_weights(weights: str) -> None:
+def _check_checkpoint(flag: str, path: str) -> None:
+    """Raises UserError as `_check_weights` does, and for an exported model, which cannot be trained."""
+    if format_of(path) is not None:
+        raise UserError(
+            f"{flag} {path}: is an exported model; name a checkpoint, such as the .pt that it was made from"
+        )
+    _check_weights(flag, path)
+
+
+def _check_weights(flag: str, weights: str) -> None:
     """Raises UserError for weights that are missing, or a file of another kind, by its suffix."""
     suffix = Path(weights).suffix.lower()
     if suffix in (".yaml", ".yml"):
-        raise UserError(f"--weights {weights}: is a YAML; a data set's is for --data, a model's for train.py --model")
+        raise UserError(f"{flag} {weights}: is a YAML; a data set's is for --data, a model's for train.py --model")
     if suffix in IMAGE_SUFFIXES:
-        raise UserError(f"--weights {weights}: is an image, not weights")
+        raise UserError(f"{flag} {weights}: is an image, not weights")
     check_weights(weights)

@@ -57,6 +57,11 @@ def score(
 ) -> SplitScores | None:
     """Scores a model on the split ``config.task``. Every process of the run must call this; all but rank 0 get None.
 
+    | tiles                         | who cuts them   | their size for the model | who joins the detections |
+    | ----------------------------- | --------------- | ------------------------ | ------------------------ |
+    | of the training (`scaled`)    | the loader      | scaled to ``imgsz``      | the evaluator            |
+    | of ``--tile N``               | `TiledDetector` | N pixels                 | `TiledDetector`          |
+
     ``index``: index of the split, if it is already open.
     """
     canvases = model.canvases(resolve_imgsz(config.imgsz, model), rect=config.rect)

@@ -9,6 +9,7 @@ from data.index.index import DatasetIndex
 from data.labels.coco_classes import coco_category_ids
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.commands.scoring import SplitScores, score
+from engine.commands.written_files import listing_written, remove_written
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.matching import match_detections
@@ -20,7 +21,7 @@ from engine.issues.issue import CheckedSplit
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
 from engine.run.new_folder import check_run_dir, increment_path
-from engine.run.previous_run import is_other_data, listing_written, previous_data, remove_written
+from engine.run.previous_data import is_other_data, previous_data
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start

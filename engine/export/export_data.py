@@ -43,14 +43,14 @@ def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportCo
     training images than a batch has."""
     val = calibration = checked = None
     if config.int8:
-        calibration = spread(_read_split(model, spec, "train", config), config.calibration_images)
+        calibration = evenly_spaced(_read_split(model, spec, "train", config), config.calibration_images)
         if len(calibration) < config.batch:
             raise UserError(
                 f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({len(calibration)})"
             )
     if config.check:
         val = _read_split(model, spec, "val", config)
-        checked = spread(val, config.check_images)
+        checked = evenly_spaced(val, config.check_images)
     return ExportData(spec, val, checked, calibration)
 
 
@@ -62,7 +62,7 @@ def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: Ex
     return load_index(spec, name, settings)
 
 
-def spread(index: DatasetIndex, count: int) -> DatasetIndex:
+def evenly_spaced(index: DatasetIndex, count: int) -> DatasetIndex:
     """Selects at most ``count`` images, evenly spread, in their order."""
     chosen = np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(np.int64)
     return index.take(np.unique(chosen))

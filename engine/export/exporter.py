@@ -168,7 +168,7 @@ def _write_errors_of(path: Path) -> Iterator[None]:
 
 
 def _log_outcome(path: Path, parity: Parity | None, seconds: float, *, replaces_file: bool) -> None:
-    outcome = "not checked (--no-check)" if parity is None else f"{seconds:.0f} s; {parity.line}"
+    outcome = "not checked (--no-check)" if parity is None else f"{seconds:.0f} s; {parity.summary}"
     if replaces_file:
         outcome += "; replaces an earlier export"
     get_logger().info("%s: %.1f MB, %s", path, file_bytes(path) / 1e6, outcome)

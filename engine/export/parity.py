@@ -56,7 +56,7 @@ class Parity:
     worst_image: str
 
     @property
-    def line(self) -> str:
+    def summary(self) -> str:
         return (
             f"{counted(self.images, 'image')}: AP {self.ap:.4f} (checkpoint {self.ap_checkpoint:.4f}), F1 at "
             f"{self.threshold:.3f} {self.f1:.4f} ({self.f1_checkpoint:.4f}); "

@@ -1,13 +1,16 @@
-"""The classes of the file formats, by name, and the format of a path."""
+"""The classes of the file formats, by name, and the format of a path. Needs no torch, except to load a class."""
 
 from __future__ import annotations
 
 import importlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine.formats.model_format import ModelFormat
 from utils.config.export_formats import EXPORT_FORMATS
+
+if TYPE_CHECKING:
+    from engine.formats.model_format import ModelFormat
 
 
 def load_format(name: str) -> ModelFormat:

@@ -48,10 +48,10 @@ def read_metadata_file(folder: Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def quiet(*others: str) -> Iterator[None]:
-    """Suppresses warnings, and the notes and tracebacks of exporters and readers. ``others``: names of more loggers;
-    the name of the root logger is empty."""
-    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx", *others)
+def quiet(*logger_names: str) -> Iterator[None]:
+    """Suppresses warnings, and the notes and tracebacks of exporters and readers. ``logger_names``: further loggers; ""
+    is the root logger."""
+    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnx", *logger_names)
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.image_detector import Canvases, ImageDetector
 from engine.inference.object_tracks import ObjectTracks
-from engine.inference.open_source import open_source
 from engine.inference.settings import ResolvedSettings
+from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
+from engine.inference.sources.open_source import open_source
 from utils.detections import DetectionTable
 from utils.machine.threads import ReadAheadLimit, map_ahead
 
@@ -52,12 +52,13 @@ class DetectionStream:
         ahead: ReadAheadLimit,
         tracks: ObjectTracks | None = None,
     ) -> None:
-        """
+        """Reads nothing before the first result is requested.
+
         Args:
             source: frames and problems, which the stream closes.
             ahead: limits the size of a batch, and is told the size of each frame. While the model runs, the next batch
-                is read and letterboxed in another thread, except for a live stream, whose frames are processed one by
-                one.
+                is read and letterboxed in another thread. With a limit of 0, as for a live stream, frames are processed
+                one by one, each before the next one is read.
             tracks: keeps only the detections that belong to tracks, which may be below the threshold of ``settings``;
                 None: objects are not tracked.
         """

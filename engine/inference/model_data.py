@@ -33,9 +33,8 @@ def open_model_data(
     if not source.data:
         raise UserError(f"{model.path}: does not name its data set; name a YAML with --data{instead}")
     held_out = model.stored_words("val_images")
-    if held_out:  # the data set may have no 'val'
-        splits = dict.fromkeys("train" if split == "val" else split for split in source.splits)
-        source = replace(source, splits=tuple(splits), optional=("val",), val_images=tuple(held_out))
+    if held_out:  # they serve as "val" of a data set that has none
+        source = replace(source, optional=("val",), val_images=tuple(held_out))
     spec = open_data(source, ctx)
     if not source.classes:
         spec = with_classes(spec, classes_to_score(model, spec, single_cls=single_cls))

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.inference.frames import Frame
-from engine.inference.source_files import VIDEO_SUFFIXES, source_files
+from engine.inference.sources.frames import Frame
+from engine.inference.sources.source_files import VIDEO_SUFFIXES, source_files
 from utils.config.settings import OBJECT_TRACKERS
 from utils.detections import DetectionTable
 from utils.errors import UserError
@@ -73,23 +73,30 @@ class ObjectTracks:
             class_id=table.classes,
             data={"row": np.arange(len(table.scores))},
         )
-        # Frames of a live stream are skipped while the model runs, so the tracker needs the time.
-        timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
-        image = None
-        if self._source == "botsort" or not isinstance(self._source, str):  # to measure the camera's motion, from BGR
-            image = as_rgb8(frame.image)[..., ::-1]
-        tracked = self._tracker.update(detections, frame=image, timestamp=timestamp)
+        tracked = self._tracker.update(detections, frame=self._motion_image(frame), timestamp=_timestamp(frame))
         rows = np.asarray(tracked.data.get("row", ()), np.int64)
         ids = np.asarray(tracked.tracker_id, np.int64)
         order = np.argsort(rows)
         order = order[ids[order] >= 0]  # others have no track, or not yet
         return table.take(rows[order]), ids[order] + 1
 
+    def _motion_image(self, frame: Frame) -> np.ndarray | None:
+        """Returns the image in which the tracker measures the camera's motion, uint8 (H, W, 3) BGR; None if it does
+        not."""
+        needs_image = self._source == "botsort" or not isinstance(self._source, str)
+        return as_rgb8(frame.image)[..., ::-1] if needs_image else None
+
     def _new_tracker(self, frame: Frame) -> Tracker:
         if not isinstance(self._source, str):
             return self._source()
         rate = frame.fps / self._vid_stride if frame.fps and not frame.is_live else frame.fps
         return new_tracker(self._source, threshold=self._threshold, frame_rate=rate or IMAGES_PER_SECOND)
+
+
+def _timestamp(frame: Frame) -> float | None:
+    """Returns the time in seconds of a frame of a live stream, which skips frames while the model runs; None for other
+    frames, of which none is skipped."""
+    return frame.index / frame.fps if frame.is_live and frame.fps else None
 
 
 def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
-from engine.inference.frames import FileProblem, Frame
 from engine.inference.image_detector import ImageDetector
-from engine.inference.images import Color, Source, as_frames, as_images, check_many
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
 from engine.inference.open_model import open_weights
-from engine.inference.other_names import attribute_error
-from engine.inference.result_boxes import boxes_of
-from engine.inference.results import ResultList, Results
+from engine.inference.results.result_boxes import boxes_of
+from engine.inference.results.results import ResultList, Results
 from engine.inference.settings import DetectionSettings, ResolvedSettings
+from engine.inference.sources.frames import FileProblem, Frame
+from engine.inference.sources.images import Color, Source, as_frames, as_images, check_many
 from models.postprocess.tiles import Tiles
+from utils.config.other_programs.table import attribute_error
 from utils.config.plain_values import checked_value, plain_value
 from utils.detections import DetectionTable
 from utils.errors import UserError, one_line
@@ -195,7 +195,8 @@ class Predictor:
         if vid_stride != 1:
             raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
         frames = as_frames(source, color or self.color, self.model.pixels)
-        return DetectionStream(frames, self.image_detector, settings, ahead=ReadAheadLimit(0), tracks=tracks)
+        one_by_one = ReadAheadLimit(0)  # the caller may make an image only when it has the result of the one before
+        return DetectionStream(frames, self.image_detector, settings, ahead=one_by_one, tracks=tracks)
 
 
 def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:

@@ -24,8 +24,8 @@ class DetectionSettings:
     UserError for values that no model takes."""
 
     imgsz: Count = 0  # longer side of the canvas, pixels; 0: the model's
-    # Confidence threshold. None: the one with the best F1 in training's last validation, with box voting or without, if
-    # the checkpoint stores it, else 0.25.
+    # Confidence threshold. None: the one with the best F1 in the validation of the checkpoint's epoch, with box voting
+    # or without, if the checkpoint stores it, else 0.25.
     conf: Fraction | None = None
     iou: Fraction | None = None  # IoU threshold of NMS; None: 0.45, no NMS for NMS-free models
     max_det: Annotated[int, Bounds(1)] = 300  # per image

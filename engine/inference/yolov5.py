@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from engine.inference.images import Color, Source
 from engine.inference.open_model import open_weights
 from engine.inference.predictor import Predictor
-from engine.inference.yolov5_results import Yolov5Results
+from engine.inference.results.yolov5_results import Yolov5Results
+from engine.inference.sources.images import Color, Source
 from utils.errors import UserError
 
 

@@ -144,27 +144,27 @@ def _wrong_labels(
 ) -> list[_LabelError]:
     """Returns the most probable error of each label that ``is_examined``, bool (M,), if it scores at least
     ``min_score``."""
-    suspicions = {
-        WRONG_CLASS: _suspect_wrong_class(evidence, trust),
-        BADLY_PLACED: _suspect_badly_placed(evidence, trust),
-        SPURIOUS: _suspect_spurious(evidence, trust),
-    }
-    kinds = list(suspicions)
-    scores = np.stack([suspicion.score for suspicion in suspicions.values()])
+    suspicions = [
+        _suspect_wrong_class(evidence, trust),
+        _suspect_badly_placed(evidence, trust),
+        _suspect_spurious(evidence, trust),
+    ]
+    scores = np.stack([suspicion.score for suspicion in suspicions])
     best = scores.argmax(0)
     errors = []
     for label in np.flatnonzero(is_examined & (scores.max(0) >= min_score)).tolist():
-        kind = kinds[best[label]]
-        suspicion = suspicions[kind]
-        errors.append(_LabelError(float(suspicion.score[label]), kind, int(suspicion.detection[label]), label))
+        suspicion = suspicions[best[label]]
+        score = float(suspicion.score[label])
+        errors.append(_LabelError(score, suspicion.kind, int(suspicion.suggestion[label]), label))
     return errors
 
 
 class _Suspicion(NamedTuple):
     """Probabilities that labels have an error of one kind, lowered by the trust in their classes."""
 
+    kind: str
     score: np.ndarray  # float64 (M,)
-    detection: np.ndarray  # int64 (M,), the correction that the model suggests; -1: none
+    suggestion: np.ndarray  # int64 (M,), the detection that would correct the label; -1: none
 
 
 def _suspect_wrong_class(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
@@ -176,12 +176,12 @@ def _suspect_wrong_class(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     is_same = table.classes[pairs.detection] == truth.classes[pairs.target]
     on_object = pairs.overlap >= SAME_OBJECT
     same, _ = _best(pairs, score, is_same & on_object, count)
-    other, other_detection = _best(pairs, score, ~is_same & on_object, count)
-    swapped = posterior(other, np.maximum(same, MIN_DETECTION_SCORE))
-    swapped *= trust.class_and_presence[truth.classes]
-    has_other = other_detection >= 0
-    swapped[has_other] *= trust.class_and_presence[table.classes[other_detection[has_other]]]
-    return _Suspicion(swapped, other_detection)
+    other, suggestion = _best(pairs, score, ~is_same & on_object, count)
+    p_wrong_class = posterior(other, np.maximum(same, MIN_DETECTION_SCORE))
+    p_wrong_class *= trust.class_and_presence[truth.classes]
+    has_suggestion = suggestion >= 0
+    p_wrong_class[has_suggestion] *= trust.class_and_presence[table.classes[suggestion[has_suggestion]]]
+    return _Suspicion(WRONG_CLASS, p_wrong_class, suggestion)
 
 
 def _suspect_badly_placed(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
@@ -190,18 +190,19 @@ def _suspect_badly_placed(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion
     count = len(truth.classes)
     rows = np.flatnonzero(matched.detection >= 0)
     rows = rows[table.classes[matched.detection[rows]] == truth.classes[rows]]
-    moved = np.zeros(count)
-    moved_to = np.full(count, -1)
-    moved_to[rows] = matched.detection[rows]
+    p_misplaced = np.zeros(count)
+    suggestion = np.full(count, -1)
+    suggestion[rows] = matched.detection[rows]
     deviations = deviations_below(matched.overlap[rows], truth.classes[rows], min_overlap=SAME_OBJECT)
     overlaps_less = fraction_at_most(matched.overlap[rows], truth.classes[rows])
     # People also draw boxes loosely.
     offset_likelihood = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2
-    if_moved = table.scores[moved_to[rows]] * offset_likelihood
-    if_placed = np.maximum(overlaps_less, np.exp(-deviations))
-    moved[rows] = posterior(if_moved, if_placed, estimated_rate(if_moved, if_placed))
-    moved = moved * trust.class_and_presence[truth.classes] * trust.position[truth.classes]
-    return _Suspicion(moved, moved_to)
+    likelihood_if_misplaced = table.scores[suggestion[rows]] * offset_likelihood
+    likelihood_if_correct = np.maximum(overlaps_less, np.exp(-deviations))
+    rate = estimated_rate(likelihood_if_misplaced, likelihood_if_correct)
+    p_misplaced[rows] = posterior(likelihood_if_misplaced, likelihood_if_correct, rate)
+    p_misplaced = p_misplaced * trust.class_and_presence[truth.classes] * trust.position[truth.classes]
+    return _Suspicion(BADLY_PLACED, p_misplaced, suggestion)
 
 
 def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
@@ -211,9 +212,9 @@ def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     is_any = np.ones(len(pair_support), bool)
     support, _ = _best(pairs, pair_support, is_any, len(truth.classes))
     supported_less = fraction_at_most(np.maximum(support, MIN_SUPPORT), truth.classes)
-    spurious = posterior((1 - support) ** 2, np.maximum(supported_less, support))
-    spurious = spurious * trust.class_and_presence[truth.classes]
-    return _Suspicion(spurious, np.full(len(truth.classes), -1))
+    p_spurious = posterior((1 - support) ** 2, np.maximum(supported_less, support))
+    p_spurious = p_spurious * trust.class_and_presence[truth.classes]
+    return _Suspicion(SPURIOUS, p_spurious, np.full(len(truth.classes), -1))
 
 
 def _missing_labels(evidence: _Evidence, trust: _ClassTrust, min_score: float) -> list[_LabelError]:

@@ -222,8 +222,8 @@ def _label_objects(facts: RunFacts) -> Iterator[str]:
 
 
 def _train_longer(facts: RunFacts) -> Iterator[str]:
-    if facts.few_steps:
-        yield f"Train longer: {facts.few_steps}."
+    if facts.few_steps_warning:
+        yield f"Train longer: {facts.few_steps_warning}."
     epochs, _ = facts.fitness_values()
     is_complete = facts.epochs and epochs.size and epochs[-1] >= facts.epochs
     if is_complete and facts.is_rising():

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from engine.issues.issue import LABEL_ERRORS, MISSING_LABEL, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
-from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, PhotoFile, Version, in_window, outlines
+from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Overlay, PhotoFile, in_window, outlines
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.detections import DetectionTable
 from utils.drawing.page import Card, LegendEntry, code
@@ -83,9 +83,9 @@ class Galleries:
             source,
             window,
             CROP_SIDE,
-            Version("labels", f"Labels in {name}", labels + others),
-            Version("detections", f"Detections in {name}", self._seen(window, issue)),
-            Version("suggested labels", f"Corrected labels in {name}", suggested + others),
+            Overlay("labels", f"Labels in {name}", labels + others),
+            Overlay("detections", f"Detections in {name}", self._seen(window, issue)),
+            Overlay("suggested labels", f"Corrected labels in {name}", suggested + others),
         )
         note = Markup("{}: {}<br>{}").format(issue.split, issue.where or name, self._correction(issue, source))
         return Card(pictures, f"{issue.score:.2f} {issue.kind}: {issue.text}", note, issue.kind)

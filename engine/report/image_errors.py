@@ -14,7 +14,7 @@ from engine.evaluation.analysis import CORRECT, KINDS, MISSED, find_errors
 from engine.evaluation.matching import image_ranks, match_detections
 from engine.issues.issue import CheckedSplit
 from engine.report.gallery import source_of
-from engine.report.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
+from engine.report.photos import COLORS, PHOTO_SIDE, Album, Outline, Overlay, outlines
 from utils.boxes import xywh_to_xyxy
 from utils.detections import DetectionTable
 from utils.drawing.page import Card, LegendEntry
@@ -118,8 +118,8 @@ def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) ->
         source,
         source.whole(),
         PHOTO_SIDE,
-        Version("labels", f"Labels of {name}", _label_outlines(errors, image, class_names)),
-        Version("detections", f"Detections in {name}: {summary}", _detection_outlines(errors, image, class_names)),
+        Overlay("labels", f"Labels of {name}", _label_outlines(errors, image, class_names)),
+        Overlay("detections", f"Detections in {name}: {summary}", _detection_outlines(errors, image, class_names)),
     )
     return Card(pictures, summary, name)
 

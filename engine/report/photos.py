@@ -47,7 +47,7 @@ class Outline(NamedTuple):
     text: str = ""
 
 
-class Version(NamedTuple):
+class Overlay(NamedTuple):
     """A drawing of boxes into a photo."""
 
     title: str  # on the card
@@ -97,22 +97,22 @@ class Album:
     """Renders the photos of a page, in one gallery or several, up to ``max_bytes`` of JPEG files."""
 
     def __init__(self, max_bytes: int = 0) -> None:
-        self._left = max_bytes
+        self._bytes_left = max_bytes
         self._is_full = False  # a photo did not fit
 
     def add_bytes(self, count: int) -> None:
         """Raises the limit by ``count`` for the next gallery, which may also use bytes that earlier ones left."""
-        self._left += count
+        self._bytes_left += count
         self._is_full = False
 
-    def pictures(self, source: PhotoFile, window: np.ndarray, side: int, *versions: Version) -> list[CardPicture]:
-        """Renders a window of an image once for each version.
+    def pictures(self, source: PhotoFile, window: np.ndarray, side: int, *overlays: Overlay) -> list[CardPicture]:
+        """Renders a window of an image once for each overlay.
 
         Args:
             window: x0, y0, x1, y1 in original pixels.
             side: longer side of the pictures, pixels.
 
-        Returns a picture for each version, or one paragraph with the reason why the image is not shown.
+        Returns a picture for each overlay, or one paragraph with the reason why the image is not shown.
         """
         if self._is_full:
             return _NOT_SHOWN
@@ -120,18 +120,18 @@ class Album:
             part = _render(source, window, side)
         except (UserError, OSError) as error:
             return [CardPicture("", _muted(f"This image cannot be read ({error})."))]
-        drawn = (_drawn(part, window, version.outlines)[..., ::-1] for version in versions)
+        drawn = (_draw_outlines(part, window, overlay.outlines)[..., ::-1] for overlay in overlays)
         quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
         files = [cv2.imencode(".jpg", picture, quality)[1].tobytes() for picture in drawn]
         size = sum(map(len, files))
-        if size > self._left:
+        if size > self._bytes_left:
             self._is_full = True
             return _NOT_SHOWN
-        self._left -= size
+        self._bytes_left -= size
         width = part.shape[1] / DENSITY
         return [
-            CardPicture(version.title, embed_image(file, "jpeg", version.label, "photo", width))
-            for version, file in zip(versions, files)
+            CardPicture(overlay.title, embed_image(file, "jpeg", overlay.label, "photo", width))
+            for overlay, file in zip(overlays, files)
         ]
 
 
@@ -147,7 +147,7 @@ def outlines(boxes_xyxy_px: np.ndarray, style: str) -> list[Outline]:
     return [Outline(box, style) for box in boxes_xyxy_px]
 
 
-def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np.ndarray:
+def _draw_outlines(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np.ndarray:
     """Draws boxes into a copy of ``part``, which shows ``window``."""
     boxes = np.array([outline.box_xyxy_px for outline in drawn], np.float64).reshape(-1, 4)
     shown = np.flatnonzero(in_window(boxes, window))[:MAX_OUTLINES]

@@ -44,7 +44,7 @@ class RunFacts:
     fitness: Fitness = Fitness("AP", "AP")  # decides which epoch is the best
     # AP of each class on draws of the images, float64 (S, C), by epoch; epochs of other processes are missing.
     ap_of_draws: Mapping[int, np.ndarray] = field(default_factory=dict)
-    few_steps: str = ""  # warning that the run has too few steps, or ""
+    few_steps_warning: str = ""  # warning that the run has too few steps, or ""
     tile: int = 0  # side of the tiles that the model sees, pixels of the images; 0: whole images
     ignored: Sequence[str] = ()  # classes that the training images do not label, such as the old ones of --keep-old
 
@@ -168,7 +168,7 @@ def collect_facts(
         fitness=subject.fitness,
         balances=any(getattr(subject.config, name, 0) for name in BALANCING),
         ap_of_draws=ap_of_draws,
-        few_steps=subject.few_steps,
+        few_steps_warning=subject.few_steps_warning,
         tile=subject.validated.index.tile,
         ignored=() if train is None else tuple(train.names_ignored_everywhere()),
     )

@@ -36,7 +36,7 @@ class Subject:
         return self.config.epochs if isinstance(self.config, TrainConfig) else 0
 
     @property
-    def few_steps(self) -> str:
+    def few_steps_warning(self) -> str:
         """Warning that the run has too few steps; "" if it has enough, or if ``--time`` decides."""
         config = self.config
         if not isinstance(config, TrainConfig) or config.time or not self.batches:

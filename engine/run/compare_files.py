@@ -13,7 +13,7 @@ from utils.files.checksum import sha256_of
 
 
 class FileMatch(enum.Enum):
-    """The relation of the file that a command names to the one that a run has stored for the same setting."""
+    """How the file that a command names relates to the one that the run has stored for the same setting."""
 
     SAME = "same"  # the same path, or typed in the same way in the same working folder
     CHANGED = "changed"  # the same file, perhaps by another path, with changed content

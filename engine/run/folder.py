@@ -15,12 +15,12 @@ from types import TracebackType
 from engine.checkpoint.newest_run import checkpoint_of_newest_run, new_run_id, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
-from engine.run.launchers import record_launch
+from engine.run.launch_record import record_launch
+from engine.run.merge_settings import is_same_start
 from engine.run.new_folder import increment_path
-from engine.run.previous_run import is_other_data, previous_data
-from engine.run.resume_settings import is_same_start
+from engine.run.previous_data import is_other_data, previous_data
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
-from engine.run.stored_run import StoredRun, read_stored_run, write_stored_run
+from engine.run.settings_yaml import StoredRun, read_stored_run, write_stored_run
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
@@ -77,7 +77,7 @@ def claim_folder(
 
 
 def _choose_run_id(plan: RunPlan) -> str:
-    """Returns the id of the run that continues, or that starts again before its first checkpoint; else a new one."""
+    """Returns the stored id of a run that continues, or that restarts before its first checkpoint; else a new id."""
     if isinstance(plan, ContinuedRun):
         return plan.started_from.description.run_id
     if plan.folder is not None:

@@ -6,10 +6,10 @@ contains no tensors (run.py); each rank then reads the checkpoint that the plan 
 
 The steps of a run that continues, on rank 0 up to 3, and then on all ranks (engine/assembly/build.py):
 
-1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
-2. resume.py merges its settings with those of the command (resume_settings.py), and compares the files that both name
-   (compare_files.py).
-3. resume.py decides whether an epoch is left, and continuation.py whether the report is.
+1. folder_plan.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
+2. checkpoint_plan.py merges its settings with those of the command (merge_settings.py), and compares the files that
+   both name (compare_files.py).
+3. checkpoint_plan.py decides whether an epoch is left, and folder_plan.py whether the report is.
 4. restore.py loads the state, and finds the epoch and step at which the run continues.
 5. best_epoch.py makes best.pt agree with the best epoch so far.
 """
@@ -22,14 +22,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from engine.run.continuation import check_not_lost, plan_continued
+from engine.checkpoint.checkpoint import CheckpointFacts
+from engine.checkpoint.newest_run import newest_run_id
+from engine.run.checkpoint_plan import plan_from_checkpoint
 from engine.run.find_checkpoint import find_checkpoint
 from engine.run.folder import SAVING_PATIENCE_S, ReadOnlyFolder, lock_folder
-from engine.run.launchers import find_run_of_launchers
+from engine.run.folder_plan import check_not_lost, plan_continued
+from engine.run.launch_record import find_run_of_launchers
+from engine.run.merge_settings import as_flag
 from engine.run.new_folder import check_run_dir
-from engine.run.resolve import resolve, resolve_command, with_checksums
-from engine.run.resume import plan_from_checkpoint
-from engine.run.resume_settings import as_flag
+from engine.run.resolve_paths import resolve, resolve_command, with_checksums
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe
 from utils.config.settings import AUTO, TrainConfig, names_with
@@ -68,6 +70,10 @@ def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
         return _plan_in_folder(command, config.folder, stack)
     if config.resume not in (None, AUTO):
         path = find_checkpoint(config)
+        # A file from which no run can resume is refused before anything is written beside it. Without last.pt, a
+        # process that trains the folder's run may be about to save it.
+        if path.exists() or newest_run_id(path.parent) is None:
+            CheckpointFacts.read(path)
         _check_project(command, path.parent)
         lock_folder(path.parent, stack)
         return _plan_named(command, path)

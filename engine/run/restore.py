@@ -74,7 +74,7 @@ def restore_run(
     if ctx.is_main:
         warn_of_lost_results(checkpoint)
     checkpoint.restore(ctx, state)
-    if not _has_same_data(checkpoint, data):
+    if checkpoint.description.identity != data.identity:
         get_logger().info(
             "resume: the labels, the sizes of the images, or how the YAML reads them have changed since the run began"
         )
@@ -134,17 +134,69 @@ class EpochStart(enum.Enum):
     RECOUNT = "recount"  # continue at the same image, recounted in current batches and steps; 0 if the order changed
 
 
-def choose_epoch_start(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> EpochStart:
-    """Returns where a run continues in its epoch with the current batches, steps and images.
+@dataclass(frozen=True)
+class _EpochChange:
+    """The epoch that a checkpoint has begun, compared with an epoch as the run takes it now."""
 
-    An epoch whose steps are done stays so, unless the number of images has changed.
-    """
-    progress = checkpoint.header.progress
-    if progress.has_trained(checkpoint.header.run.epoch_batches) and _has_same_images(checkpoint, data):
-        return EpochStart.END
-    if not progress.batch or _takes_same_steps(checkpoint, config, data):
-        return EpochStart.KEEP
-    return EpochStart.RECOUNT
+    checkpoint: Checkpoint
+    config: TrainConfig
+    data: EpochData
+
+    @property
+    def start(self) -> EpochStart:
+        """Where the run continues in its epoch. An epoch whose steps are done stays so, unless the number of images has
+        changed."""
+        progress = self.checkpoint.header.progress
+        if progress.has_trained(self.checkpoint.header.run.epoch_batches) and self.has_same_images:
+            return EpochStart.END
+        if not progress.batch or self.has_same_steps:
+            return EpochStart.KEEP
+        return EpochStart.RECOUNT
+
+    @property
+    def has_same_data(self) -> bool:
+        """Whether the run has the labels and the sizes of images that it had so far (`DataIdentity`)."""
+        return self.checkpoint.description.identity == self.data.identity
+
+    @property
+    def has_same_images(self) -> bool:
+        """Whether an epoch has as many images as in the run so far, even if not the same ones."""
+        return self.has_same_data or self.checkpoint.header.run.images == self.data.images
+
+    @property
+    def has_same_order(self) -> bool:
+        """Whether an epoch takes as many images, in the same order, as in the run so far (`EpochOrder`)."""
+        if not self.has_same_images:
+            return False
+        stored = self.checkpoint.description
+        config = self.config
+        names = list(_ORDER_SETTINGS)
+        if config.rect:
+            names += ["imgsz", "batch_size"]  # images of similar shapes form batches
+        if any(getattr(stored.config, name) != getattr(config, name) for name in names):
+            return False
+        depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or stored.tile > 0
+        return not depends_on_content or self.has_same_data
+
+    @property
+    def has_same_steps(self) -> bool:
+        """Whether an epoch is split into the same batches and steps as in the run so far."""
+        stored_config = self.checkpoint.description.config
+        stored_batches = self.checkpoint.header.run.epoch_batches
+        has_same_batches = stored_batches == self.data.batches and stored_config.batch_size == self.config.batch_size
+        accumulate_before = step_plan(stored_config, stored_batches).accumulate
+        accumulates_alike = accumulate_before == step_plan(self.config, self.data.batches).accumulate
+        return has_same_batches and accumulates_alike and self.has_same_order
+
+    @property
+    def batches_taken(self) -> int:
+        """How many batches, cut as from now on, hold only images that the epoch has seen, in whole steps; 0 if it takes
+        its images in another order."""
+        if not self.has_same_order:
+            return 0
+        images_seen = self.checkpoint.header.progress.batch * self.checkpoint.description.config.batch_size
+        batches = min(images_seen // self.config.batch_size, self.data.batches)
+        return batches - batches % step_plan(self.config, self.data.batches).accumulate
 
 
 def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> tuple[Progress, list[str]]:
@@ -157,11 +209,11 @@ def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
     stored = checkpoint.header.progress
     progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
     messages = []
-    start = choose_epoch_start(checkpoint, config, data)
-    if start is EpochStart.END:
+    change = _EpochChange(checkpoint, config, data)
+    if change.start is EpochStart.END:
         progress = replace(progress, batch=data.batches)
-    elif start is EpochStart.RECOUNT:
-        progress.begin_epoch(_batches_taken(checkpoint, config, data))
+    elif change.start is EpochStart.RECOUNT:
+        progress.begin_epoch(change.batches_taken)
         messages.append(f"resume: {_describe_start(progress, data.batches)}")
     progress = _with_steps(progress, config, data)
     if checkpoint.description.config.epochs != config.epochs or progress.updates != stored.updates:
@@ -180,50 +232,6 @@ def _with_steps(progress: Progress, config: TrainConfig, data: EpochData) -> Pro
         step=progress.epoch * data.batches + progress.batch,
         updates=progress.epoch * steps.per_epoch + steps_in_epoch,
     )
-
-
-def _has_same_data(checkpoint: Checkpoint, data: EpochData) -> bool:
-    """Returns whether the run has the labels and the sizes of images that it had so far (`DataIdentity`)."""
-    return checkpoint.description.identity == data.identity
-
-
-def _has_same_images(checkpoint: Checkpoint, data: EpochData) -> bool:
-    """Returns whether an epoch has as many images as in the run so far, even if not the same ones."""
-    return _has_same_data(checkpoint, data) or checkpoint.header.run.images == data.images
-
-
-def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
-    """Returns whether an epoch takes as many images, in the same order, as in the run so far (`EpochOrder`)."""
-    if not _has_same_images(checkpoint, data):
-        return False
-    stored = checkpoint.description
-    names = list(_ORDER_SETTINGS)
-    if config.rect:
-        names += ["imgsz", "batch_size"]  # images of similar shapes form batches
-    if any(getattr(stored.config, name) != getattr(config, name) for name in names):
-        return False
-    depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or stored.tile > 0
-    return not depends_on_content or _has_same_data(checkpoint, data)
-
-
-def _takes_same_steps(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
-    """Returns whether an epoch is split into the same batches and steps as in the run so far."""
-    stored_config = checkpoint.description.config
-    stored_batches = checkpoint.header.run.epoch_batches
-    has_same_batches = stored_batches == data.batches and stored_config.batch_size == config.batch_size
-    accumulate_before = step_plan(stored_config, stored_batches).accumulate
-    has_same_steps = accumulate_before == step_plan(config, data.batches).accumulate
-    return has_same_batches and has_same_steps and _has_same_order(checkpoint, config, data)
-
-
-def _batches_taken(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> int:
-    """Returns how many batches, cut as from now on, hold only images that the epoch has seen, in whole steps; 0 if it
-    takes its images in another order."""
-    if not _has_same_order(checkpoint, config, data):
-        return 0
-    images_seen = checkpoint.header.progress.batch * checkpoint.description.config.batch_size
-    batches = min(images_seen // config.batch_size, data.batches)
-    return batches - batches % step_plan(config, data.batches).accumulate
 
 
 def _describe_start(progress: Progress, epoch_batches: int) -> str:

@@ -23,7 +23,7 @@ PATH_SETTINGS = names_with(TrainConfig, is_path=True)
 class RunSettings:
     """All settings of a run."""
 
-    config: TrainConfig  # resolved (resolve.py): paths are absolute
+    config: TrainConfig  # resolved (resolve_paths.py): paths are absolute
     hyp: Hyperparameters
     files: NamedFiles = field(default_factory=NamedFiles)  # files that the settings name
 
@@ -40,7 +40,7 @@ class RunSettings:
 class TrainCommand:
     """A command line that starts or restarts a run, and its processes, on rank 0."""
 
-    config: TrainConfig  # settings of the command line, resolved (resolve.py)
+    config: TrainConfig  # settings of the command line, resolved (resolve_paths.py)
     explicit_flags: Collection[str]  # names of the settings that the command line gives
     files: NamedFiles  # without checksums
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
@@ -201,8 +201,11 @@ RunPlan = NewRun | ContinuedRun
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run that has its folder. Equal on all ranks but for the settings that differ in its plan; nothing in it changes
-    while the run trains."""
+    """A run that has its folder. Equal on all ranks but for the settings that differ in its plan.
+
+    It does not change while the run trains. With ``--time``, its ``config.epochs`` are those that were planned at the
+    start; `Trainer.epochs` are the current ones.
+    """
 
     folder: Path
     run_id: str  # see `engine.checkpoint.newest_run`

@@ -19,7 +19,7 @@ from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.complete_record import record_reported
-from engine.run.resume_settings import as_flag
+from engine.run.merge_settings import as_flag
 from engine.run.run import Remaining, TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep

@@ -54,7 +54,7 @@ class Pruning:
 
 def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Pruning | None = None) -> RunResult:
     """Trains in ``folder`` in a process of its own; an existing training continues with the current settings
-    (engine/run/continuation.py). Returns how the training ended, now or before.
+    (engine/run/folder_plan.py). Returns how the training ended, now or before.
 
     A training that is lost (`Outcome.LOST`) is continued once, `RETRY_S` later. ``signals``: the entered signals of
     this process; they stop the training, which can be resumed.

@@ -15,7 +15,7 @@ from data.index.load import load_index
 from data.labels.findings import MISREAD
 from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT
 from data.source.dataset_yaml import load_dataset_spec
-from engine.report.photos import Album, PhotoFile, Version
+from engine.report.photos import Album, Overlay, PhotoFile
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.messages import refused
@@ -135,5 +135,5 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
     advice = advice_of(data, tmp_path, caplog)
     assert (f"write 'bits: {bits}' in the data set's YAML" in advice) == is_dark
     source = PhotoFile(str(data.image("train/0")), 128, 160)
-    (picture,) = Album(max_bytes=100_000).pictures(source, source.whole(), 160, Version("photo", "photo", ()))
+    (picture,) = Album(max_bytes=100_000).pictures(source, source.whole(), 160, Overlay("photo", "photo", ()))
     assert photos_of(HtmlPage(picture.picture))["photo"].max() > 200

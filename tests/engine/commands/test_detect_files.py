@@ -12,7 +12,7 @@ import pytest
 from engine.commands.detect_drawing import DrawnFrame
 from engine.commands.detect_files import PredictionsFile, ResultFiles, open_results_folder
 from engine.inference.detection_stream import FrameDetections
-from engine.inference.frames import Frame
+from engine.inference.sources.frames import Frame
 from tests.helpers.messages import refused
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable

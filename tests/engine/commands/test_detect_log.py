@@ -7,7 +7,7 @@ import pytest
 
 from engine.commands.detect_log import FRAME_LINE_EVERY_S, LOGGED_FRAMES, FrameLog
 from engine.inference.detection_stream import FrameDetections
-from engine.inference.frames import Frame
+from engine.inference.sources.frames import Frame
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 

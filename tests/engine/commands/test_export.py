@@ -16,6 +16,7 @@ from engine.checkpoint.progress import Progress
 from engine.commands import export
 from engine.commands.export_record import EXPORT_RECORD, ExportRecord
 from engine.run.folder import LOCK_NAME, lock_folder
+from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
@@ -189,6 +190,15 @@ def test_what_has_failed_is_exported_again(folder: Path, exported: list[str]):
     (folder / "failing").unlink()
     assert exports_of(folder, exported) == CONFIG.export
     assert exports_of(folder, exported) == []
+
+
+def test_a_failed_export_names_the_command_that_repeats_it_with_other_flags(folder: Path, exported: list[str]):
+    """Advice such as --no-check is about export.py; train.py has no such flag."""
+    (folder / "failing").touch()
+    with refused(
+        f"; to export with other flags: python export.py --weights {folder}/best.pt --format onnx torchscript"
+    ):
+        exports_of(folder, exported)
 
 
 def test_an_earlier_export_is_replaced_after_a_new_one_has_failed(folder: Path, exported: list[str]):

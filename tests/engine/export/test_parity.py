@@ -15,7 +15,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.export.differences import match_tables
-from engine.export.export_data import calibration_images, letterboxed, spread
+from engine.export.export_data import calibration_images, evenly_spaced, letterboxed
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Tolerance
 from engine.export.reference import Reference
 from engine.formats.layouts import make_layout
@@ -176,19 +176,19 @@ def test_check_images_and_labels_belong_together(tmp_path: Path):
     spec = load_dataset_spec(write_dataset(tmp_path / "set", val=9))
     index = load_index(spec, "val", IndexSettings(cache_dir=str(tmp_path / "cache")))
     every = index.ground_truth()
-    some = spread(index, 4)
+    some = evenly_spaced(index, 4)
     chosen = [0, 3, 5, 8]
     assert [some.path(i) for i in range(4)] == [index.path(i) for i in chosen]
     truth = some.ground_truth()
     for number, i in enumerate(chosen):
         own, whole = (slice(*gt.offsets[n : n + 2]) for gt, n in ((truth, number), (every, i)))
         np.testing.assert_array_equal(truth.boxes_xywh_px[own], every.boxes_xywh_px[whole])
-    assert len(spread(index, 64)) == 9
+    assert len(evenly_spaced(index, 64)) == 9
     (batch,) = letterboxed(some, options(imgsz_hw=(64, 96)), 32, 8)
     assert batch.images.shape == (4, 3, 64, 96)
     assert batch.indices.tolist() == [0, 1, 2, 3]
     assert batch.letterbox[0].tolist() == [1, 1, 16, 0]  # 64 x 64 pixels in the middle
-    calibration = list(calibration_images(spread(index, 5), options(imgsz_hw=(64, 96), batch=2)))
+    calibration = list(calibration_images(evenly_spaced(index, 5), options(imgsz_hw=(64, 96), batch=2)))
     assert [c.shape for c in calibration] == [(2, 3, 64, 96)] * 2
     assert calibration[0].dtype == np.float32
     assert 0.5 < calibration[0].max() <= 1

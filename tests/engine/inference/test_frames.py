@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from data.image_io.decode import read_image
-from engine.inference import open_source as source_module
-from engine.inference import video as video_module
-from engine.inference.frames import FileProblem, Frame, SourceOptions
-from engine.inference.open_source import open_source
-from engine.inference.video import NewestFrames
+from engine.inference.sources import open_source as source_module
+from engine.inference.sources import video as video_module
+from engine.inference.sources.frames import FileProblem, Frame, SourceOptions
+from engine.inference.sources.open_source import open_source
+from engine.inference.sources.video import NewestFrames
 from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
 from utils.errors import UserError

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from data.source.dataset_spec import DatasetSpec
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from engine.inference.model import CheckpointModel
-from engine.inference.model_data import classes_to_score
+from engine.inference.model_data import classes_to_score, open_model_data
 from models.detector import build_detector
-from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.tiny import TINY_MODEL, write_dataset
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
 WORKERS = ["vest", "person"]
@@ -49,6 +53,27 @@ def test_a_data_set_without_any_trained_class_is_refused(tmp_path):
     model, spec = _model_and_data(tmp_path, {"used_classes": ["shoe"], "single_cls": True}, ["object"])
     with pytest.raises(UserError, match=r"was trained on --classes shoe, of which .*data.yaml has none; name its"):
         classes_to_score(model, spec, single_cls=True)
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+@pytest.mark.parametrize(
+    ("splits", "empty", "has_held_out"),
+    [("val", "", False), ("train", "", True), ("train val", "", False), ("train val", "val", True)],
+)
+def test_images_that_the_training_held_out_stand_in_for_a_missing_val(
+    tmp_path, splits: str, empty: str, has_held_out: bool, is_staged: bool
+):
+    """The data set may be another one than that of the training, and have no 'train'."""
+    data = write_dataset(tmp_path / "set", train=3, val=2)
+    paths = {split: "nowhere" if split == empty else f"images/{split}" for split in splits.split()}
+    data.write_text(yaml.safe_dump({**paths, "names": ["light", "dark"]}))
+    detector = build_detector(TINY_MODEL, 2, names=("light", "dark")).fuse()
+    info = {"imgsz": 64, "config": {}, "val_images": ["images/train/001.png"]}
+    model = CheckpointModel(detector, info, Path("best.pt"), torch.device("cpu"))
+    source = DataSource(str(data), ("val",), stage=str(tmp_path / "stage") if is_staged else "")
+    spec = open_model_data(model, source, DistributedContext.single(), single_cls=False)
+    assert spec.is_held_out("val") is has_held_out
+    assert len(load_index(spec, "val", IndexSettings(progress=False))) == (1 if has_held_out else 2)
 
 
 def _model_and_data(folder: Path, stored: dict[str, Any], names: list[str]) -> tuple[CheckpointModel, DatasetSpec]:

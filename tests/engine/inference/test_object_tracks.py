@@ -16,9 +16,9 @@ import pytest
 import detect
 from engine.commands import detect as detection
 from engine.inference import object_tracks
-from engine.inference.frames import Frame
 from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks, new_tracker
 from engine.inference.predictor import Predictor, load
+from engine.inference.sources.frames import Frame
 from tests.engine.inference.known_detections import KnownDetections, with_known_detections
 from tests.helpers.moving_scene import (
     FPS,

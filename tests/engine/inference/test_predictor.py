@@ -20,8 +20,8 @@ import torch
 import export
 from engine.inference import image_detector
 from engine.inference.image_detector import model_thread
-from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
+from engine.inference.sources.images import as_images
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.exif import jpeg_with_exif
 from tests.helpers.messages import refused

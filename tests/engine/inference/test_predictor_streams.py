@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engine.inference.detection_stream import DetectionStream
-from engine.inference.frames import FileProblem, Frame
 from engine.inference.predictor import load
+from engine.inference.sources.frames import FileProblem, Frame
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.messages import refused
 from utils.errors import UserError
@@ -100,6 +100,19 @@ def test_frames_of_a_live_stream_are_not_collected(predictor):
 
     for number, detected in enumerate(stream_of(predictor, frames())):
         assert (detected.frame.index, asked) == (number, list(range(number + 1)))
+
+
+def test_an_image_of_an_iterable_is_asked_for_after_the_result_of_the_one_before(predictor):
+    """Which image is made may depend on that result."""
+    asked = []
+
+    def images():
+        for number in range(3):
+            asked.append(number)
+            yield picture(seed=number)
+
+    for number, _ in enumerate(predictor.stream(images(), color="rgb")):
+        assert asked == list(range(number + 1))
 
 
 def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it(predictor, tmp_path, monkeypatch):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.inference import window
-from engine.inference.result_boxes import Boxes
-from engine.inference.result_names import MAX_FOLDER_BYTES, class_folders
-from engine.inference.results import ResultList, Results
+from engine.inference.results import window
+from engine.inference.results.result_boxes import Boxes
+from engine.inference.results.result_names import MAX_FOLDER_BYTES, class_folders
+from engine.inference.results.results import ResultList, Results
 from tests.helpers.messages import refused
 from utils.config.other_programs.table import python_hint
 

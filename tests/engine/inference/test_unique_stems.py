@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.inference.result_names import UniqueStems
+from engine.inference.results.result_names import UniqueStems
 
 FILES = ["x/a:b.jpg", "x/a_b.jpg", "x/c.jpg", "y/c.jpg", "x/c-2.jpg", "x/D.jpg", "x/d.png", "x/ .jpg", "x/_.jpg"]
 

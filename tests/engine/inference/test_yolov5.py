@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.inference import yolov5, yolov5_results
+from engine.inference import yolov5
 from engine.inference.predictor import load
+from engine.inference.results import yolov5_results
+from engine.inference.results.yolov5_results import Yolov5Results
 from engine.inference.yolov5 import Yolov5Model
-from engine.inference.yolov5_results import Yolov5Results
 from tests.engine.inference.conftest import picture
 from utils.errors import UserError
 

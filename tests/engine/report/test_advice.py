@@ -165,7 +165,9 @@ def test_epochs_with_few_objects_are_compared_on_the_same_draws_of_images(own, r
 
 
 def test_few_steps_are_named():
-    facts = replace(NOTHING, epochs=4, few_steps="the run has only 36 steps; fine-tuning needs about 100: --epochs 12")
+    facts = replace(
+        NOTHING, epochs=4, few_steps_warning="the run has only 36 steps; fine-tuning needs about 100: --epochs 12"
+    )
     assert "Train longer: the run has only 36 steps; fine-tuning needs about 100: --epochs 12." in [*what_to_do(facts)]
 
 

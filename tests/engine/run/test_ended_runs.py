@@ -13,7 +13,7 @@ import yaml
 
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.run.complete_record import record_reported
-from engine.run.launchers import record_launch
+from engine.run.launch_record import record_launch
 from engine.run.plan import plan_run
 from engine.run.run import EndedRun, NewRun, Remaining, RunSettings
 from tests.helpers.messages import matches

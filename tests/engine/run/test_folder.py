@@ -19,7 +19,7 @@ from engine.assembly.process_setup import prepare_process
 from engine.checkpoint.newest_run import newest_run_id
 from engine.checkpoint.progress import Progress
 from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
-from engine.run.launchers import LAUNCHERS, find_run_of_launchers, record_launch
+from engine.run.launch_record import LAUNCHERS, find_run_of_launchers, record_launch
 from engine.run.run import NewRun, RunSettings, TrainingRun
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint

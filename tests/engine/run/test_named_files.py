@@ -19,7 +19,7 @@ from data.source.open import open_data
 from engine.checkpoint.checkpoint import weights_part
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import Progress
-from engine.run import compare_files, resolve
+from engine.run import compare_files, resolve_paths
 from engine.run import plan as plan_module
 from engine.run.complete_record import record_reported
 from engine.run.plan import plan_run
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_read_is_named(here, monkeypatch, is_resumed):
 
     if is_resumed:
         begin_run(plan_of(teacher="best.pt").settings)
-    for module in (compare_files, resolve):
+    for module in (compare_files, resolve_paths):
         monkeypatch.setattr(module, "sha256_of", refuse)
     with pytest.raises(UserError, match=f"^--teacher {here}/ckpt/best.pt: cannot be read \\(permission denied\\)$"):
         plan_of(teacher="ckpt/best.pt")
@@ -192,7 +192,7 @@ def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):
     end_run(plan_of(weights="best.pt").settings, has_last=True)
     (here / "best.pt").rename(here / "moved.pt")
     hashed: list[Path] = []
-    for module in (compare_files, resolve):
+    for module in (compare_files, resolve_paths):
         monkeypatch.setattr(module, "sha256_of", lambda path: hashed.append(path) or sha256_of(path))
     assert outcome_of("weights", "moved.pt") == MOVED
     assert hashed == [here / "moved.pt"]

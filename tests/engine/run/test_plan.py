@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.run.launchers import record_launch
+from engine.run.launch_record import record_launch
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun
 from tests.helpers.messages import refused
@@ -15,6 +15,7 @@ from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checkpoint_file import write_checkpoint
 
 
 def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):
@@ -44,6 +45,19 @@ def test_a_run_that_is_named_does_not_move_to_another_project(tmp_path: Path, mo
         resume_in(project)
     with refused("--project other: the run continues in its own folder, runs/exp; leave out --project"):
         resume_in("other")
+
+
+@pytest.mark.parametrize("content", [{}, {"config": {}}, None])
+def test_a_file_from_which_no_run_can_resume_leaves_its_folder_as_it_is(tmp_path: Path, content: dict | None):
+    """It is reported before --project, which says where runs are."""
+    path = tmp_path / "public.pt"
+    if content is not None:
+        write_checkpoint(content, path)
+    before = list(tmp_path.iterdir())
+    config = TrainConfig(resume=str(path), project="other")
+    with ExitStack() as stack, pytest.raises(UserError, match=r"public\.pt: (holds|no such checkpoint)"):
+        plan_run(DistributedContext.single(), config, ("resume", "project"), stack)
+    assert list(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,13 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
     ("name", "error", "message"),
     [
         ("engine.commands.detect_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
-        ("engine.inference.video_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
-            "engine.inference.open_source.read_image",
+            "engine.inference.results.video_writer.shutil.disk_usage",
+            FULL,
+            "runs/exp: the disk is full; free some space or",
+        ),
+        (
+            "engine.inference.sources.open_source.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
             "3.jpg: input/output error; the",
         ),
@@ -92,7 +96,7 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("engine.inference.video_writer.cv2.VideoWriter", Mock(return_value=closed))
+    monkeypatch.setattr("engine.inference.results.video_writer.cv2.VideoWriter", Mock(return_value=closed))
     with refused(
         "1 of 4 files could not be used (first: .../runs/exp/clip.mp4: this OpenCV cannot write mp4 "
         "videos of 62x48 pixels; use --nosave with --save-txt or --save-json)"

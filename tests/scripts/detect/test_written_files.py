@@ -4,9 +4,9 @@ import cv2
 import numpy as np
 import pytest
 
-from engine.inference.detection_writer import write_crops
-from engine.inference.result_names import UniqueStems, written_suffix
-from engine.inference.video_writer import VideoFiles
+from engine.inference.results.detection_writer import write_crops
+from engine.inference.results.result_names import UniqueStems, written_suffix
+from engine.inference.results.video_writer import VideoFiles
 from tests.scripts.detect.detection import frames_of, names_in
 
 

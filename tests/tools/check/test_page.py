@@ -16,7 +16,7 @@ from data.labels.yolo import parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
 from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
-from engine.report.photos import COLORS, Album, PhotoFile, Version
+from engine.report.photos import COLORS, Album, Overlay, PhotoFile
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
@@ -109,7 +109,7 @@ def test_parts_of_a_photo_beyond_the_image_are_gray(tmp_path):
     window = source.around(np.array([[80.0, 30, 120, 60]]))
     assert window[0] > 0
     assert window[2] > 120
-    ((title, picture),) = Album(10**6).pictures(source, window, 300, Version("t", "red", []))
+    ((title, picture),) = Album(10**6).pictures(source, window, 300, Overlay("t", "red", []))
     (tag,) = HtmlPage(str(picture)).tags
     pixels = photos_of(HtmlPage(str(picture)))["red"].astype(int)
     assert (title, tag[1]["alt"]) == ("t", "red")
@@ -118,7 +118,7 @@ def test_parts_of_a_photo_beyond_the_image_are_gray(tmp_path):
     assert np.abs(pixels[:, border + 12 :] - GRAY).max() < 12
     far = source.around(np.array([[900.0, 900, 950, 950]]))
     assert (far[:2] < [100, 80]).all()
-    assert "<img" in Album(10**6).pictures(source, far, 300, Version("t", "far", []))[0][1]
+    assert "<img" in Album(10**6).pictures(source, far, 300, Overlay("t", "far", []))[0][1]
 
 
 def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):

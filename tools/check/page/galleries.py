@@ -12,7 +12,7 @@ from markupsafe import Markup
 from data.image_io.verify import check_image
 from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.gallery import Galleries, corners_of
-from engine.report.photos import CROP_SIDE, Album, Outline, PhotoFile, Version
+from engine.report.photos import CROP_SIDE, Album, Outline, Overlay, PhotoFile
 from tools.check.issue_kinds import DUPLICATES
 from utils.drawing.page import Card, CardPicture
 from utils.errors import UserError
@@ -56,8 +56,8 @@ class IssueGalleries(Galleries):
             image = self._image(split, name)
             assert image is not None, "duplicates are found among the images of the index"
             source, rows = image
-            version = Version(f"{split}: {name}", f"{name} with its labels", self._labels(split, rows))
-            pictures += album.pictures(source, source.whole(), PAIR_SIDE, version)
+            overlay = Overlay(f"{split}: {name}", f"{name} with its labels", self._labels(split, rows))
+            pictures += album.pictures(source, source.whole(), PAIR_SIDE, overlay)
         others = f"{len(images) - 2:,} more like these." if len(images) > 2 else ""
         return Card(pictures, "", others, issue.kind)
 
@@ -88,9 +88,9 @@ class IssueGalleries(Galleries):
             styles = BOX_STYLES[-len(issue.boxes) :]  # a single box gets the last style
             drawn += [Outline(box.xyxy_px, style, box.class_name) for box, style in zip(issue.boxes, styles)]
         kinds = listed(list(dict.fromkeys(issue.kind for issue in issues)))
-        version = Version("", f"{kinds} in {issues[0].images[0]}", drawn + self._labels(issues[0].split, rows, boxes))
+        overlay = Overlay("", f"{kinds} in {issues[0].images[0]}", drawn + self._labels(issues[0].split, rows, boxes))
         window = source.around(corners_of(boxes)) if boxes else source.whole()
-        return album.pictures(source, window, CROP_SIDE, version)
+        return album.pictures(source, window, CROP_SIDE, overlay)
 
     def _left_out(self, split: str, name: str) -> tuple[PhotoFile, np.ndarray] | None:
         """Opens an image that training leaves out, without index rows; returns None if it cannot be read."""

@@ -211,6 +211,18 @@ def python_hint(kind: str, name: str) -> str:
     return table().python[kind].get(name, "")
 
 
+def attribute_error(kind: str, owner: str, name: str) -> AttributeError:
+    """Returns the error for a missing attribute, with what to write instead if other programs have the attribute.
+
+    ``kind``: see `python_hint`. ``owner``: the object without the attribute, with an article.
+    """
+    message = f"{owner} has no attribute {name!r}"
+    hint = "" if name.startswith("_") else python_hint(kind, name)
+    if hint:
+        message += f": {hint}"
+    return AttributeError(message, name=name)
+
+
 def other_task(weights: str) -> str:
     """Returns a message that weights such as ``yolov8n-seg.pt`` are not a detector's, or "" for other names."""
     match = re.fullmatch(rf"(yolo\w+)-({'|'.join(table().other_tasks)})(\.pt|\.ya?ml)?", weights)

@@ -19,8 +19,8 @@ import torch
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.data_identity import DataIdentity
+from engine.run.merge_settings import merge_config, merge_hyperparameters
 from engine.run.restore import EpochData, adapt_progress
-from engine.run.resume_settings import merge_config, merge_hyperparameters
 from engine.run.run import RunSettings
 from models.weights.load import load_detector
 from models.weights.read import read_weights

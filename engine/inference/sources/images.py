@@ -15,8 +15,8 @@ from torch import Tensor
 
 from data.image_io.channels import to_format, with_channels
 from data.image_io.decode import log_damage, orient, read_image
-from engine.inference.frames import Frame, FrameStream
-from engine.inference.source_files import VIDEO_SUFFIXES
+from engine.inference.sources.frames import Frame, FrameStream
+from engine.inference.sources.source_files import VIDEO_SUFFIXES
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -38,8 +38,8 @@ def as_images(
     - A path names an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The last two are in the order ``color``.
     - A PIL image is rotated as its EXIF data says; if it was opened from a file, it has the file's name.
-    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8, uint16, or float in [0, 1], which is rounded to the bits of
-      ``pixels``. A batch counts as B images; a single channel is gray.
+    - A tensor is (C, H, W) or (B, C, H, W) with C = 1 (gray), 3 (RGB) or 4 (RGB and alpha), and uint8, uint16, or float
+      in [0, 1], which is rounded to the bits of ``pixels``. A batch counts as B images.
     - A list or tuple holds any of these.
     - For a format with C other channels, arrays are (H, W, C) and tensors (C, H, W). For gray, color is converted.
 
@@ -83,11 +83,11 @@ def _is_pillow_image(value: object) -> TypeGuard[Image]:
 
 
 def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> FrameStream:
-    """Yields the images of an iterable, converted by `as_images`, as frames that are processed one by one."""
+    """Yields the images of an iterable, converted by `as_images`, as frames."""
     number = 0
     for item in images:
         for frame in as_images(item, color, pixels, first_number=number):
-            yield replace(frame, index=number, is_live=True)
+            yield replace(frame, index=number)
             number += 1
 
 

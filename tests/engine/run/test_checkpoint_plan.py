@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.run.resume import choose_epochs, reason_to_end
+from engine.run.checkpoint_plan import choose_epochs, reason_to_end
 from engine.run.run import StartedFrom
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import TrainConfig

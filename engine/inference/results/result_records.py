@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.inference.result_boxes import Boxes
+from engine.inference.results.result_boxes import Boxes
 from utils.boxes import scale_boxes
 from utils.machine.packages import require_package
 

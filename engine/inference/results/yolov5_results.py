@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.detection_writer import crop_images, write_crops
-from engine.inference.drawing import label_texts
-from engine.inference.result_boxes import Boxes
-from engine.inference.result_names import UniqueStems, class_folders, written_suffix
-from engine.inference.result_records import DataFrame
-from engine.inference.results import ResultList, Results
-from engine.inference.window import Window
+from engine.inference.results.detection_writer import crop_images, write_crops
+from engine.inference.results.drawing import label_texts
+from engine.inference.results.result_boxes import Boxes
+from engine.inference.results.result_names import UniqueStems, class_folders, written_suffix
+from engine.inference.results.result_records import DataFrame
+from engine.inference.results.results import ResultList, Results
+from engine.inference.results.window import Window
 from engine.run.new_folder import increment_path
 from utils.drawing.draw import write_image
 from utils.errors import UserError

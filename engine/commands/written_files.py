@@ -1,28 +1,23 @@
-"""Finds what a previous run has left in a folder that is used again (``--exist-ok``).
+"""The list of the files that val.py and detect.py write, which differ by their input.
 
-A command that writes different files for different inputs lists them in its folder. The next run removes the listed
-files and nothing else.
+The next command that uses the folder again (``--exist-ok``) removes the listed files and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.checkpoint.newest_run import read_settings_yaml
-from utils.errors import UserError
-from utils.files.safe_io import open_direct, read_regular, read_text
+from utils.files.safe_io import open_direct, read_regular
 
 LIST_NAME = ".written"
 _MAX_LIST_BYTES = 1 << 28
-_MAX_RESULTS_BYTES = 1 << 26  # size limit of results.json
 
 
 class WrittenFiles:
-    """The list of the files that a run writes into its ``folder``. It is created with the first file."""
+    """The list of the files that a command writes into its ``folder``. It is created with the first file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,8 +52,8 @@ def listing_written(folder: Path) -> Iterator[None]:
 
 
 def remove_written(folder: Path) -> int:
-    """Removes the files that an earlier run has listed in ``folder``, and the folders that this leaves empty. Returns
-    the number of files. Listed files outside of ``folder`` are left alone: no run of this program lists such files."""
+    """Removes the files that an earlier command has listed in ``folder``, and the folders that this leaves empty.
+    Returns the number of files. Listed files outside of ``folder`` are left alone: no command lists such files."""
     listed = folder / LIST_NAME
     if listed.is_symlink() or not listed.is_file():
         return 0
@@ -79,19 +74,3 @@ def remove_written(folder: Path) -> int:
             parent.rmdir()
     listed.unlink()
     return removed
-
-
-def previous_data(folder: Path) -> str:
-    """Returns the data set of the training or validation in ``folder``, or "" if there is none or it is not stored."""
-    with contextlib.suppress(UserError, ValueError, RecursionError, TypeError, KeyError):
-        if (folder / "settings.yaml").is_file():
-            stored = read_settings_yaml(folder)
-            return "" if stored is None else str(stored["config"]["data"])
-        if (folder / "results.json").is_file():
-            return str(json.loads(read_text(folder / "results.json", _MAX_RESULTS_BYTES))["settings"]["data"])
-    return ""
-
-
-def is_other_data(previous: str, data: str) -> bool:
-    """Returns whether two names of data sets differ; "" is an unknown name."""
-    return bool(previous and data) and os.path.abspath(previous) != os.path.abspath(data)

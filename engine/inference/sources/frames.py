@@ -42,7 +42,7 @@ FrameStream: TypeAlias = Generator[Frame | FileProblem, None, None]
 
 
 class SourceOptions(NamedTuple):
-    """Options of `engine.inference.open_source.open_source`."""
+    """Options of `engine.inference.sources.open_source.open_source`."""
 
     vid_stride: int = 1  # read every n-th frame of videos and streams
     max_frames: int = 0  # frames to read of each video or stream; 0: all

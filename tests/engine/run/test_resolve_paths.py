@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.resolve import resolve_path
+from engine.run.resolve_paths import resolve_path
 
 
 @pytest.mark.parametrize(

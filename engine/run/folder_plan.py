@@ -28,13 +28,13 @@ from pathlib import Path
 
 from engine.checkpoint.description import read_description
 from engine.checkpoint.newest_run import best_of_newest_run, checkpoint_of_newest_run
+from engine.run.checkpoint_plan import plan_from_checkpoint
 from engine.run.complete_record import read_reported_epochs
 from engine.run.ended_run import adds_epochs, check_unchanged
+from engine.run.merge_settings import describe_changes, merge_settings
 from engine.run.results_csv import ResultsTable
-from engine.run.resume import plan_from_checkpoint
-from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, EndedRun, TrainCommand
-from engine.run.stored_run import StoredRun, read_stored_run
+from engine.run.settings_yaml import StoredRun, read_stored_run
 from utils.errors import UserError
 from utils.program import resume_flag
 from utils.strings import counted

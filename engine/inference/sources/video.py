@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 
 from data.image_io.channels import to_format
-from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
-from engine.inference.source_files import is_webcam
+from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
+from engine.inference.sources.source_files import is_webcam
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import open_regular
 from utils.files.url import without_login

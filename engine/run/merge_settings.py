@@ -7,13 +7,14 @@ its two values differ.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.description import NamedFiles
 from engine.run.compare_files import FileMatch, compare_file
-from engine.run.resolve import with_checksums
+from engine.run.resolve_paths import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from utils.config.flags import flag_name, words_of_settings
 from utils.config.recipes import read_recipe, with_overrides
@@ -49,50 +50,77 @@ class MergedSettings:
 def merge_settings(stored: RunSettings, command: TrainCommand) -> MergedSettings:
     """Merges the settings ``stored`` with those of the command line. Raises UserError for a setting that a run cannot
     change."""
-    matches = {
-        name: compare_file(name, stored, command.config, command.files)
-        for name in sorted(PATH_SETTINGS.intersection(command.explicit_flags))
-    }
-    moved = [name for name, match in matches.items() if match is FileMatch.MOVED]
-    located = _with_paths(stored, moved, command)
-    kept = {name: getattr(stored.config, name) for name, match in matches.items() if match.keeps_stored_path}
-    current = replace(command.config, **kept)
-    config = merge_config(located.config, current, command.explicit_flags)
-    hyp, recipe_messages = merge_hyperparameters(located, current, command.explicit_flags)
-    changed = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(located.config, name)]
-    files = _with_paths(located, changed, command).files
+    files = _ComparedFiles.of(stored, command)
+    run = files.settings_of_run()
+    current = files.config_of_command()
+    config = merge_config(run.config, current, command.explicit_flags)
+    hyp, recipe_messages = merge_hyperparameters(run, current, command.explicit_flags)
     return MergedSettings(
-        stored=located,
-        settings=RunSettings(config, hyp, with_checksums(files, config, changed)),
-        local_paths=frozenset(name for name in matches if getattr(current, name) == getattr(command.config, name)),
-        messages=[*_describe_matches(matches, stored, command), *recipe_messages],
+        stored=run,
+        settings=RunSettings(config, hyp, files.named_in(config)),
+        local_paths=files.local_paths(),
+        messages=[*files.messages(), *recipe_messages],
     )
 
 
-def _with_paths(settings: RunSettings, names: Iterable[str], command: TrainCommand) -> RunSettings:
-    """Returns ``settings`` with the paths that the command names for the settings ``names``, and the stored
-    checksums."""
-    paths = {name: getattr(command.config, name) for name in names}
-    typed = {name: command.files.typed.get(name, "") for name in paths}
-    files = replace(settings.files, typed=settings.files.typed | typed)
-    return replace(settings, config=replace(settings.config, **paths), files=files)
+@dataclass(frozen=True, kw_only=True)
+class _ComparedFiles:
+    """The files that a run has stored and those that a command names for the same settings."""
 
+    stored: RunSettings
+    command: TrainCommand
+    matches: dict[str, FileMatch]  # by setting; only those that the command gives
 
-def _describe_matches(matches: Mapping[str, FileMatch], stored: RunSettings, command: TrainCommand) -> list[str]:
-    """Returns a message for each file that has changed or can no longer be compared."""
-    messages = []
-    for name, match in matches.items():
-        flag = f"{flag_name(name)} {getattr(command.config, name)}"
-        if match is FileMatch.CHANGED:
-            # The message does not say that the change has no effect: a changed teacher is refused when it is opened.
-            messages.append(
-                f"{flag}: has changed since the run began; to use the file as it is now, start a new run with another "
-                "--name"
-            )
-        elif match is FileMatch.BOTH_MISSING:
-            stored_path = getattr(stored.config, name)
-            messages.append(f"{flag}: no such file; the run has {stored_path}, which no longer exists either")
-    return messages
+    @staticmethod
+    def of(stored: RunSettings, command: TrainCommand) -> _ComparedFiles:
+        names = sorted(PATH_SETTINGS.intersection(command.explicit_flags))
+        matches = {name: compare_file(name, stored, command.config, command.files) for name in names}
+        return _ComparedFiles(stored=stored, command=command, matches=matches)
+
+    def settings_of_run(self) -> RunSettings:
+        """Returns the stored settings, with the command's paths for files that have moved."""
+        moved = [name for name, match in self.matches.items() if match is FileMatch.MOVED]
+        paths = {name: getattr(self.command.config, name) for name in moved}
+        return replace(
+            self.stored, config=replace(self.stored.config, **paths), files=self._with_typed(self.stored.files, moved)
+        )
+
+    def config_of_command(self) -> TrainConfig:
+        """Returns the command's settings, with the stored paths of files that the run keeps."""
+        kept = [name for name, match in self.matches.items() if match.keeps_stored_path]
+        return replace(self.command.config, **{name: getattr(self.stored.config, name) for name in kept})
+
+    def named_in(self, config: TrainConfig) -> NamedFiles:
+        """Returns the files of the merged settings ``config``, with the checksums of those that are new to the run."""
+        run = self.settings_of_run()
+        new = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(run.config, name)]
+        return with_checksums(self._with_typed(run.files, new), config, new)
+
+    def local_paths(self) -> frozenset[str]:
+        """Returns the settings whose paths are those of the command."""
+        current = self.config_of_command()
+        return frozenset(name for name in self.matches if getattr(current, name) == getattr(self.command.config, name))
+
+    def messages(self) -> list[str]:
+        """Returns a message for each file that has changed or can no longer be compared."""
+        messages = []
+        for name, match in self.matches.items():
+            flag = f"{flag_name(name)} {getattr(self.command.config, name)}"
+            if match is FileMatch.CHANGED:
+                # Does not say that the change has no effect: a changed teacher is refused when it is opened.
+                messages.append(
+                    f"{flag}: has changed since the run began; to use the file as it is now, start a new run with "
+                    "another --name"
+                )
+            elif match is FileMatch.BOTH_MISSING:
+                stored_path = getattr(self.stored.config, name)
+                messages.append(f"{flag}: no such file; the run has {stored_path}, which no longer exists either")
+        return messages
+
+    def _with_typed(self, files: NamedFiles, names: Iterable[str]) -> NamedFiles:
+        """Returns ``files`` with what the command's user has typed for the settings ``names``."""
+        typed = {name: self.command.files.typed.get(name, "") for name in names}
+        return replace(files, typed=files.typed | typed)
 
 
 def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> TrainConfig:

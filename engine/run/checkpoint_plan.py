@@ -12,7 +12,7 @@ from engine.checkpoint.data_location import find_location
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
-from engine.run.resume_settings import describe_changes, merge_settings
+from engine.run.merge_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
 from utils.config.settings import TrainConfig
 from utils.program import resume_flag

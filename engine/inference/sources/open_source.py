@@ -12,9 +12,16 @@ from typing import NamedTuple
 
 from data.image_io.decode import EncodedImage, OnWarning, decode_image, read_image
 from data.image_io.file_kinds import MAX_IMAGE_BYTES, image_suffixes, unread_summary
-from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
-from engine.inference.source_files import VIDEO_SUFFIXES, by_number, by_sequence, is_stream, list_files, sequence_of
-from engine.inference.video import open_stream, stream_frames, video_file_frames
+from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
+from engine.inference.sources.source_files import (
+    VIDEO_SUFFIXES,
+    by_number,
+    by_sequence,
+    is_stream,
+    list_files,
+    sequence_of,
+)
+from engine.inference.sources.video import open_stream, stream_frames, video_file_frames
 from utils.errors import UserError
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, read_url, url_path, without_login
 from utils.logger import get_logger
@@ -71,7 +78,7 @@ def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> 
     """Yields the frames of files, and their problems."""
     usable = 0
     read = partial(_read_image, pixels=options.pixels)
-    contents = map_ahead(read, _placed(files), threads=options.threads, ahead=options.ahead)
+    contents = map_ahead(read, _numbered(files), threads=options.threads, ahead=options.ahead)
     with contextlib.closing(contents):
         for path, content in zip(files, contents):
             items = video_file_frames(path, options) if content is None else _each(content)
@@ -86,7 +93,7 @@ def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> 
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
-class PlacedFile(NamedTuple):
+class NumberedFile(NamedTuple):
     """A file of a source."""
 
     path: Path
@@ -94,16 +101,16 @@ class PlacedFile(NamedTuple):
     number: int  # number of an image in its sequence, from 0
 
 
-def _placed(files: Iterable[Path]) -> Iterator[PlacedFile]:
+def _numbered(files: Iterable[Path]) -> Iterator[NumberedFile]:
     """Yields files with their sequences, in which images are numbered from 0."""
     counts = Counter[str]()
     for path in files:
         sequence = sequence_of(path)
-        yield PlacedFile(path, sequence, counts[sequence])
+        yield NumberedFile(path, sequence, counts[sequence])
         counts[sequence] += 1
 
 
-def _read_image(file: PlacedFile, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
+def _read_image(file: NumberedFile, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
     """Reads an image. Returns None for a video, which is opened only when the files before it are finished."""
     path = file.path
     if path.suffix.lower() in VIDEO_SUFFIXES:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.run.merge_settings import describe_changes, is_same_start, merge_config, merge_hyperparameters
 from engine.run.plan import plan_run
-from engine.run.resume_settings import describe_changes, is_same_start, merge_config, merge_hyperparameters
 from engine.run.run import RunSettings
 from tests.helpers.messages import refused
 from utils.config.recipes import read_recipe

@@ -1,17 +1,10 @@
-"""Files that a run lists are removed by the next one in its folder, and no others."""
+"""Files that a command lists are removed by the next one in its folder, and no others."""
 
 import os
 
 import pytest
 
-from engine.run.previous_run import (
-    LIST_NAME,
-    WrittenFiles,
-    is_other_data,
-    listing_written,
-    previous_data,
-    remove_written,
-)
+from engine.commands.written_files import LIST_NAME, WrittenFiles, listing_written, remove_written
 
 
 def files_in(folder):
@@ -73,25 +66,3 @@ def test_new_and_replaced_files_of_a_block_are_listed(tmp_path):
         (tmp_path / "replaced").write_text("after")
     remove_written(tmp_path)
     assert files_in(tmp_path) == ["kept"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "data"),
-    [
-        ("settings.yaml", "config: {data: a.yaml}", "a.yaml"),
-        ("results.json", '{"settings": {"data": "b.yaml"}}', "b.yaml"),
-        *(("settings.yaml", text, "") for text in ("", "- a", "config: 3", "config: {}", "a: [", "\ufffe")),
-        *(("results.json", text, "") for text in ("", "[]", "{", '{"settings": 5}')),
-        ("other.yaml", "config: {data: a.yaml}", ""),
-    ],
-)
-def test_the_data_of_an_earlier_run_is_what_its_files_say(tmp_path, name, text, data):
-    (tmp_path / name).write_text(text)
-    assert previous_data(tmp_path) == data
-
-
-def test_the_same_data_set_may_be_named_in_two_ways(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert not is_other_data("a.yaml", str(tmp_path / "a.yaml"))
-    assert is_other_data("a.yaml", "b.yaml")
-    assert not is_other_data("", "b.yaml")

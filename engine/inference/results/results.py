@@ -17,13 +17,13 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from engine.inference.detection_writer import write_crops, write_yolo_labels
-from engine.inference.drawing import describe_counts, draw_detections
-from engine.inference.other_names import attribute_error
-from engine.inference.result_boxes import Boxes
-from engine.inference.result_names import WRITABLE, class_folders
-from engine.inference.result_records import DataFrame, records_of, records_to_pandas
-from engine.inference.window import Window
+from engine.inference.results.detection_writer import write_crops, write_yolo_labels
+from engine.inference.results.drawing import describe_counts, draw_detections
+from engine.inference.results.result_boxes import Boxes
+from engine.inference.results.result_names import WRITABLE, class_folders
+from engine.inference.results.result_records import DataFrame, records_of, records_to_pandas
+from engine.inference.results.window import Window
+from utils.config.other_programs.table import attribute_error
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 
