@@ -176,7 +176,7 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else build(kind, value, location)
     plain_type = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
-    value = _converted(value, plain_type)
+    value = _from_yaml(value, plain_type)
     _check_type(value, plain_type, location, is_optional)
     value = _with_checked_content(value, kind, location)
     bounds = hint_bounds if bounds is None else bounds
@@ -185,7 +185,7 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     return value
 
 
-def _converted(value: Any, plain_type: type) -> Any:
+def _from_yaml(value: Any, plain_type: type) -> Any:
     """Converts ``value`` to ``plain_type`` if YAML represents such values by another type. Returns others unchanged."""
     if plain_type is tuple and isinstance(value, list):
         return tuple(value)

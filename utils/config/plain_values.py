@@ -52,19 +52,19 @@ def checked_setting(owner: type[DataclassInstance], name: str, value: Any, locat
     a `plain_value`, or the words of a command line. Raises UserError that begins with ``location``."""
     fields = {field.name: field for field in dataclasses.fields(owner)}
     if owner is not Hyperparameters:
-        converted = _converted(value, type_of(fields[name], owner))
+        converted = _as_setting(value, type_of(fields[name], owner))
     else:
         converted = parse_yaml_value(value, location) if isinstance(value, str) else value
     return check(converted, hints_of(owner)[name], location, bounds_of(fields[name]))
 
 
-def _converted(value: Any, kind: Any) -> Any:
+def _as_setting(value: Any, kind: Any) -> Any:
     """Converts a plain value to the type of a setting: numbers to text and text to numbers, one value to a list, and 0
     and 1 to false and true. Returns others unchanged, for `check` to refuse."""
     if typing.get_origin(kind) is list:
         (element_type,) = typing.get_args(kind)
         elements = value if isinstance(value, list) else [value]
-        return [_converted(element, element_type) for element in elements]
+        return [_as_setting(element, element_type) for element in elements]
     if kind is bool:
         return number_as_bool(value)
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):

@@ -27,9 +27,9 @@ _MAX_BYTES = 1 << 26
 
 @contextlib.contextmanager
 def settings_file(config: DataclassInstance, names: Collection[str] | None = None) -> Iterator[str]:
-    """Writes the settings ``names`` (None: all) of ``config`` to a file during the block, and yields the word that
-    passes them to a command. Only this user can access the file, because it can name code to run (``--callbacks``).
-    Raises UserError if the system's folder for temporary files is missing, full or read-only."""
+    """Writes the settings ``names`` (None: all) of ``config`` to a file during the block, and yields the argument
+    ``@FILE`` that passes them to a command. Only this user can access the file, because it can name code to run
+    (``--callbacks``). Raises UserError if the system's folder for temporary files is missing, full or read-only."""
     values = {name: value for name, value in dataclasses.asdict(config).items() if names is None or name in names}
     with contextlib.ExitStack() as stack:
         try:

@@ -26,7 +26,7 @@ class Translation:
     Args:
         settings: the settings and hyper-parameters that it sets, by their names here.
         without_effect: why it sets nothing, for the log.
-        note: what is made of a value that means less here, or more, for the log.
+        note: how a list was understood, for the log.
         refusal: why it is refused.
     """
 
@@ -49,7 +49,7 @@ def translate_argument(command: str, name: str, value: str) -> Translation | Non
         return _default_behavior(command, name)
     meaning = meaning_of(command, name)
     if not meaning.hyperparameter and not meaning.flag_words:
-        return _translate_without_setting(command, name, value)
+        return _translate_unsupported(command, name, value)
     if text == "none":  # device=None
         return Translation()
     if len(value.splitlines()) != 1:  # name=
@@ -79,7 +79,7 @@ def translate_value(command: str, name: str, value: str) -> Translation | None:
         return listed
     action = actions_of(command)[flag_name(name)]
     if name in table().other_meaning and not _may_be_ours(value, action):  # tracker=bytetrack.yaml, cfg=False
-        return _translate_without_setting(command, name, value)
+        return _translate_unsupported(command, name, value)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None or isinstance(action, argparse.BooleanOptionalAction):
         return foreign
@@ -103,7 +103,7 @@ def _translation_to(command: str, words: Sequence[str]) -> Translation:
     return Translation({action.dest: values[0] if values else str(action.const)})
 
 
-def _translate_without_setting(command: str, name: str, value: str) -> Translation | None:
+def _translate_unsupported(command: str, name: str, value: str) -> Translation | None:
     """Translates an argument that is no setting here."""
     flag = flag_name(name)
     text = normalized(value)

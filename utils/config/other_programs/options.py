@@ -36,7 +36,7 @@ def translate_option(command: str, option: Option) -> TranslatedOption:
     | ``--save False`` | a mistake with the reason | what it asks for does not exist here |
     | ``--quiet`` | a log line | it has no effect |
     | ``--lr0 0.1`` | a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
-    | ``--noval`` | ``--val-every 0`` | `same_flag`: it has another name here |
+    | ``--noval`` | ``--val-every 0`` | `equivalent_words`: it has another name here |
     | ``--epochs 3`` | the same words | it is our flag, or not in the table |
     """
     translation = _translate_as_argument(command, option)

@@ -121,7 +121,7 @@ def is_flag(word: str) -> bool:
     return re.match(r"-[^\d.]", word) is not None
 
 
-def same_flag(command: str, flag: str) -> list[str]:
+def equivalent_words(command: str, flag: str) -> list[str]:
     """Returns our words for a ``flag`` of another program, or ``flag`` itself if it is not in the table."""
     ours = table_of(command).same_flags.get(flag)
     return ours.split() if ours else [flag]
@@ -164,7 +164,7 @@ def meaning_of(command: str, name: str) -> Meaning:
     if other_meaning:
         return Meaning(reason=other_meaning)
     flag = flag_name(name)
-    flag_words = same_flag(command, flag)
+    flag_words = equivalent_words(command, flag)
     hyperparameter = hyperparameter_of(command, name)
     if flag_words[0] in actions_of(command):
         return Meaning(hyperparameter, flag_words)
@@ -187,7 +187,7 @@ def reason_for_refusal(command: str, flag: str) -> str:
 def max_typed_values(command: str, flag: str) -> int | None:
     """Returns how many words after a flag of ours or of another program are its values at most; None: any number. Flags
     that the table lacks, or translates with their value, take one."""
-    our_words = same_flag(command, flag)
+    our_words = equivalent_words(command, flag)
     our_flag = our_words[0]
     if len(our_words) > 1:  # --adam: the value is part of our words
         return 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from utils.config.commands import COMMANDS
-from utils.config.other_programs.table import is_flag, max_typed_values, same_flag
+from utils.config.other_programs.table import equivalent_words, is_flag, max_typed_values
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Option:
 
     Args:
         words: as typed.
-        our_flag_words: what the flag is here (`same_flag`).
+        our_flag_words: what the flag is here (`equivalent_words`).
     """
 
     words: list[str]
@@ -68,14 +68,20 @@ class TypedWords:
 
 
 def split_words(command: str, arguments: Sequence[str]) -> TypedWords:
-    """Splits a command line without the word ``--``."""
+    """Splits a command line without the word ``--``. A word that is no flag is, in this order:
+
+    1. a value of the flag before it, if that takes another one;
+    2. a positional argument, if the command has one more;
+    3. a word of the yolo command: an assignment, or before the first flag if the command has no positional arguments;
+    4. surplus, which is reported with the flag before it, or as unexpected if there is none.
+    """
     num_positional = sum(bool(field.metadata["positional"]) for field in dataclasses.fields(COMMANDS[command].settings))
     typed = TypedWords()
     for argument in arguments:
         name, separator, _ = argument.partition("=")
         is_assignment = bool(separator) and name.isidentifier()
         if is_flag(argument):
-            typed.options.append(Option([argument], same_flag(command, name)))
+            typed.options.append(Option([argument], equivalent_words(command, name)))
         elif typed.options and _takes_another_value(command, typed.options[-1]):
             typed.options[-1].words.append(argument)
         elif len(typed.positional) < num_positional:

@@ -16,7 +16,7 @@ from utils.config.other_programs.arguments import (
     translate_listed_value,
 )
 from utils.config.other_programs.options import translate_option
-from utils.config.other_programs.table import actions_of, lists_argument, other_task, owner_of, same_flag, table
+from utils.config.other_programs.table import actions_of, equivalent_words, lists_argument, other_task, owner_of, table
 from utils.config.other_programs.typed_words import Option
 from utils.config.plain_values import checked_setting
 from utils.config.settings import WEIGHTS_SUFFIXES
@@ -133,7 +133,7 @@ def _line_for(command: str, flags: Sequence[str], options: Sequence[Option]) -> 
 def _takes(command: str, option: Option) -> bool:
     """Returns whether a command, which need not be the typed one, has the flag of an option, or translates it with its
     value, as ``--plots False`` to ``--noplots``."""
-    option = Option(option.words, same_flag(command, option.typed_flag))
+    option = Option(option.words, equivalent_words(command, option.typed_flag))
     if option.flag in actions_of(command):
         return True
     translated = translate_option(command, option)
