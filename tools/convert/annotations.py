@@ -95,8 +95,12 @@ class Entry:
 class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
-    def __init__(self, source: Path, extracted: Path) -> None:
-        """``extracted``: folder for images that are stored in annotation files."""
+    def __init__(self, source: Path, extracted: Path, *, is_per_image: bool) -> None:
+        """
+        Args:
+            extracted: folder for images that are stored in annotation files.
+            is_per_image: whether an annotation file is named after its image. Such a name says nothing about splits.
+        """
         self.root = source if source.is_dir() else source.parent
         self.source_images = SourceImages(self.root)
         self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
@@ -105,6 +109,7 @@ class Annotations:
         self.first_skipped = ""
         self.num_unused_embedded = 0  # images embedded in annotation files, without usable labels
         self._extracted = extracted
+        self._is_per_image = is_per_image
         self._images: dict[Path, AnnotatedImage] = {}
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
 
@@ -131,7 +136,7 @@ class Annotations:
                 raise UserError(
                     f"{entry.location}: {path.name} is also labeled in {other_location}; remove one of them"
                 )
-        split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
+        split = split_of(entry.split) or self._split_of_paths(path, entry.file)
         annotated = self._images.setdefault(path, AnnotatedImage(path, split, entry.location))
         if annotated.split != split:
             raise UserError(
@@ -139,6 +144,19 @@ class Annotations:
                 f"{annotated.location}; remove one of them"
             )
         return annotated
+
+    def _split_of_paths(self, image: Path, file: Path) -> str:
+        """Returns the split named by a folder of the image or of its annotation file, or by a file that annotates
+        several images; otherwise "train"."""
+        for path in (image, file):
+            folders = path.relative_to(self.root).parent.parts if path.is_relative_to(self.root) else ()
+            for folder in folders:
+                split = split_of(folder)
+                if split:
+                    return split
+        if self._is_per_image:
+            return "train"
+        return split_of(re.split(r"[-_.]", file.name.lstrip("_"))[0]) or "train"
 
     def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
         """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
@@ -168,7 +186,7 @@ class Annotations:
         suffix = suffix_of(content) or Path(name).suffix.lower()
         if suffix not in IMAGE_SUFFIXES:
             raise UserError(f"{file}: row {row}: {unsupported_content(content) or 'not an image of a known kind'}")
-        split = _split_of_paths(file, file, self.root)
+        split = self._split_of_paths(file, file)
         folders = [folder for folder in file.parent.relative_to(self.root).parts if folder != split]
         folder = self._extracted.joinpath(split, *folders)
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,18 +222,6 @@ class Annotations:
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""
         return sorted(self.num_objects)
-
-
-def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
-    """Returns the split named by a folder of the image or of the annotation file, or by the annotation file itself;
-    otherwise "train"."""
-    for path in (image, annotations):
-        *folders, name = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
-        for folder in folders:
-            split = split_of(folder)
-            if split:
-                return split
-    return split_of(re.split(r"[-_.]", name.lstrip("_"))[0]) or "train"
 
 
 def bounding_box(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:

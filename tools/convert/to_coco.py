@@ -46,7 +46,7 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
     if reader.check is not None:
         reader.check(source, files)
     with _all_or_nothing(out.parent, out.stem) as folder:
-        annotations = Annotations(source, extracted=folder / out.stem)
+        annotations = Annotations(source, extracted=folder / out.stem, is_per_image=reader.is_per_image)
         if reader.is_per_image and source.is_dir():
             files = _with_unrecognized(files, source, reader, annotations)
         for file in files:
