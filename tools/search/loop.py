@@ -16,7 +16,7 @@ from tools.experiment.experiment import Experiment, open_experiment
 from tools.experiment.folder import SEARCH_YAML, ContinuedFolder
 from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
-from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
+from tools.kfold.folds import FOLD_OUTPUTS, data_of, make_folds
 from tools.search.failures import Verdict, verdict_on
 from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_running_trial, single_process_without_locks
 from tools.search.ranges import Scalar, Space, values_text
@@ -48,7 +48,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
+    experiment = open_experiment(config, SEARCH_YAML, [FOLD_OUTPUTS, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
     folder = experiment.folder
     lock = StudyLock(folder.path)
     with single_process_without_locks(folder.path):
