@@ -16,8 +16,9 @@ from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_ex
 from data.source.open import ARCHIVES
 from tools.convert.annotations import Annotations
 from tools.convert.csv_table import unknown_columns
+from tools.convert.extracted_images import ExtractedImages
 from tools.convert.formats import FORMATS, Format, detect
-from tools.convert.source_images import files_below
+from tools.convert.source_images import SourceImages, files_below
 from tools.convert.write_dataset import WrittenDataset, write_dataset
 from tools.train_line import train_line
 from utils.config.commands import COMMANDS
@@ -46,14 +47,16 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
     if reader.check is not None:
         reader.check(source, files)
     with _all_or_nothing(out.parent, out.stem) as folder:
-        annotations = Annotations(source, extracted=folder / out.stem, is_per_image=reader.is_per_image)
+        root = source if source.is_dir() else source.parent
+        extracted = ExtractedImages(folder / out.stem, root)
+        annotations = Annotations(SourceImages(root), extracted, is_per_image=reader.is_per_image)
         if reader.is_per_image and source.is_dir():
             files = _with_unrecognized(files, source, reader, annotations)
         for file in files:
             reader.read(file, annotations)
         if not annotations.num_objects:
             reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
+            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped.summary())))}")
         annotations.drop_left_out()
         written = write_dataset(annotations, folder, out, max_bad)
     return [
@@ -187,8 +190,9 @@ def _table(title: str, annotations: Annotations, written: WrittenDataset, out: P
     groups = sum(box.crowd for annotated in used for box in annotated.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
-    if annotations.skipped:
-        lines.append(annotations.skipped_summary())
+    skipped = annotations.skipped.summary()
+    if skipped:
+        lines.append(skipped)
     backgrounds = sum(not annotated.boxes for annotated in used)
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
