@@ -54,8 +54,8 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     with single_process_without_locks(folder.path):
         try:
             study, claim = _join(config, space, experiment, lock)
-            worker = _Worker(config=config, space=space, study=study, experiment=experiment, signals=signals)
-            failure = worker.run_trials(claim)
+            runner = _TrialRunner(config=config, space=space, study=study, experiment=experiment, signals=signals)
+            failure = runner.run_trials(claim)
         except UserError:
             _remove_if_untrained(folder, lock)
             raise
@@ -72,16 +72,17 @@ def _join(
     processes that this one takes part."""
     with lock:
         experiment.store_or_verify_settings(space.to_dict())
-        study = SharedStudy(config, space, lock, steps=config.folds or config.epochs)
+        folder = experiment.folder.path
+        study = SharedStudy(config, space, folder=folder, lock=lock, steps=config.folds or config.epochs)
         if config.folds:
-            make_folds(config, experiment.spec, lock.folder, experiment.fitness)
+            make_folds(config, experiment.spec, folder, experiment.fitness)
         return study, study.claim()
 
 
 def _remove_if_untrained(folder: ContinuedFolder, lock: StudyLock) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
     with lock:
-        if not has_running_trial(lock):
+        if not has_running_trial(folder.path):
             folder.remove_if_untrained()
 
 
@@ -107,8 +108,8 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
 
 
 @dataclass(frozen=True)
-class _Worker:
-    """This process, one of those that run the trials of a search."""
+class _TrialRunner:
+    """Runs trials in this process, one of those that share a search."""
 
     config: SearchConfig
     space: Space
