@@ -17,7 +17,7 @@ from tools.experiment.folder import SEARCH_YAML, ContinuedFolder
 from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import FOLD_OUTPUTS, data_of, make_folds
-from tools.search.failures import Verdict, verdict_on
+from tools.search.failures import trial_fails
 from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_running_trial, single_process_without_locks
 from tools.search.ranges import Scalar, Space, values_text
 from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
@@ -150,14 +150,14 @@ class _TrialRunner:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the trial stays unfinished (`verdict_on`), and `Stopped` after a signal. Another process
+        Raises `RunFailed` if the trial stays unfinished (`trial_fails`), and `Stopped` after a signal. Another process
         of the search then continues the trial.
         """
         config = self._write_recipe(claim.folder / HYP_YAML, claim.values)
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
-            if self._decide(claim, error.result) == Verdict.STAYS_UNFINISHED:
+            if not self._fails(claim, error.result):
                 raise
             outcome = TrialOutcome.failed(error.result.reason)
         self.study.finish(claim, outcome)
@@ -200,17 +200,14 @@ class _TrialRunner:
                 return TrialOutcome.scored(fitness, is_pruned=True)
         return TrialOutcome.scored(fitness)
 
-    def _decide(self, claim: Claim, result: RunResult) -> Verdict:
-        """Decides whether a trial whose training or scoring did not succeed FAILS or STAYS_UNFINISHED. If the verdict
-        depends on it, counts the loss in the study, or tries a training with the base recipe."""
-        verdict = verdict_on(result, has_begun_before=_has_begun(claim.folder))
-        if verdict == Verdict.FAILS_IF_LOST_AGAIN:
-            fails = self.study.count_loss(claim) >= MAX_LOSSES
-        elif verdict == Verdict.FAILS_IF_BASE_CAN_BEGIN:
-            fails = self._try_base_recipe(claim, result.reason)
-        else:
-            return verdict
-        return Verdict.FAILS if fails else Verdict.STAYS_UNFINISHED
+    def _fails(self, claim: Claim, result: RunResult) -> bool:
+        """Returns whether a trial whose training or scoring did not succeed fails (`trial_fails`)."""
+        return trial_fails(
+            result,
+            has_begun_before=_has_begun(claim.folder),
+            is_lost_again=lambda: self.study.count_loss(claim) >= MAX_LOSSES,
+            can_base_begin=lambda: self._try_base_recipe(claim, result.reason),
+        )
 
     def _try_base_recipe(self, claim: Claim, reason: str) -> bool:
         """Returns whether a training with the base recipe can begin, although that of the trial ``claim`` could not.
