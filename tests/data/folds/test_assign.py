@@ -22,7 +22,8 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
+from tools.kfold.folds import joined_index, make_folds
+from tools.kfold.write_folds import data_of, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
