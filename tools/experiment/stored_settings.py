@@ -133,7 +133,7 @@ def _defaults_by_name(config: TrainConfig) -> dict[str, Any]:
     return defaults
 
 
-def _may_be_same_file(stored: Any, current: str, *, is_content_compared: bool) -> bool:
+def _may_be_same_file(stored: Any, current: Any, *, is_content_compared: bool) -> bool:
     """Returns whether a path may change from ``stored`` to ``current``: both are one file, or contents are compared."""
     if not isinstance(stored, str) or not os.path.isabs(stored) or not os.path.exists(current):
         return False
