@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
-from utils.machine.resources import check_processes
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import REQUEUE
 from utils.process.launch import Launch, is_eval_rank, read_launch
+from utils.process.process_count import check_processes
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:

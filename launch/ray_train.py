@@ -64,9 +64,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown:
         hint = "" if "--" in argv else "; flags of train.py follow '--'"
         raise UserError(f"{parser.unknown_message(unknown, own_flags)}{hint}")
-    for flag, number, low in (("--cpus", options.cpus, 1), ("--failures", options.failures, 0)):
-        if number < low:
-            raise UserError(f"{flag} {number}: must be at least {low}")
     config = parse_config(TrainConfig, argv[separator + 1 :])
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
@@ -88,9 +85,11 @@ def _parser() -> Parser:
     workers_help = "number of workers, or MIN:MAX for as many as Ray can start (default: %(default)s)"
     failures_help = "restart the workers at most this many times (default: %(default)s)"
     parser.add_argument("--workers", default=1, type=read_workers, help=workers_help)
-    parser.add_argument("--cpus", type=int, default=1, help="CPUs per worker (default: %(default)s)")
+    read_cpus = partial(read_count, flag="--cpus", low=1)
+    parser.add_argument("--cpus", type=read_cpus, default=1, help="CPUs per worker (default: %(default)s)")
     parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="GPUs per worker (default: %(default)s)")
-    parser.add_argument("--failures", type=int, default=3, help=failures_help)
+    read_failures = partial(read_count, flag="--failures", low=0)
+    parser.add_argument("--failures", type=read_failures, default=3, help=failures_help)
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, or a cluster on this machine")
     return parser
 
@@ -122,6 +121,17 @@ def read_workers(text: str) -> int | tuple[int, int]:
     if len(numbers) not in (1, 2) or not 1 <= numbers[0] <= numbers[-1]:
         raise UserError(f"--workers {text}: must be a number, at least 1, or a range such as 1:4")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def read_count(text: str, *, flag: str, low: int) -> int:
+    """Parses a whole number that is at least ``low``."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = low - 1
+    if number < low:
+        raise UserError(f"{flag} {text}: must be a whole number, at least {low}")
+    return number
 
 
 def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:

@@ -25,23 +25,32 @@ def check_losses(full: FullSplit, spec: DatasetSpec, split: str, max_bad: float)
 
 
 def check_objects(loaded: LoadedSplit, settings: IndexSettings) -> None:
-    """Raises UserError if a training split has no object. Logs a warning if another split has none. Skips splits
-    whose losses or missing labels were already reported."""
+    """Raises UserError if a training split has no object. Logs a warning if another split has none, unless the split
+    is read for a check, which makes it an issue."""
+    message = objects_problem(loaded, settings)
+    if not message:
+        return
+    if loaded.split == "train":
+        raise UserError(f"{message}; there is nothing to train on")
+    if not settings.is_check:
+        consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
+        get_logger().warning("%s; nothing can be scored%s", message, consequence)
+
+
+def objects_problem(loaded: LoadedSplit, settings: IndexSettings) -> str:
+    """Returns a message if a split has no object, and "" if it has, or if its losses or missing labels were already
+    reported."""
     full = loaded.full
     index = loaded.used
     if not index.crowd.all() or not full.has_labels or full.has_lost_too_much(settings.max_bad):
-        return
+        return ""
     spec = loaded.spec
     message = f"{spec.source}: '{loaded.split}' has {counted(len(index), 'image')} and no object"
     if spec.classes or spec.class_of:
         message += f" of the class {' or '.join(index.names[:5])}"
     if full.first_label:
         message += f" (first label file: {path_of(full.first_label, spec.root)})"
-    if loaded.split == "train":
-        raise UserError(f"{message}; there is nothing to train on")
-    if not settings.is_check:  # which makes it an issue
-        consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
-        get_logger().warning("%s; nothing can be scored%s", message, consequence)
+    return message
 
 
 def check_backgrounds(loaded: LoadedSplit) -> None:

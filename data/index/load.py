@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from data.index.check_split import check_backgrounds, check_losses, check_objects
+from data.index.check_split import check_backgrounds, check_losses, check_objects, objects_problem
 from data.index.full_split import LoadedSplit
 from data.index.index import DatasetIndex, Scan, digest_of, source_name
 from data.index.index_settings import IndexSettings
@@ -33,6 +33,7 @@ class CheckScan:
     index: DatasetIndex
     scans: tuple[Scan, ...]  # in the order of the images
     refusals: tuple[str, ...]  # messages of `load_index` because of which a run must not use the split
+    objects_problem: str  # message about a split without objects; "" if it has any
 
 
 def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> CheckScan:
@@ -42,7 +43,12 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> Ch
     """
     refusals: list[str] = []
     loaded = _load(spec, split, settings.for_check(refusals))
-    return CheckScan(loaded.used, loaded.full.scans, tuple(refusals))
+    return CheckScan(
+        index=loaded.used,
+        scans=loaded.full.scans,
+        refusals=tuple(refusals),
+        objects_problem=objects_problem(loaded, settings),
+    )
 
 
 def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:

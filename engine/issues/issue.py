@@ -95,6 +95,7 @@ class CheckedSplit:
     index: DatasetIndex
     parts: tuple[Scan, ...] = ()  # the joined data sets, as `DatasetIndex.origins` numbers them; empty: unknown
     refusals: tuple[str, ...] = ()  # messages with which training or scoring refuses the split
+    objects_problem: str = ""  # message about a split without objects; empty if it has any
 
     def box(self, row: int) -> LabelBox:
         """Returns box ``row`` of the split."""

@@ -32,7 +32,8 @@ def open_study(folder: Path) -> SharedStudy:
 
     folder.mkdir(exist_ok=True)
     space = space_of(folder, RANGES)
-    return SharedStudy(SearchConfig(hyp=str(folder / "ranges.yaml"), trials=9), space, StudyLock(folder), steps=3)
+    config = SearchConfig(hyp=str(folder / "ranges.yaml"), trials=9)
+    return SharedStudy(config, space, folder=folder, lock=StudyLock(folder), steps=3)
 
 
 def read_trials(folder: Path) -> list[dict[str, str]]:

@@ -65,8 +65,9 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
         (["--workers", "1:"], "--workers 1:: must be a number, at least 1, or a range such as 1:4"),
         (["--workers=2:1"], "--workers 2:1: must be"),
         (["--workers", "0"], "--workers 0: must be"),
-        (["--cpus", "0"], "--cpus 0: must be at least 1"),
-        (["--failures", "-3"], "--failures -3: must be at least 0"),
+        (["--cpus", "0"], "--cpus 0: must be a whole number, at least 1"),
+        (["--cpus", "2.5"], "--cpus 2.5: must be a whole number, at least 1"),
+        (["--failures", "-3"], "--failures -3: must be a whole number, at least 0"),
     ],
 )
 def test_invalid_flags_are_refused(capsys, flags, message):

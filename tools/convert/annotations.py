@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES, suffix_of, unsupported_content
 from data.labels.clean import MIN_SIDE_PX
 from data.source.folder_splits import split_of
 from data.source.yaml_keys import SPLITS
+from tools.convert.extracted_images import ExtractedImages
 from tools.convert.source_images import SourceImages
+from tools.convert.split_names import split_of_file, split_of_folders
 from utils.errors import UserError, one_line
-from utils.files.safe_io import write_whole
 from utils.strings import counted
 
 
@@ -92,19 +91,37 @@ class Entry:
     is_complete: bool = False
 
 
+class SkippedShapes:
+    """Shapes without an area, which are left out."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()  # by the tool's name of their kind
+        self._first_location = ""
+
+    def add(self, kind: str, location: str) -> None:
+        """Counts a shape. ``kind``: the tool's name for it."""
+        self._first_location = self._first_location or location
+        self._counts[kind] += 1
+
+    def summary(self) -> str:
+        """Returns a message about the shapes; "" if there are none."""
+        if not self._counts:
+            return ""
+        kinds = ", ".join(f"{kind} ({count:,})" for kind, count in self._counts.most_common())
+        return f"left out because they have no area: {kinds}; the first in {self._first_location}"
+
+
 class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
-    def __init__(self, source: Path, extracted: Path) -> None:
-        """``extracted``: folder for images that are stored in annotation files."""
-        self.root = source if source.is_dir() else source.parent
-        self.source_images = SourceImages(self.root)
+    def __init__(self, source_images: SourceImages, extracted: ExtractedImages, *, is_per_image: bool) -> None:
+        """``is_per_image``: whether an annotation file is named after its image. Its name is then that of no split."""
+        self.source_images = source_images
+        self.extracted = extracted
         self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
-        self.skipped: Counter[str] = Counter()  # shapes without an area, by the tool's name of their kind
-        self.first_skipped = ""
-        self.num_unused_embedded = 0  # images embedded in annotation files, without usable labels
-        self._extracted = extracted
+        self.skipped = SkippedShapes()
+        self._is_per_image = is_per_image
         self._images: dict[Path, AnnotatedImage] = {}
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
 
@@ -131,7 +148,7 @@ class Annotations:
                 raise UserError(
                     f"{entry.location}: {path.name} is also labeled in {other_location}; remove one of them"
                 )
-        split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
+        split = split_of(entry.split) or self._split_of_paths(path, entry.file) or "train"
         annotated = self._images.setdefault(path, AnnotatedImage(path, split, entry.location))
         if annotated.split != split:
             raise UserError(
@@ -140,54 +157,31 @@ class Annotations:
             )
         return annotated
 
+    def _split_of_paths(self, image: Path, file: Path) -> str:
+        """Returns the split that a folder of the image or its annotation file is named after, or a file that annotates
+        several images; "" if there is none."""
+        root = self.source_images.root
+        if self._is_per_image:
+            return split_of_folders(image, root) or split_of_folders(file, root)
+        return split_of_folders(image, root) or split_of_file(file, root)
+
     def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
         """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
         box = box._replace(name=box.name.strip())
         check_box(box, location)
         if min(box.x2 - box.x1, box.y2 - box.y1) < MIN_SIDE_PX:
-            return self.skip("box", location)
+            self.skipped.add("box", location)
+            return None
         return box
-
-    def skip(self, kind: str, location: str) -> AnnotatedBox | None:
-        """Counts a shape without an area. Returns None, which represents it in `Entry.boxes`."""
-        self.first_skipped = self.first_skipped or location
-        self.skipped[kind] += 1
-        return None
-
-    def skipped_summary(self) -> str:
-        """Returns a message about the shapes that were skipped; "" if there are none."""
-        if not self.skipped:
-            return ""
-        kinds = ", ".join(f"{kind} ({count:,})" for kind, count in self.skipped.most_common())
-        return f"left out because they have no area: {kinds}; the first in {self.first_skipped}"
-
-    def extract_image(self, content: bytes, name: str, file: Path, row: int) -> Path:
-        """Writes an image that is stored in ``file``, and returns its path: in the folder of the split and, below it,
-        the other folders of ``file``, because several folders may contain a file of one name. ``name``: name of the
-        image in ``file``, or "". Raises UserError if the path exists, or the kind of the image is unknown."""
-        suffix = suffix_of(content) or Path(name).suffix.lower()
-        if suffix not in IMAGE_SUFFIXES:
-            raise UserError(f"{file}: row {row}: {unsupported_content(content) or 'not an image of a known kind'}")
-        split = _split_of_paths(file, file, self.root)
-        folders = [folder for folder in file.parent.relative_to(self.root).parts if folder != split]
-        folder = self._extracted.joinpath(split, *folders)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{file.stem}-{row:06}{suffix}"
-        if path.exists():  # x.parquet and x.PARQUET, or x.parquet and X.parquet on some disks, yield the same name
-            raise UserError(f"{file}: row {row}: the images of another file would have the same names; rename one")
-        write_whole(path, content)
-        return path
 
     def drop_left_out(self) -> None:
         """Drops the images whose shapes were all skipped, once all entries are added: as backgrounds they would teach
-        the model to ignore their objects. Removes those that `extract_image` has written."""
+        the model to ignore their objects."""
         for path, annotated in list(self._images.items()):
             if annotated.boxes or not annotated.has_skipped_shape:
                 continue
             del self._images[path]
-            if path.is_relative_to(self._extracted):
-                path.unlink()
-                self.num_unused_embedded += 1
+            self.extracted.remove(path)
 
     def images_by_split(self) -> dict[str, list[AnnotatedImage]]:
         """Returns the images of each split that has any, sorted by path."""
@@ -199,23 +193,11 @@ class Annotations:
     def num_left_out(self) -> int:
         """Counts the images, below the source and in its files, without usable labels: the annotations say nothing
         about them, or they were dropped."""
-        return len(set(self.source_images.paths) - self._images.keys()) + self.num_unused_embedded
+        return len(set(self.source_images.paths) - self._images.keys()) + self.extracted.num_unused
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""
         return sorted(self.num_objects)
-
-
-def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
-    """Returns the split named by a folder of the image or of the annotation file, or by the annotation file itself;
-    otherwise "train"."""
-    for path in (image, annotations):
-        *folders, name = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
-        for folder in folders:
-            split = split_of(folder)
-            if split:
-                return split
-    return split_of(re.split(r"[-_.]", name.lstrip("_"))[0]) or "train"
 
 
 def bounding_box(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:

@@ -75,7 +75,8 @@ def _box(shape: ElementTree.Element, name: str, location: str, annotations: Anno
     if shape.tag == "cuboid" and shape.get("points") is None:
         return bounding_box(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CUBOID_CORNERS])
     if shape.tag in _WITHOUT_AREA:
-        return annotations.skip(shape.tag, location)
+        annotations.skipped.add(shape.tag, location)
+        return None
     pairs = [pair.partition(",") for pair in shape.get("points", "").split(";") if pair]
     points = [(number(x, location), number(y, location)) for x, _, y in pairs]
     return around_polygon(name, points, shape.tag, location)

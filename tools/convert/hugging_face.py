@@ -68,10 +68,10 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
         location = f"{file}: row {row}"
         columns = _columns(objects, location)
         if columns is None:
-            annotations.num_unused_embedded += 1
+            annotations.extracted.num_unused += 1
             continue
         boxes = _boxes(columns, names, location)
-        path = annotations.extract_image(content, name, file, row)
+        path = annotations.extracted.write(content, name, file, row)
         annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, is_complete=True))
 
 

@@ -88,6 +88,7 @@ def _box(shape: dict[str, Any], location: str, annotations: Annotations) -> Anno
         return around_polygon(name, [(x, y) for x, y in corners], "polygon", location)
     for key, kind in _WITHOUT_AREA.items():
         if key in shape:
-            return annotations.skip(kind, location)
+            annotations.skipped.add(kind, location)
+            return None
     kind = one_line(str(shape.get("annotation_kind")))[:60]
     raise UserError(f"{location}: {kind} of '{one_line(name)}' is stored at a URL, and nothing is downloaded")

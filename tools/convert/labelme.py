@@ -41,7 +41,8 @@ def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | 
     kind = one_line(str(shape.get("shape_type") or "polygon"))[:60]
     points = points_of(shape.get("points"), location)
     if kind in _WITHOUT_AREA:
-        return annotations.skip(kind, location)
+        annotations.skipped.add(kind, location)
+        return None
     if kind == "circle" and len(points) == 2:
         (cx, cy), (x, y) = points
         radius = math.hypot(x - cx, y - cy)

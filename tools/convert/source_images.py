@@ -17,7 +17,7 @@ class SourceImages:
 
     def __init__(self, root: Path) -> None:
         self.paths = list(files_below(root, IMAGE_SUFFIXES))
-        self._root = root
+        self.root = root
         self._names = ImageNames.of_single_names(path.relative_to(root).as_posix() for path in self.paths)
         self._stems = {loose(path.stem) for path in self.paths}
 
@@ -35,7 +35,7 @@ class SourceImages:
             nearest = max(num_shared_folders)
             matches = [path for path, shared in zip(matches, num_shared_folders) if shared == nearest]
         if len(matches) != 1:
-            reason = f"{len(matches)} files below {self._root} fit" if matches else self._not_found(name)
+            reason = f"{len(matches)} files below {self.root} fit" if matches else self._not_found(name)
             image = f"image {one_line(name)[:200]!r}"
             prefix = location if location.endswith(image) else f"{location}: the {image}"
             raise UserError(f"{prefix}: {reason}")
@@ -51,20 +51,20 @@ class SourceImages:
         unread = self._unread_file(name)
         if unread:
             return unread
-        reason = f"not found below {self._root}"
+        reason = f"not found below {self.root}"
         other = self._names.same_stem(name)
         if other:
             return f"{reason}, but {other} is there"
         if self.paths:
-            return f"{reason}, where images have names such as {self.paths[0].relative_to(self._root)}"
+            return f"{reason}, where images have names such as {self.paths[0].relative_to(self.root)}"
         return reason
 
     def _unread_file(self, name: str) -> str:
         """Returns why a file called ``name`` is not among the images; "" if there is no such file."""
         for parts in readings_of(name):
-            for path in sorted(self._root.rglob(glob.escape(parts[-1]))):
+            for path in sorted(self.root.rglob(glob.escape(parts[-1]))):
                 reason = unread_image(path)
-                if not reason and _is_hidden(path, self._root):
+                if not reason and _is_hidden(path, self.root):
                     reason = "hidden; rename it, or its folder, without the leading dot"
                 if reason:
                     return f"{path}: {reason}"

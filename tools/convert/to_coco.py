@@ -16,8 +16,9 @@ from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_ex
 from data.source.open import ARCHIVES
 from tools.convert.annotations import Annotations
 from tools.convert.csv_table import unknown_columns
+from tools.convert.extracted_images import ExtractedImages
 from tools.convert.formats import FORMATS, Format, detect
-from tools.convert.source_images import files_below
+from tools.convert.source_images import SourceImages, files_below
 from tools.convert.write_dataset import WrittenDataset, write_dataset
 from tools.train_line import train_line
 from utils.config.commands import COMMANDS
@@ -46,14 +47,16 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
     if reader.check is not None:
         reader.check(source, files)
     with _all_or_nothing(out.parent, out.stem) as folder:
-        annotations = Annotations(source, extracted=folder / out.stem)
+        root = source if source.is_dir() else source.parent
+        extracted = ExtractedImages(folder / out.stem, root)
+        annotations = Annotations(SourceImages(root), extracted, is_per_image=reader.is_per_image)
         if reader.is_per_image and source.is_dir():
             files = _with_unrecognized(files, source, reader, annotations)
         for file in files:
             reader.read(file, annotations)
         if not annotations.num_objects:
             reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
+            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped.summary())))}")
         annotations.drop_left_out()
         written = write_dataset(annotations, folder, out, max_bad)
     return [
@@ -125,10 +128,11 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
     files_of = detect(source)
     if name != "auto":
         if name not in files_of:
-            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(files_of) or _blank(source)}")
+            hint = _found_hint(files_of) or _blank_hint(source)
+            raise UserError(f"{source}: has no file of {FORMATS[name].title}{hint}")
         return name, files_of[name]
     if len(files_of) > 1:
-        raise UserError(f"{source}: has files of several formats{_instead(files_of)}")
+        raise UserError(f"{source}: has files of several formats{_found_hint(files_of)}")
     if not files_of:
         if _is_dataset(source):
             typed = f"{COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
@@ -143,7 +147,7 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
                 raise UserError(f"{file}: COCO JSON, which {COMMANDS['train'].title} reads as it is; {instead}")
         if source.suffix.lower() == ".json":
             load_json(source, "JSON")  # raises UserError if it is malformed
-        known = f"no format is recognized{_blank(source)}; formats are {', '.join(FORMATS)}"
+        known = f"no format is recognized{_blank_hint(source)}; formats are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")
     return next(iter(files_of.items()))
@@ -160,14 +164,14 @@ def _is_dataset(source: Path) -> bool:
     return True
 
 
-def _instead(files_of: Mapping[str, list[Path]]) -> str:
+def _found_hint(files_of: Mapping[str, list[Path]]) -> str:
     """Returns a hint with the formats that were found; "" if there are none."""
     if not files_of:
         return ""
     return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in files_of.items())}"
 
 
-def _blank(source: Path) -> str:
+def _blank_hint(source: Path) -> str:
     """Returns a hint at files that may be annotations without any content; "" if there are none."""
     suffixes = {suffix for known in FORMATS.values() for suffix in known.suffixes}
     files = files_below(source, suffixes) if source.is_dir() else [source]
@@ -187,8 +191,9 @@ def _table(title: str, annotations: Annotations, written: WrittenDataset, out: P
     groups = sum(box.crowd for annotated in used for box in annotated.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
-    if annotations.skipped:
-        lines.append(annotations.skipped_summary())
+    skipped = annotations.skipped.summary()
+    if skipped:
+        lines.append(skipped)
     backgrounds = sum(not annotated.boxes for annotated in used)
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")

@@ -44,7 +44,8 @@ def _boxes(region: dict[str, Any], location: str, annotations: Annotations) -> l
         raise UserError(f"{location}: has no tag, and so no class")
     kind = str(region.get("type") or "").lower()
     if kind in _WITHOUT_AREA:
-        return [annotations.skip(kind, location)]
+        annotations.skipped.add(kind, location)
+        return [None]
     sides = check(region.get("boundingBox"), dict, location)
     xywh = numbers(sides, ("left", "top", "width", "height"), location)
     return [AnnotatedBox.of_xywh(name_of(tag, f"{location}: tags"), *xywh) for tag in tags]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.run.new_folder import check_run_dir
@@ -53,13 +54,14 @@ class ContinuedFolder:
 
         Args:
             settings_name: file name of the stored settings.
-            outputs: names of the files and folders that the work writes before its first training.
+            outputs: names, or glob patterns of names, of all files and folders that the work writes, besides the
+                settings, before its first training has saved anything.
         """
         self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
         self._config = config
         self._settings_file = self.path / settings_name
-        self._outputs = [self.path / name for name in outputs]
+        self._outputs = outputs
         self._was_started_here = False
 
     def lock_or_fail(self) -> FileLock:
@@ -79,7 +81,7 @@ class ContinuedFolder:
         if self._settings_file.exists():
             settings.check_unchanged()
             return
-        self._was_started_here = not any(path.exists() for path in self._outputs)  # else the settings have been lost
+        self._was_started_here = not self._existing_outputs()  # else the settings have been lost
         settings.store()
 
     def remove_if_untrained(self) -> None:
@@ -88,9 +90,12 @@ class ContinuedFolder:
         has_trained = any(path.name in ("last.pt", "results.csv") for path in self.path.rglob("*"))
         if has_trained or not self._was_started_here:
             return
-        for path in self._outputs:
+        for path in self._existing_outputs():
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         self._settings_file.unlink(missing_ok=True)
+
+    def _existing_outputs(self) -> list[Path]:
+        return [path for pattern in self._outputs for path in self.path.glob(pattern)]

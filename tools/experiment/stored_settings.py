@@ -79,25 +79,24 @@ class StoredSettings:
         if change:
             raise UserError(f"{folder}: {change}, or choose another --name")
 
-    def _value_difference(self, values: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-        """Describes the first difference from the stored ``values``; "" if there is none. A file may have moved if its
-        content, or that of the data, is compared by ``digests``, the stored ones."""
-        compared_contents = digests.keys() & self._digests.keys()
+    def _value_difference(self, stored_values: Mapping[str, Any], stored_digests: Mapping[str, str]) -> str:
+        """Describes the first difference from the stored values; "" if there is none. A file may have moved if its
+        content, or that of the data, is compared by a digest."""
+        compared_contents = stored_digests.keys() & self._digests.keys()
         if not compared_contents.isdisjoint(self._data_digests):
             compared_contents.add("data")
-        defaults = {field.name: default_of(field) for field in dataclasses.fields(self._config)}
-        recipe_defaults = {value_name(field.name): default_of(field) for field in dataclasses.fields(Hyperparameters)}
+        settings = dataclasses.asdict(self._config)
+        defaults = _defaults_by_name(self._config)
         paths = names_with(type(self._config), is_path=True)
-        for name in dict.fromkeys([*values, *self._values]):
-            default = defaults.get(name, recipe_defaults.get(name))
-            before = values.get(name, default)
-            now: Any = self._values.get(name, default)
-            if before == now:
-                continue
-            if name in paths and isinstance(before, str) and _may_be_same_file(name, before, now, compared_contents):
-                continue
-            shown_name = flag_name(name) if name in defaults else name
-            return f"{shown_name} {_shown(before)}, not {_shown(now)}"
+        for name in dict.fromkeys([*stored_values, *self._values]):
+            stored = stored_values.get(name, defaults.get(name))
+            current = self._values.get(name, defaults.get(name))
+            is_same = stored == current
+            if not is_same and name in paths:
+                is_same = _may_be_same_file(stored, current, is_content_compared=name in compared_contents)
+            if not is_same:
+                shown_name = flag_name(name) if name in settings else name
+                return f"{shown_name} {_shown(stored)}, not {_shown(current)}"
         return ""
 
     def _digest_difference(self, digests: Mapping[str, str]) -> str:
@@ -126,11 +125,19 @@ def value_name(hyperparameter: str) -> str:
     return f"hyper-parameter {hyperparameter}"
 
 
-def _may_be_same_file(name: str, before: str, now: str, compared_contents: Collection[str]) -> bool:
-    """Returns whether a path may change from ``before`` to ``now``: both are one file, or contents are compared."""
-    if not os.path.isabs(before) or not os.path.exists(now):
+def _defaults_by_name(config: TrainConfig) -> dict[str, Any]:
+    """Returns the defaults of settings and hyper-parameters, by the names of their values."""
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
+    for field in dataclasses.fields(Hyperparameters):
+        defaults[value_name(field.name)] = default_of(field)
+    return defaults
+
+
+def _may_be_same_file(stored: Any, current: Any, *, is_content_compared: bool) -> bool:
+    """Returns whether a path may change from ``stored`` to ``current``: both are one file, or contents are compared."""
+    if not isinstance(stored, str) or not os.path.isabs(stored) or not os.path.exists(current):
         return False
-    return name in compared_contents or (os.path.exists(before) and os.path.samefile(before, now))
+    return is_content_compared or (os.path.exists(stored) and os.path.samefile(stored, current))
 
 
 def _shown(value: Any) -> Any:

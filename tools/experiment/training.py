@@ -64,7 +64,7 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
     reports = EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
-    result = repeat_if_lost(partial(_run_process, config, folder, signals, reports), str(folder))
+    result = retry_if_lost(partial(_run_process, config, folder, signals, reports), str(folder))
     if result.outcome == Outcome.LOST:
         reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
         return dataclasses.replace(result, reason=reason)
@@ -91,13 +91,13 @@ def can_begin(config: TrainConfig, scratch: Path) -> bool:
             return child.has_begun
 
 
-def repeat_if_lost(run: Callable[[], RunResult], subject: str) -> RunResult:
+def retry_if_lost(run: Callable[[], RunResult], name: str) -> RunResult:
     """Calls ``run``, which runs a process, and returns its result. If the process is lost (`Outcome.LOST`), calls
-    ``run`` once more, `RETRY_S` later. ``subject``: begins the log line about that."""
+    ``run`` once more, `RETRY_S` later. ``name``: what ``run`` does, for the log."""
     result = run()
     if result.outcome != Outcome.LOST:
         return result
-    get_logger().warning("%s: %s; trying again in %.0f s", subject, result.reason, RETRY_S)
+    get_logger().warning("%s: %s; trying again in %.0f s", name, result.reason, RETRY_S)
     time.sleep(RETRY_S)
     return run()
 

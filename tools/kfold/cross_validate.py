@@ -14,9 +14,10 @@ from tools.experiment.experiment import open_experiment
 from tools.experiment.folder import KFOLD_YAML
 from tools.experiment.stored_settings import recipe_values
 from tools.experiment.training import train, train_config
-from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
+from tools.kfold.folds import make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold, read_if_scored
+from tools.kfold.write_folds import FOLD_OUTPUTS, data_of
 from utils.child import RunFailed, RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
@@ -41,7 +42,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     errors of `cross_validate`.
     """
     log = get_logger()
-    experiment = open_experiment(config, KFOLD_YAML, [FOLDS_CSV])
+    experiment = open_experiment(config, KFOLD_YAML, [FOLD_OUTPUTS])
     folder = experiment.folder
     fitness = experiment.fitness
     with folder.lock_or_fail():

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from collections.abc import Callable
 
 from utils.child import RunResult
 from utils.process.outcome import Cause, Outcome
 
 
-class Verdict(Enum):
-    """The verdict on a trial: it fails, or stays unfinished, so that another process of the search continues it."""
+def trial_fails(
+    result: RunResult, *, has_begun_before: bool, is_lost_again: Callable[[], bool], can_base_begin: Callable[[], bool]
+) -> bool:
+    """Returns whether a trial fails. Otherwise it stays unfinished, because what has ended it would end the others,
+    too; another process of the search continues it.
 
-    FAILS = auto()
-    FAILS_IF_LOST_AGAIN = auto()  # after the same step, by another process of the search
-    FAILS_IF_BASE_CAN_BEGIN = auto()  # a training with the base recipe, at this moment
-    STAYS_UNFINISHED = auto()  # what has ended the trial would end the others, too
-
-
-def verdict_on(result: RunResult, *, has_begun_before: bool) -> Verdict:
-    """Decides by outcome and cause whether a trial fails.
-
-    | outcome | cause | begun now | begun before | verdict |
+    | outcome | cause | begun now | begun before | the trial fails |
     | --- | --- | --- | --- | --- |
-    | FAILED | | | | FAILS |
-    | LOST | MEMORY | yes | | FAILS |
-    | LOST | LOST_PROCESS | yes | | FAILS_IF_LOST_AGAIN |
-    | REFUSED | MACHINE | | | STAYS_UNFINISHED |
-    | REFUSED, LOST | any other | no | yes | STAYS_UNFINISHED |
-    | REFUSED, LOST | any other | no | no | FAILS_IF_BASE_CAN_BEGIN |
+    | FAILED | | | | yes |
+    | LOST | MEMORY | yes | | yes |
+    | LOST | LOST_PROCESS | yes | | if ``is_lost_again()`` |
+    | REFUSED | MACHINE | | | no |
+    | REFUSED, LOST | any other | no | yes | no |
+    | REFUSED, LOST | any other | no | no | if ``can_base_begin()`` |
 
     Args:
         result: result of the training or scoring ("begun now": `RunResult.has_begun`). A lost one was tried twice.
         has_begun_before: whether any training of the trial has ever begun, also in another process of the search.
+        is_lost_again: records that this process has lost the trial, and returns whether another one has, too, after the
+            same step.
+        can_base_begin: tries whether a training with the base recipe can begin at this moment.
     """
     if result.outcome == Outcome.FAILED:
-        return Verdict.FAILS
+        return True
     if result.outcome == Outcome.LOST and result.has_begun:
-        return Verdict.FAILS if result.cause == Cause.MEMORY else Verdict.FAILS_IF_LOST_AGAIN
+        return result.cause == Cause.MEMORY or is_lost_again()
     if result.cause == Cause.MACHINE or has_begun_before:
-        return Verdict.STAYS_UNFINISHED
-    return Verdict.FAILS_IF_BASE_CAN_BEGIN
+        return False
+    return can_base_begin()

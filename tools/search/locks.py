@@ -44,7 +44,7 @@ class StudyLock(JournalFileOpenLock):
     def __init__(self, folder: Path) -> None:
         """``folder``: that of the search."""
         super().__init__(str(folder / _STUDY_LOCK))
-        self.folder = folder
+        self._journal = folder / JOURNAL_LOG
         self._file_lock = FileLock(folder / _STUDY_LOCK)
         self._depth = 0  # how many times this process has acquired the lock
 
@@ -55,7 +55,7 @@ class StudyLock(JournalFileOpenLock):
             if holder:
                 self._file_lock.wait("another process of this search")
         self._depth += 1
-        _remove_incomplete_line(self.folder / JOURNAL_LOG)
+        _remove_incomplete_line(self._journal)
         return True
 
     def release(self) -> None:
@@ -93,10 +93,10 @@ def lock_trial(folder: Path) -> FileLock | None:
     return None if holder else lock
 
 
-def has_running_trial(study_lock: StudyLock) -> bool:
-    """Returns whether any process is running a trial of the search. Takes each trial's lock for a moment, so the caller
-    holds ``study_lock``, under which processes claim trials."""
-    for path in study_lock.folder.glob(f"{TRIALS_FOLDER}/*/{_TRIAL_LOCK}"):
+def has_running_trial(folder: Path) -> bool:
+    """Returns whether any process is running a trial of the search in ``folder``. Takes each trial's lock for a moment,
+    so the caller holds the `StudyLock`, under which processes claim trials."""
+    for path in folder.glob(f"{TRIALS_FOLDER}/*/{_TRIAL_LOCK}"):
         with FileLock(path) as lock:
             holder = lock.acquire()
             if holder:

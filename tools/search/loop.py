@@ -16,8 +16,9 @@ from tools.experiment.experiment import Experiment, open_experiment
 from tools.experiment.folder import SEARCH_YAML, ContinuedFolder
 from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
-from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
-from tools.search.failures import Verdict, verdict_on
+from tools.kfold.folds import make_folds
+from tools.kfold.write_folds import FOLD_OUTPUTS, data_of
+from tools.search.failures import trial_fails
 from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_running_trial, single_process_without_locks
 from tools.search.ranges import Scalar, Space, values_text
 from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
@@ -48,14 +49,14 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
+    experiment = open_experiment(config, SEARCH_YAML, [FOLD_OUTPUTS, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
     folder = experiment.folder
     lock = StudyLock(folder.path)
     with single_process_without_locks(folder.path):
         try:
             study, claim = _join(config, space, experiment, lock)
-            worker = _Worker(config=config, space=space, study=study, experiment=experiment, signals=signals)
-            failure = worker.run_trials(claim)
+            runner = _TrialRunner(config=config, space=space, study=study, experiment=experiment, signals=signals)
+            failure = runner.run_trials(claim)
         except UserError:
             _remove_if_untrained(folder, lock)
             raise
@@ -72,16 +73,17 @@ def _join(
     processes that this one takes part."""
     with lock:
         experiment.store_or_verify_settings(space.to_dict())
-        study = SharedStudy(config, space, lock, steps=config.folds or config.epochs)
+        folder = experiment.folder.path
+        study = SharedStudy(config, space, folder=folder, lock=lock, steps=config.folds or config.epochs)
         if config.folds:
-            make_folds(config, experiment.spec, lock.folder, experiment.fitness)
+            make_folds(config, experiment.spec, folder, experiment.fitness)
         return study, study.claim()
 
 
 def _remove_if_untrained(folder: ContinuedFolder, lock: StudyLock) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
     with lock:
-        if not has_running_trial(lock):
+        if not has_running_trial(folder.path):
             folder.remove_if_untrained()
 
 
@@ -107,8 +109,8 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
 
 
 @dataclass(frozen=True)
-class _Worker:
-    """This process, one of those that run the trials of a search."""
+class _TrialRunner:
+    """Runs trials in this process, one of those that share a search."""
 
     config: SearchConfig
     space: Space
@@ -149,14 +151,14 @@ class _Worker:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the trial stays unfinished (`verdict_on`), and `Stopped` after a signal. Another process
+        Raises `RunFailed` if the trial stays unfinished (`trial_fails`), and `Stopped` after a signal. Another process
         of the search then continues the trial.
         """
         config = self._write_recipe(claim.folder / HYP_YAML, claim.values)
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
-            if self._decide(claim, error.result) == Verdict.STAYS_UNFINISHED:
+            if not self._fails(claim, error.result):
                 raise
             outcome = TrialOutcome.failed(error.result.reason)
         self.study.finish(claim, outcome)
@@ -199,17 +201,14 @@ class _Worker:
                 return TrialOutcome.scored(fitness, is_pruned=True)
         return TrialOutcome.scored(fitness)
 
-    def _decide(self, claim: Claim, result: RunResult) -> Verdict:
-        """Decides whether a trial whose training or scoring did not succeed FAILS or STAYS_UNFINISHED. If the verdict
-        depends on it, counts the loss in the study, or tries a training with the base recipe."""
-        verdict = verdict_on(result, has_begun_before=_has_begun(claim.folder))
-        if verdict == Verdict.FAILS_IF_LOST_AGAIN:
-            fails = self.study.count_loss(claim) >= MAX_LOSSES
-        elif verdict == Verdict.FAILS_IF_BASE_CAN_BEGIN:
-            fails = self._try_base_recipe(claim, result.reason)
-        else:
-            return verdict
-        return Verdict.FAILS if fails else Verdict.STAYS_UNFINISHED
+    def _fails(self, claim: Claim, result: RunResult) -> bool:
+        """Returns whether a trial whose training or scoring did not succeed fails (`trial_fails`)."""
+        return trial_fails(
+            result,
+            has_begun_before=_has_begun(claim.folder),
+            is_lost_again=lambda: self.study.count_loss(claim) >= MAX_LOSSES,
+            can_base_begin=lambda: self._try_base_recipe(claim, result.reason),
+        )
 
     def _try_base_recipe(self, claim: Claim, reason: str) -> bool:
         """Returns whether a training with the base recipe can begin, although that of the trial ``claim`` could not.

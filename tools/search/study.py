@@ -76,19 +76,23 @@ class TrialOutcome:
 class SharedStudy:
     """The study in a folder, which processes share."""
 
-    def __init__(self, config: SearchConfig, space: Space, lock: StudyLock, *, steps: int) -> None:
-        """Opens the study in the folder of ``lock``, or creates it.
+    def __init__(self, config: SearchConfig, space: Space, *, folder: Path, lock: StudyLock, steps: int) -> None:
+        """Opens the study in ``folder``, or creates it.
 
-        ``steps``: number of epochs or folds after which a trial reports its fitness. Raises UserError if the journal is
-        damaged.
+        Args:
+            lock: the lock of this folder.
+            steps: number of epochs or folds after which a trial reports its fitness.
+
+        Raises UserError if the journal is damaged.
         """
         self._config = config
         self._space = space
+        self._folder = folder
         self._lock = lock
-        journal = lock.folder / JOURNAL_LOG
+        journal = folder / JOURNAL_LOG
         with lock:
             try:
-                self.study = _open_study(lock, _Sampler(config.seed), _pruner(config, steps))
+                self.study = _open_study(journal, lock, _Sampler(config.seed), _pruner(config, steps))
                 _check_trials(self.trials())
             except _MALFORMED as error:
                 message = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
@@ -105,7 +109,7 @@ class SharedStudy:
 
     def folder_of(self, number: int) -> Path:
         """Returns the folder of a trial."""
-        return self._lock.folder / TRIALS_FOLDER / f"{number:04}"
+        return self._folder / TRIALS_FOLDER / f"{number:04}"
 
     def claim(self) -> Claim | None:
         """Claims an interrupted trial or, if there is none, a new one; returns None if none is left."""
@@ -188,14 +192,14 @@ class SharedStudy:
 
 
 def _open_study(
-    lock: StudyLock, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner
+    journal: Path, lock: StudyLock, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner
 ) -> optuna.Study:
-    """Opens the journal of a search, or creates it. Raises one of `_MALFORMED` if the file is damaged."""
+    """Opens ``journal``, or creates it. Raises one of `_MALFORMED` if the file is damaged."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna")
     return optuna.create_study(
         study_name="search",
-        storage=JournalStorage(JournalFileBackend(str(lock.folder / JOURNAL_LOG), lock)),
+        storage=JournalStorage(JournalFileBackend(str(journal), lock)),
         direction="maximize",
         load_if_exists=True,
         sampler=sampler,

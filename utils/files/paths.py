@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 
 
 def normal_path(path: str | os.PathLike) -> Path:
@@ -57,7 +57,7 @@ def check_output_folder(folder: Path) -> None:
     """Raises UserError unless ``folder`` exists or can be created, and can be written. For use before long work, since
     the system refuses some folders only when they are written."""
     folder = folder.absolute()
-    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    existing = next(path for path in (folder, *folder.parents) if _exists(path))
     if not existing.is_dir():
         raise UserError(f"{existing}: is not a folder; choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -66,6 +66,18 @@ def check_output_folder(folder: Path) -> None:
 
 def check_new_path(path: Path) -> None:
     """Raises UserError unless ``path`` does not exist and can be created (`check_output_folder`)."""
-    if os.path.lexists(path):
+    if _exists(path):
         raise UserError(f"{path}: exists; remove it, or choose another name")
     check_output_folder(path.absolute().parent)
+
+
+def _exists(path: Path) -> bool:
+    """Returns whether there is a file, a folder or a link at ``path``. Raises UserError if the system cannot tell, such
+    as for too long a name."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"{path}: {os_reason(error)}; choose another name") from None
+    return True

@@ -152,7 +152,8 @@ def test_another_split_without_objects_is_an_issue(data, capsys):
     for name in ("val/0", "val/1"):
         data.write(name, "")
     (issue,) = issues_of(capsys, data)
-    assert issue == {"kind": NO_OBJECTS, "split": "val", "text": "2 images and no object"}
+    problem = f"'val' has 2 images and no object (first label file: {data.root / 'labels/val/0.txt'})"
+    assert issue == {"kind": NO_OBJECTS, "split": "val", "text": f"{data.yaml}: {problem}"}
     assert "warning: " not in check(capsys, data.yaml, "--noplots")[1]
     shutil.rmtree(data.root / "labels/val")  # training refuses the split
     assert NO_OBJECTS not in {issue["kind"] for issue in issues_of(capsys, data)}

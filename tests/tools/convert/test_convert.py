@@ -80,6 +80,19 @@ def test_splits_of_one_folder_become_lists(images, tmp_path):
     assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
 
 
+@pytest.mark.parametrize("write", [write_labelme, write_kitti])
+def test_the_name_of_an_image_is_no_split(write, images, tmp_path):
+    """Only the names of folders, and of files that annotate many images, say which split an image is in."""
+    write(images)
+    for path in sorted(images.rglob("*.*")):
+        if path.suffix == ".json":
+            path.write_text(path.read_text().replace('"imagePath": "', '"imagePath": "test_'))
+        path.rename(path.with_name(f"test_{path.name}"))
+    lines = convert(images, tmp_path / "out.json")
+    assert lines[0].endswith(": train 3 images")
+    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
 def test_an_image_is_in_one_split(images, tmp_path):
     """Otherwise it would be in both, with a part of its labels in each."""
     header = "filename,width,height,class,xmin,ymin,xmax,ymax\n"

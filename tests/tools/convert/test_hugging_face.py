@@ -130,7 +130,7 @@ def test_a_full_disk_is_no_damage_of_the_parquet_file(images, tmp_path, monkeypa
     def fill(path, content):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("tools.convert.annotations.write_whole", fill)
+    monkeypatch.setattr("tools.convert.extracted_images.write_whole", fill)
     with pytest.raises(OSError, match="No space left on device"):
         convert(images, tmp_path / "out.json")
     assert not list(tmp_path.glob("*out*"))

@@ -18,7 +18,8 @@ from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.data.folds.eighteen_images import write_eighteen_images
-from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
+from tools.kfold.folds import joined_index, make_folds
+from tools.kfold.write_folds import data_of, write_folds
 from utils.config.search_settings import KfoldConfig
 
 

@@ -14,7 +14,8 @@ from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.three_formats import write_three_formats
-from tools.kfold.folds import data_of, make_folds
+from tools.kfold.folds import make_folds
+from tools.kfold.write_folds import data_of
 from utils.config.search_settings import KfoldConfig
 
 NAMES = ["cat", "dog"]

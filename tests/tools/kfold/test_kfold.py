@@ -27,6 +27,7 @@ from tools.kfold.__main__ import main
 from tools.kfold.score_fold import validation_of
 from tools.kfold.scores import ScoredFold, format_folds, join_folds, read_fold
 from tools.shard.write_shards import write_set
+from utils.child import RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
@@ -203,6 +204,19 @@ def test_settings_may_change_while_nothing_has_been_trained(root_and_flags, tmp_
     for absent in ("tiny2.yaml", "tiny3.yaml"):
         line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--model", str(tmp_path / absent))
         assert absent in line
+
+
+def test_a_refused_cross_validation_leaves_no_files_of_folds(root_and_flags, tmp_path, capsys, monkeypatch):
+    _, flags = root_and_flags
+    flags = [*flags, "--project", str(tmp_path), "--name", "folds"]
+
+    def refuse(config, folder, signals):
+        (folder / "errors.txt").touch()
+        return RunResult.of(2, {"error": "--device 3: no such GPU"})
+
+    monkeypatch.setattr("tools.kfold.cross_validate.train", refuse)
+    assert "no such GPU" in error_of(capsys, main, *flags)
+    assert [path.name for path in (tmp_path / "folds").iterdir()] == [".folder.lock"]
 
 
 def test_an_image_whose_name_has_a_newline_is_refused(tmp_path, capsys, root_and_flags):

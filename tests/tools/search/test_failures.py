@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import pytest
 
-from tools.search.failures import Verdict, verdict_on
+from tools.search.failures import trial_fails
 from utils.child import RunResult
 
-FAILS = Verdict.FAILS
-IF_LOST_AGAIN = Verdict.FAILS_IF_LOST_AGAIN
-IF_BASE_CAN_BEGIN = Verdict.FAILS_IF_BASE_CAN_BEGIN
-UNFINISHED = Verdict.STAYS_UNFINISHED
+# Whether a trial fails that is not, or is, lost again (first two, last two), if the base recipe cannot, or can, begin.
+FAILS = [True, True, True, True]
+IF_LOST_AGAIN = [False, False, True, True]
+IF_BASE_CAN_BEGIN = [False, True, False, True]
+UNFINISHED = [False, False, False, False]
+
+
+def verdicts_on(result: RunResult, *, has_begun_before: bool) -> list[bool]:
+    return [
+        trial_fails(
+            result,
+            has_begun_before=has_begun_before,
+            is_lost_again=partial(bool, is_lost_again),
+            can_base_begin=partial(bool, can_base_begin),
+        )
+        for is_lost_again in (False, True)
+        for can_base_begin in (False, True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +49,6 @@ def test_a_trial_fails_only_by_what_may_be_its_own_fault(code, cause, never_bega
     values = {} if cause is None else {"error": "line", "cause": cause}
     not_now = RunResult.of(code, values)
     now = RunResult.of(code, values | {"begun": True})
-    assert verdict_on(not_now, has_begun_before=False) == never_began
-    assert verdict_on(not_now, has_begun_before=True) == began_before
-    assert verdict_on(now, has_begun_before=True) == began_now
+    assert verdicts_on(not_now, has_begun_before=False) == never_began
+    assert verdicts_on(not_now, has_begun_before=True) == began_before
+    assert verdicts_on(now, has_begun_before=True) == began_now

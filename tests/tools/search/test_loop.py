@@ -137,6 +137,7 @@ def test_folds_need_no_validation_split(root_and_flags, tmp_path, child, capsys)
     flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
     child(2, error="--device 3: no such GPU", cause="machine")
     assert "no such GPU" in error_of(capsys, main, *flags, "--folds", "2")
+    assert not [path for path in (tmp_path / "exp").iterdir() if not path.name.startswith(".")]
     assert "'val'" in error_of(capsys, main, *flags)
 
 

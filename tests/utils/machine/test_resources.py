@@ -1,5 +1,5 @@
 """Freed memory is reused without page faults, unless the user has configured the allocator; the memory that control
-groups leave; and how many processes may be started."""
+groups leave; and a shortage of space."""
 
 import os
 import platform
@@ -10,8 +10,7 @@ import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
-from utils.machine import resources
-from utils.machine.resources import available_memory, check_processes, check_space
+from utils.machine.resources import available_memory, check_space
 
 PROGRAM = """
 import resource
@@ -82,38 +81,6 @@ def test_the_least_that_the_system_and_any_control_group_leave_is_available(tmp_
 
 def test_without_any_of_these_files_memory_is_unknown(tmp_path):
     assert available_memory(tmp_path) == sys.maxsize
-
-
-@pytest.fixture
-def small_machine(monkeypatch) -> None:
-    """Four cores, memory for eight processes, and no GPU."""
-    monkeypatch.setattr(resources, "available_cores", lambda: 4)
-    monkeypatch.setattr(resources, "available_memory", lambda: 8 * resources.PROCESS_BYTES)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.mark.usefixtures("small_machine")
-@pytest.mark.parametrize(
-    ("count", "device", "threads", "files", "message"),
-    [
-        (4, "cpu", 0, [], ""),
-        (5, "cpu", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they are to share cores"),
-        (5, "", 0, [], "5 processes on 4 CPU cores; start at most 4, or add --threads 1 if they are to share cores"),
-        (5, "", None, [], "5 processes on 4 CPU cores; start at most 4"),  # val.py
-        (5, "", 0, ["nvidia0"], ""),
-        (5, "cpu", 0, ["nvidia0"], "5 processes on 4 CPU cores; ..."),
-        (8, "cpu", 1, [], ""),
-        (9, "cpu", 1, [], "9 processes need about 5.4 GB before the first batch, and 4.8 GB are free; start at most 8"),
-        (9, "0", 0, ["nvidia0"], "9 processes need about 5.4 GB ..."),
-    ],
-)
-def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, count, device, threads, files, message):
-    monkeypatch.setattr(os, "listdir", lambda _: ["null", *files])
-    if not message:
-        check_processes(count, device, threads=threads)
-        return
-    with refused(f"--spawn {count}: {message}"):
-        check_processes(count, device, threads=threads)
 
 
 def test_a_shortage_of_space_names_the_limit_and_not_only_what_is_free():

@@ -14,7 +14,6 @@ from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, NOT_CHECKED, REFUSED
 from utils.errors import UserError
-from utils.strings import counted
 
 
 def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
@@ -57,15 +56,21 @@ def without_objects(splits: Iterable[CheckedSplit]) -> list[Issue]:
     """Returns an issue for each split other than train that has no objects; for train, this is a refusal. Splits that
     are refused, as those that have lost their objects, are left out."""
     return [
-        Issue(NO_OBJECTS, f"{counted(len(split.index), 'image')} and no object", split.name)
+        Issue(NO_OBJECTS, split.objects_problem, split.name)
         for split in splits
-        if split.index.crowd.all() and not split.refusals
+        if split.objects_problem and not split.refusals
     ]
 
 
 def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
     scanned = scan_for_check(spec, split, IndexSettings(workers=workers))
-    return CheckedSplit(split, scanned.index, scanned.scans, scanned.refusals)
+    return CheckedSplit(
+        name=split,
+        index=scanned.index,
+        parts=scanned.scans,
+        refusals=scanned.refusals,
+        objects_problem=scanned.objects_problem,
+    )
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
