@@ -357,7 +357,7 @@ def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted)
 
 
 _INTERRUPTED = """
-import signal, sys, time
+import multiprocessing, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
@@ -376,7 +376,7 @@ if __name__ == "__main__":
     try:
         for i, batch in enumerate(loader):
             if i == 3:
-                print(*(w.pid for w in loader._iterator._workers), flush=True)
+                print(*(w.pid for w in multiprocessing.active_children()), flush=True)
             time.sleep(0.01)
     except KeyboardInterrupt:
         raise SystemExit(7)
@@ -410,10 +410,12 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
 
 
 def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
+    gc.collect()  # what earlier tests have left
     loader = open_loader(workers=2)
     stream = iter(loader)
     first = list(islice(stream, 2))  # one of each worker: both have begun
-    workers = [w.pid for w in loader._iterator._workers]
+    workers = [w.pid for w in multiprocessing.active_children()]
+    assert len(workers) == 2
     subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
     first += islice(stream, 8)
     for a, b in zip(first, open_loader()):
