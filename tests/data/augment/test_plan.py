@@ -13,7 +13,6 @@ from data.augment import plan as plan_module
 from data.augment.augmentation import SharedColumns
 from data.augment.labels import MAX_ASPECT, is_worth_keeping, transform_labels
 from data.augment.mosaic import Mosaic, PartnerPool
-from data.augment.placement import place_patches
 from data.augment.projection import are_axis_aligned, project_boxes, project_points
 from data.augment.transforms import ColorJitter, color_matrices
 from tests.helpers.synthetic_index import draw_plan, draw_plans
@@ -229,19 +228,6 @@ def test_snapping_moves_edges_by_half_a_pixel_at_most():
             points = np.array([[x1, y1], [x2, y2]], float)
             difference = np.abs(project_points(a.matrix, points) - project_points(b.matrix, points))
             assert difference.max() <= 0.5 + 1e-6
-
-
-def test_a_patch_is_cropped_to_its_visible_pixels_before_its_edges_move():
-    """The numbers are those of the example in data/augment/placement.py, along both axes."""
-    outer = np.array([[[0.5, 0, -10.3], [0, 0.5, -10.3], [0, 0, 1]]])
-    side = np.full((1, 2), 101)
-    placed = place_patches(
-        side, corners=np.zeros((1, 2)), sizes=side, frame_wh=side, outer=outer, canvas_wh=np.full((1, 2), 30.0)
-    )
-    assert placed.region.tolist() == [[20, 20, 81, 81]]
-    edges = project_points(placed.matrix[0], np.array([[20.0, 20.0], [81.0, 81.0]]))
-    np.testing.assert_allclose(edges, [[0, 0], [30, 30]], atol=1e-12)
-    assert placed.matrix[0, 0, 0] == pytest.approx(30 / 61)
 
 
 @pytest.mark.parametrize("perspective", [0.001, 0.01])
