@@ -291,8 +291,13 @@ def test_the_garbage_collection_of_a_loader_closes_no_descriptor_twice(open_load
     loader = open_loader(training=False, batch_size=22, squares=True, workers=3)
     batches = iter(loader)
     next(batches)
-    loader._iterator.owner = loader
+    loader.owner = loader
+    # A collection finalizes objects in the order in which the previous one reached them: the connections come first.
+    connections = [item for item in gc.get_objects() if isinstance(item, Connection)]
+    owners = [loader, batches]
     del loader, batches
+    gc.collect()
+    del connections, owners
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
