@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.signal_handling import _remove_worker_pids
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.index.index import DatasetIndex
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.shared_memory import BatchSlots, open_slots
 from data.loading.worker import RequestDataset, init_worker, render_batch
+from data.loading.worker_iterator import WorkerIterator
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels, Samples
 from data.samples.sample_weights import image_weights, inverse_frequency_weights
@@ -29,7 +28,6 @@ from utils.errors import UserError
 from utils.process.limits import DISK_FULL
 
 PREFETCHED_BATCHES = 2  # per worker
-PIN_THREAD_PATIENCE_S = 5.0  # longest wait for torch's pin-memory thread to end
 RESERVED_BATCHES = 4  # slots for batches that the parent is still using
 # Errors of sem_open(3), which creates the semaphores of the workers' queues, if /dev/shm cannot be used.
 _NO_SEMAPHORES = frozenset((*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS))
@@ -59,41 +57,6 @@ class WorkerSettings:
     workers: int = 0  # number of processes; 0 to render in this process
     pin_memory: bool = False
     make_batch: Callable[[BatchRequest], Any] | None = None  # picklable, runs in the workers; None for `render_batch`
-
-
-class _Workers(_MultiProcessingDataLoaderIter):
-    """Torch's iterator and its workers, which also end if one of them fails to start or nobody closes the loader."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self._owner = os.getpid()
-        try:
-            super().__init__(loader)
-        except BaseException:
-            self._shutdown = True  # torch's destructor would use attributes that its constructor has not set yet
-            self._kill()
-            raise
-
-    def __del__(self) -> None:
-        """Ends the workers of a loader that nobody has closed.
-
-        Torch's destructor would use their queues and sentinels. If a reference cycle was garbage-collected, these may
-        already be finalized, and it would write to and close descriptors that belong to other objects by then.
-        """
-        if self._shutdown or os.getpid() != self._owner:  # a forked process inherits the iterator, not the workers
-            return
-        self._shutdown = True
-        _remove_worker_pids(id(self))  # torch would raise an error about workers that are killed
-        if hasattr(self, "_pin_memory_thread"):
-            self._pin_memory_thread_done_event.set()
-            self._worker_result_queue.put((None, None))  # wakes the thread, which keeps this queue alive
-            self._pin_memory_thread.join(PIN_THREAD_PATIENCE_S)
-        self._kill()
-
-    def _kill(self) -> None:
-        """Ends the workers that were started, without using any descriptor."""
-        for worker in getattr(self, "_workers", ()):
-            worker.kill()
-            worker.join()
 
 
 class _RequestLoader(DataLoader):
@@ -139,7 +102,7 @@ class _RequestLoader(DataLoader):
         if self.num_workers == 0:
             return super()._get_iterator()
         try:
-            return _Workers(self)
+            return WorkerIterator(self)
         except OSError as error:
             if error.errno not in _NO_SEMAPHORES:
                 raise
@@ -158,8 +121,8 @@ class _RequestLoader(DataLoader):
         """Ends the workers. Another ``iter()`` would start new ones."""
         iterator = self._iterator
         self._iterator = None
-        if isinstance(iterator, _MultiProcessingDataLoaderIter):
-            iterator._shutdown_workers()
+        if isinstance(iterator, WorkerIterator):
+            iterator.close()
             if self._slots is not None:
                 self._slots.reclaim()
 

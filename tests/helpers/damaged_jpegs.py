@@ -1,6 +1,8 @@
-"""JPEGs with a damaged middle."""
+"""JPEGs with a damaged middle, and data sets of them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -28,3 +30,22 @@ def replace_middle(data: bytes, kind: str) -> bytes:
         "other": make_jpeg(77)[first:last],
     }[kind]
     return data[:first] + middle + data[last:]
+
+
+def write_jpegs(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "zeros") -> Path:
+    """Writes a data set of JPEGs with one object each, the first of them with a damaged middle. Returns the YAML.
+
+    ``images``: number of training images; ``kind``: see `replace_middle`.
+    """
+    for split in ("train", "val"):
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True)
+        for i in range(images if split == "train" else 2):
+            data = make_jpeg(i)
+            if split == "train" and i < damaged:
+                data = replace_middle(data, kind)
+            (root / "images" / split / f"{i:03}.jpg").write_bytes(data)
+            (root / "labels" / split / f"{i:03}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    path = root / "d.yaml"
+    path.write_text("train: images/train\nval: images/val\nnames: [a, b]\n")
+    return path

@@ -145,8 +145,12 @@ def test_short_runs_close_in_their_second_half():
 
 
 def test_zero_keeps_the_scale_jitter_to_the_end():
-    last = [draw_plan(SampleKey(1, 9, p, (320, 320)), source_hw=SOURCE_HW, hyp=Hyperparameters(mosaic=0, close_scale=0),
-                      seed=7, epochs=epochs) for p in range(5) for epochs in (10, 100)]  # fmt: skip
+    hyp = Hyperparameters(mosaic=0, close_scale=0)
+    last = [
+        draw_plan(SampleKey(1, 9, p, (320, 320)), source_hw=SOURCE_HW, hyp=hyp, seed=7, epochs=epochs)
+        for p in range(5)
+        for epochs in (10, 100)
+    ]
     assert [flat(plan) for plan in last[::2]] == [flat(plan) for plan in last[1::2]]
 
 

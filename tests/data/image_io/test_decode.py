@@ -417,17 +417,17 @@ def test_a_tiff_that_its_decoder_reports_as_damaged_is_refused(tmp_path):
     """OpenCV returns the part of the image that it could read, and logs an error."""
     picture = np.random.default_rng(0).integers(0, 256, (80, 60, 3), dtype=np.uint8)
     data = cv2.imencode(".tif", picture)[1].tobytes()
-    refused = 0
+    num_refused = 0
     for at in range(200, len(data) // 2, 997):
         (tmp_path / "x.tif").write_bytes(data[:at] + b"\xff" * 40 + data[at + 40 :])
         try:
             check_image(tmp_path / "x.tif")
         except UserError:
-            refused += 1
+            num_refused += 1
         else:
             found = read_image(tmp_path / "x.tif", lambda *_: pytest.fail("passes the scan, and is damaged"))
             assert found.shape == picture.shape
-    assert refused
+    assert num_refused
 
 
 def picture(seed: int = 0, height: int = 37, width: int = 52) -> np.ndarray:

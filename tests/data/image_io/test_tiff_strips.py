@@ -56,7 +56,7 @@ def test_strips_without_their_number_of_rows_are_not_cropped(tmp_path, num_missi
 
 
 def test_one_strip_of_all_planes_is_refused(tmp_path):
-    """OpenCV read the first plane, and two of other pixels."""
+    """OpenCV would read the first plane, and two of other pixels."""
     path = tmp_path / "a.tif"
     planes = np.random.default_rng(0).integers(0, 255, (3, *HW), np.uint8)
     fields = {

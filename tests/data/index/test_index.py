@@ -1,4 +1,4 @@
-"""The index of a split: the label formats agree, views of it are chosen as asked, and what is missing is named."""
+"""The index of a split: the label formats agree, images and classes are selected as asked, and problems are named."""
 
 import json
 import pickle

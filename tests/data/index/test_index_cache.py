@@ -166,9 +166,9 @@ def test_images_that_other_classes_leave_out_have_another_cache(tmp_path):
     for number, rows in enumerate(["0 .5 .5 .2 .2\nbad\n", "1 .5 .5 .2 .2\nbad\n", "0 .5 .5 .2 .2\n1 .5 .5 .2 .2\n"]):
         (tmp_path / "labels" / "train" / f"{number:03}.txt").write_text(rows)
     spec = load_dataset_spec(data)
-    views = []
+    selections = []
     for name in spec.names:
         chosen = replace(spec, classes=(spec.names.index(name),))
-        views.append(load_index(chosen, "train", IndexSettings(progress=False, max_bad=1.0)))
-    assert list(views[0].paths) != list(views[1].paths)
-    assert CacheName.of(views[0]) != CacheName.of(views[1])
+        selections.append(load_index(chosen, "train", IndexSettings(progress=False, max_bad=1.0)))
+    assert list(selections[0].paths) != list(selections[1].paths)
+    assert CacheName.of(selections[0]) != CacheName.of(selections[1])

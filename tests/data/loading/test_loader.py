@@ -291,8 +291,13 @@ def test_the_garbage_collection_of_a_loader_closes_no_descriptor_twice(open_load
     loader = open_loader(training=False, batch_size=22, squares=True, workers=3)
     batches = iter(loader)
     next(batches)
-    loader._iterator.owner = loader
+    loader.owner = loader
+    # A collection finalizes objects in the order in which the previous one reached them: the connections come first.
+    connections = [item for item in gc.get_objects() if isinstance(item, Connection)]
+    owners = [loader, batches]
     del loader, batches
+    gc.collect()
+    del connections, owners
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
@@ -357,7 +362,7 @@ def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted)
 
 
 _INTERRUPTED = """
-import signal, sys, time
+import multiprocessing, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
@@ -376,7 +381,7 @@ if __name__ == "__main__":
     try:
         for i, batch in enumerate(loader):
             if i == 3:
-                print(*(w.pid for w in loader._iterator._workers), flush=True)
+                print(*(w.pid for w in multiprocessing.active_children()), flush=True)
             time.sleep(0.01)
     except KeyboardInterrupt:
         raise SystemExit(7)
@@ -410,10 +415,12 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
 
 
 def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
+    gc.collect()  # what earlier tests have left
     loader = open_loader(workers=2)
     stream = iter(loader)
     first = list(islice(stream, 2))  # one of each worker: both have begun
-    workers = [w.pid for w in loader._iterator._workers]
+    workers = [w.pid for w in multiprocessing.active_children()]
+    assert len(workers) == 2
     subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
     first += islice(stream, 8)
     for a, b in zip(first, open_loader()):

@@ -117,7 +117,7 @@ def half_lost(root, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_train_gives_the_same_refusal_for_each_reader_and_view(half_lost, tmp_path, capsys, reader):
+def test_train_gives_the_same_refusal_for_each_reader_and_selection(half_lost, tmp_path, capsys, reader):
     write, more = READERS[reader]
     trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
     assert f"'train': {HALF}" in error_of(capsys, train.main, *trained, *more)

@@ -33,36 +33,50 @@ def load(path: Path, split: str = "train", change: Callable = lambda spec: spec,
 
 
 def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
-    """Replaces the objects of an image, (class, x1, y1, x2, y2) in pixels with a class of any number or name, in all
-    formats. A box of other than four numbers is no box."""
-    stem = name.removesuffix(".png")
+    """Replaces the objects of an image in all formats.
+
+    ``change``: gets and returns objects (class, x1, y1, x2, y2) in pixels. A returned class may be any number; a box of
+    other than four numbers is written as it is.
+    """
     content = json.loads((root / "instances.json").read_text())
     (image_id,) = [image["id"] for image in content["images"] if image["file_name"] == name]
-    image_annotations = [a for a in content["annotations"] if a["image_id"] == image_id]
-    rows = []
-    for a in image_annotations:
-        x, y, w, h = a["bbox"]
-        rows.append((a["category_id"] // 10 - 1, x, y, x + w, y + h))
-    rows = change(rows)
-    others = [a for a in content["annotations"] if a["image_id"] != image_id]
-    text = ""
-    xml = ""
+    annotations = content["annotations"]
+    rows = change([_row_of(a) for a in annotations if a["image_id"] == image_id])
+    content["annotations"] = [a for a in annotations if a["image_id"] != image_id]
     for number, (class_id, *box) in enumerate(rows):
-        annotation = {"id": 1000 * image_id + number, "image_id": image_id, "category_id": 10 * (class_id + 1)}
-        x1, y1, x2, y2 = (*box, 0, 0, 0, 0)[:4]
-        if len(box) == 4:
-            others.append(annotation | {"bbox": [x1, y1, x2 - x1, y2 - y1]})
-            size = (x2 - x1) / WIDTH, (y2 - y1) / HEIGHT
-            text += f"{class_id} {(x1 + x2) / 2 / WIDTH} {(y1 + y2) / 2 / HEIGHT} {size[0]} {size[1]}\n"
-        else:
-            others.append(annotation | {"bbox": box})
-            text += f"{class_id} {' '.join(map(str, box))}\n"
-        corners = "".join(f"<{t}>{v}</{t}>" for t, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
-        class_name = NAMES[class_id] if class_id < len(NAMES) else f"class{class_id}"
-        xml += f"<object><name>{class_name}</name><bndbox>{corners}</bndbox></object>\n"
-    (root / "labels/train" / f"{stem}.txt").write_text(text)
-    (root / "voc" / f"{stem}.xml").write_text(f"<annotation>\n{xml}</annotation>")
-    (root / "instances.json").write_text(json.dumps(content | {"annotations": others}))
+        ids = {"id": 1000 * image_id + number, "image_id": image_id, "category_id": 10 * (class_id + 1)}
+        content["annotations"].append(ids | {"bbox": _coco_box(box)})
+    (root / "instances.json").write_text(json.dumps(content))
+    stem = name.removesuffix(".png")
+    lines = [f"{class_id} {' '.join(map(str, _yolo_box(box)))}\n" for class_id, *box in rows]
+    (root / "labels/train" / f"{stem}.txt").write_text("".join(lines))
+    objects = [_voc_object(class_id, box) for class_id, *box in rows]
+    (root / "voc" / f"{stem}.xml").write_text(f"<annotation>\n{''.join(objects)}</annotation>")
+
+
+def _row_of(annotation: dict) -> tuple:
+    x, y, width, height = annotation["bbox"]
+    return (annotation["category_id"] // 10 - 1, x, y, x + width, y + height)
+
+
+def _coco_box(box: list) -> list:
+    if len(box) != 4:
+        return box
+    x1, y1, x2, y2 = box
+    return [x1, y1, x2 - x1, y2 - y1]
+
+
+def _yolo_box(box: list) -> list:
+    if len(box) != 4:
+        return box
+    x1, y1, x2, y2 = box
+    return [(x1 + x2) / 2 / WIDTH, (y1 + y2) / 2 / HEIGHT, (x2 - x1) / WIDTH, (y2 - y1) / HEIGHT]
+
+
+def _voc_object(class_id: int, box: list) -> str:
+    name = NAMES[class_id] if class_id < len(NAMES) else f"class{class_id}"
+    corners = "".join(f"<{tag}>{v}</{tag}>" for tag, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
+    return f"<object><name>{name}</name><bndbox>{corners}</bndbox></object>\n"
 
 
 def edit_json(root: Path, change: Callable[[dict], None]) -> None:

@@ -1,4 +1,4 @@
-"""A split is judged by all of its labels, however it is seen: in part, in tiles, joined, in shards, as a copy."""
+"""What is derived from a split (a part, tiles, a joined set, shards, a copy) is judged by all labels of the split."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
-VIEWS = {
+SELECTIONS = {
     "classes": ({"classes": {"cat": "animal", "dog": "animal"}}, {}, lambda spec: spec),
     "ignore": ({"ignore": ["dog"]}, {}, lambda spec: spec),
     "--classes": ({}, {}, lambda spec: spec.use_classes(["cat"])),
@@ -48,9 +48,9 @@ VIEWS = {
 
 
 @EACH_FORMAT
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_view_of_a_split_is_judged_by_all_of_its_labels(root, reader, view):
-    content, options, change = VIEWS[view]
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_selection_from_a_split_is_judged_by_all_of_its_labels(root, reader, selection):
+    content, options, change = SELECTIONS[selection]
     path = write_yaml(root, reader, **content)
     load(path, change=change, **options)
     rename_every_second_class(root)
