@@ -94,7 +94,7 @@ ADVICE = {
     IMBALANCE: Advice("scores say less about how the model was trained", "split the images again, at random"),
     COPIED: Advice("Roboflow made them from one image, so scores are too high", "keep all copies in one split"),
     ACROSS: Advice("the same image is trained on and scored on: scores are too high", "keep all copies in one split"),
-    WITHIN: Advice("copies weigh more than other images", "keep one copy, unless several are intended"),
+    WITHIN: Advice("training samples duplicated images more often", "keep one copy, unless several are intended"),
     AUGMENTED: Advice(
         "Roboflow made them; training augments images by itself", "nothing, or export without augmentation"
     ),

@@ -22,7 +22,7 @@ class LabelErrors:
     issues: list[Issue] = field(default_factory=list)  # the most probable first
     detections: dict[str, DrawnDetections] = field(default_factory=dict)  # by split
     results: dict[str, EvalResult] = field(default_factory=dict)  # by split: scores as computed by val.py
-    trust: list[str] = field(default_factory=list)  # lines about how far to trust the model
+    trust_notes: list[str] = field(default_factory=list)  # lines about how far to trust the model
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CheckResult:
 
     def summary(self) -> list[str]:
         """Returns the lines for the terminal: the number of issues of each kind, its meaning, and the first few."""
-        lines = list(self.label_errors.trust)
+        lines = list(self.label_errors.trust_notes)
         for kind, group in by_kind(self.issues).items():
             meaning = advice_about(kind).meaning
             lines.append(f"{kind}: {len(group):,}{f' ({meaning})' if meaning else ''}")
@@ -57,6 +57,6 @@ class CheckResult:
             "imgsz": self.imgsz,
             "report": None if report is None else str(report),
             "splits": {split.name: dict(split.index.report.totals) for split in self.splits},
-            "model": self.label_errors.trust,
+            "model": self.label_errors.trust_notes,
             "issues": [issue.content() for issue in self.issues],
         }

@@ -128,10 +128,11 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
     files_of = detect(source)
     if name != "auto":
         if name not in files_of:
-            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(files_of) or _blank(source)}")
+            hint = _found_hint(files_of) or _blank_hint(source)
+            raise UserError(f"{source}: has no file of {FORMATS[name].title}{hint}")
         return name, files_of[name]
     if len(files_of) > 1:
-        raise UserError(f"{source}: has files of several formats{_instead(files_of)}")
+        raise UserError(f"{source}: has files of several formats{_found_hint(files_of)}")
     if not files_of:
         if _is_dataset(source):
             typed = f"{COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
@@ -146,7 +147,7 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
                 raise UserError(f"{file}: COCO JSON, which {COMMANDS['train'].title} reads as it is; {instead}")
         if source.suffix.lower() == ".json":
             load_json(source, "JSON")  # raises UserError if it is malformed
-        known = f"no format is recognized{_blank(source)}; formats are {', '.join(FORMATS)}"
+        known = f"no format is recognized{_blank_hint(source)}; formats are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")
     return next(iter(files_of.items()))
@@ -163,14 +164,14 @@ def _is_dataset(source: Path) -> bool:
     return True
 
 
-def _instead(files_of: Mapping[str, list[Path]]) -> str:
+def _found_hint(files_of: Mapping[str, list[Path]]) -> str:
     """Returns a hint with the formats that were found; "" if there are none."""
     if not files_of:
         return ""
     return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in files_of.items())}"
 
 
-def _blank(source: Path) -> str:
+def _blank_hint(source: Path) -> str:
     """Returns a hint at files that may be annotations without any content; "" if there are none."""
     suffixes = {suffix for known in FORMATS.values() for suffix in known.suffixes}
     files = files_below(source, suffixes) if source.is_dir() else [source]

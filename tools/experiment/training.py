@@ -91,13 +91,13 @@ def can_begin(config: TrainConfig, scratch: Path) -> bool:
             return child.has_begun
 
 
-def repeat_if_lost(run: Callable[[], RunResult], subject: str) -> RunResult:
+def repeat_if_lost(run: Callable[[], RunResult], name: str) -> RunResult:
     """Calls ``run``, which runs a process, and returns its result. If the process is lost (`Outcome.LOST`), calls
-    ``run`` once more, `RETRY_S` later. ``subject``: begins the log line about that."""
+    ``run`` once more, `RETRY_S` later. ``name``: what ``run`` does, for the log."""
     result = run()
     if result.outcome != Outcome.LOST:
         return result
-    get_logger().warning("%s: %s; trying again in %.0f s", subject, result.reason, RETRY_S)
+    get_logger().warning("%s: %s; trying again in %.0f s", name, result.reason, RETRY_S)
     time.sleep(RETRY_S)
     return run()
 

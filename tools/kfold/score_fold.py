@@ -56,7 +56,7 @@ def run_scoring(validation: ValConfig) -> RunResult:
     """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
     the next training. Returns how it ended; raises `Stopped` if a signal arrives meanwhile.
 
-    A scoring that is lost is repeated once (`repeat_if_lost`).
+    A scoring that is lost is tried once more (`repeat_if_lost`).
     """
     return repeat_if_lost(partial(_run_process, validation), f"{validation.weights}: not scored")
 

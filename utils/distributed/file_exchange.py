@@ -34,16 +34,16 @@ def assign_readers(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
     """
     needed = np.flatnonzero(~cached.all(axis=0))
     cost = sizes[needed] + _OPEN_COST_BYTES
-    readers = (cached | ~cached.any(axis=0))[:, needed]  # bool (N, n): which leaders may read each
-    reader = np.zeros(len(needed), np.int64)
-    for may_read in np.unique(readers, axis=1).T:  # bool (N,): items with the same readers are divided among them
-        items = (readers == may_read[:, None]).all(axis=0)
+    candidates = (cached | ~cached.any(axis=0))[:, needed]  # bool (N, n): which leaders may read each item
+    assigned = np.zeros(len(needed), np.int64)  # the leader that reads each item
+    for may_read in np.unique(candidates, axis=1).T:  # bool (N,): items with the same candidates are divided among them
+        items = (candidates == may_read[:, None]).all(axis=0)
         leaders = np.flatnonzero(may_read)
         # The midpoint of an item in the cumulative cost, from 0 to 1, determines its share.
         position = (np.cumsum(cost[items]) - cost[items] / 2) / cost[items].sum()
         share = np.minimum((position * len(leaders)).astype(np.int64), len(leaders) - 1)
-        reader[items] = leaders[share]
-    return [needed[reader == leader] for leader in range(len(cached))]
+        assigned[items] = leaders[share]
+    return [needed[assigned == leader] for leader in range(len(cached))]
 
 
 def exchange_items(

@@ -108,11 +108,11 @@ def _content_of(file: TorchFile) -> dict[Any, Any]:
     return content
 
 
-class _FinishedPart(NamedTuple):
-    """A part of a checkpoint's content, and its number of parts, itself included."""
+class _Converted(NamedTuple):
+    """A part of a checkpoint's content with its tensors."""
 
-    part: Any
-    size: int
+    value: Any
+    size: int  # number of its parts, itself included
 
 
 class _ContentReader:
@@ -124,44 +124,44 @@ class _ContentReader:
 
     def __init__(self, file: TorchFile) -> None:
         self._file = file
-        self._finished: dict[int, _FinishedPart] = {}  # by the identity of a part in the file
+        self._converted: dict[int, _Converted] = {}  # by the identity of a part in the file
 
     def read(self, content: Any) -> Any:
         """Returns the content with its tensors. Raises UserError for objects that our checkpoints never contain."""
         try:
-            return self._read(content).part
+            return self._read(content).value
         except RecursionError:
             raise self._file.refuse("its content is nested too deeply") from None
 
-    def _read(self, part: Any) -> _FinishedPart:
+    def _read(self, part: Any) -> _Converted:
         if part is None or isinstance(part, bool | int | float):
-            return _FinishedPart(part, 1)
+            return _Converted(part, 1)
         if isinstance(part, str):
-            return _FinishedPart(part, 1 + len(part) // CHARACTERS_PER_PART)
-        if id(part) not in self._finished:
-            self._finished[id(part)] = _FinishedPart(part, MAX_PARTS + 1)  # seen only if the part contains itself
-            self._finished[id(part)] = self._read_container(part)
-        finished = self._finished[id(part)]
-        if finished.size > MAX_PARTS:
+            return _Converted(part, 1 + len(part) // CHARACTERS_PER_PART)
+        if id(part) not in self._converted:
+            self._converted[id(part)] = _Converted(part, MAX_PARTS + 1)  # seen only if the part contains itself
+            self._converted[id(part)] = self._read_container(part)
+        converted = self._converted[id(part)]
+        if converted.size > MAX_PARTS:
             raise self._file.refuse(f"its content has more than {MAX_PARTS:,} parts, or contains itself")
-        return finished
+        return converted
 
-    def _read_container(self, part: Any) -> _FinishedPart:
+    def _read_container(self, part: Any) -> _Converted:
         if isinstance(part, dict) and all(isinstance(key, str | int) for key in part):
             values = [self._read(value) for value in part.values()]
-            return _FinishedPart(dict(zip(part, (value.part for value in values))), _size_of(values))
+            return _Converted(dict(zip(part, (converted.value for converted in values))), _size_of(values))
         if isinstance(part, list | tuple):
             items = [self._read(item) for item in part]
-            return _FinishedPart(type(part)(item.part for item in items), _size_of(items))
+            return _Converted(type(part)(item.value for item in items), _size_of(items))
         tensor = self._file.view(part)
         if tensor is None:
             raise UserError(f"{self._file.path}: not a checkpoint of this program (it holds foreign objects)")
         if tensor.nbytes > tensor.untyped_storage().nbytes():
             raise self._file.refuse("it repeats one value instead of storing a tensor")
-        return _FinishedPart(tensor, 1)
+        return _Converted(tensor, 1)
 
 
-def _size_of(items: list[_FinishedPart]) -> int:
+def _size_of(items: list[_Converted]) -> int:
     """Returns the size of a container of ``items``."""
     return 1 + sum(item.size for item in items)
 

@@ -22,8 +22,8 @@ class _End(Enum):
 
 
 class ReadAheadLimit:
-    """Limits how many images one stage of work may be ahead of the next: ``count``, or fewer if they would take more
-    than `AHEAD_BYTES`, and 0 before the first image, whose size is not known yet."""
+    """Caps how many images are read ahead: at most ``count``, at most `AHEAD_BYTES` together, and none before the size
+    of the first is known."""
 
     def __init__(self, count: int) -> None:
         self._count = count

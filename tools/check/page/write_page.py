@@ -56,7 +56,7 @@ def _content(result: CheckResult) -> dict[str, Any]:
         "issues": issues,
         "kinds": _kinds_table(kinds),
         "facts": _facts(result),
-        "trust": result.label_errors.trust,
+        "trust_notes": result.label_errors.trust_notes,
         "model": Path(result.weights).name,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "max_errors": MAX_LABEL_ERRORS,
