@@ -64,7 +64,7 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
     reports = EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
-    result = retry_if_lost(partial(_run_process, config, folder, signals, reports), str(folder))
+    result = repeat_if_lost(partial(_run_process, config, folder, signals, reports), str(folder))
     if result.outcome == Outcome.LOST:
         reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
         return dataclasses.replace(result, reason=reason)
@@ -91,7 +91,7 @@ def can_begin(config: TrainConfig, scratch: Path) -> bool:
             return child.has_begun
 
 
-def retry_if_lost(run: Callable[[], RunResult], name: str) -> RunResult:
+def repeat_if_lost(run: Callable[[], RunResult], name: str) -> RunResult:
     """Calls ``run``, which runs a process, and returns its result. If the process is lost (`Outcome.LOST`), calls
     ``run`` once more, `RETRY_S` later. ``name``: what ``run`` does, for the log."""
     result = run()

@@ -12,7 +12,7 @@ from pathlib import Path
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
-from tools.experiment.training import retry_if_lost
+from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
 from utils.child import RunResult, start_child
 from utils.config.parser import parse_config
@@ -56,9 +56,9 @@ def run_scoring(validation: ValConfig) -> RunResult:
     """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
     the next training. Returns how it ended; raises `Stopped` if a signal arrives meanwhile.
 
-    A scoring that is lost is tried once more (`retry_if_lost`).
+    A scoring that is lost is tried once more (`repeat_if_lost`).
     """
-    return retry_if_lost(partial(_run_process, validation), f"{validation.weights}: not scored")
+    return repeat_if_lost(partial(_run_process, validation), f"{validation.weights}: not scored")
 
 
 def _run_process(validation: ValConfig) -> RunResult:
