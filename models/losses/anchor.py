@@ -26,9 +26,10 @@ from utils.boxes import cxcywh_to_xyxy, iou
 # box term that equals the anchor-free one, so that one learning rate suits both heads.
 _CLASS_GAIN = 2.0
 
-# Weights of a cell's objectness on P3, P4, P5. YOLOv5's balance 4 : 1 : 0.4 is for means over a level's cells, and each
-# level has a quarter of the cells of the next finer one.
-_LEVEL_WEIGHTS = (1.0, 1.0, 1.6)
+# Weights of a cell's objectness by stride, in a head with exactly these levels (P3, P4, P5); in others all weigh 1.
+# YOLOv5's balance 4 : 1 : 0.4 is for means over a level's cells, and each level has a quarter of the cells of the next
+# finer one. Its balance of four levels, 4 : 1 : 0.25 : 0.06, gives equal weights.
+_P3_TO_P5_WEIGHTS = {8: 1.0, 16: 1.0, 32: 1.6}
 
 
 class AnchorMatches(NamedTuple):
@@ -129,6 +130,13 @@ class LevelTerms(NamedTuple):
     positives: Tensor  # number of valid matches
 
 
+def _level_weights(strides: Sequence[int]) -> tuple[float, ...]:
+    """Returns the weight of a cell's objectness on each level, in the order of ``strides``."""
+    if sorted(strides) != sorted(_P3_TO_P5_WEIGHTS):
+        return (1.0,) * len(strides)
+    return tuple(_P3_TO_P5_WEIGHTS[stride] for stride in strides)
+
+
 class AnchorLoss(Criterion):
     """CIoU and class BCE on matched anchors, and objectness BCE with the predicted box's IoU as target on all (YOLOv5).
 
@@ -149,8 +157,7 @@ class AnchorLoss(Criterion):
         hyp = settings.hyp
         self.settings = settings
         self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
-        levels = len(settings.strides)
-        self.level_weights = _LEVEL_WEIGHTS if levels == len(_LEVEL_WEIGHTS) else (1.0,) * levels
+        self.level_weights = _level_weights(settings.strides)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.register_buffer("anchors", anchors.detach().float(), persistent=False)
 
