@@ -71,7 +71,7 @@ def build_hooks(
         hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
         hooks += [Tracking(service, results_csv.table) for service in resources.services]
         if not config.noplots:
-            hooks.append(Plots(validation.evaluator, validation.loader.index, fitness, tensorboard))
+            hooks.append(Plots(validation.loader.index, fitness, tensorboard))
     if resources.callbacks is not None:
         hooks.append(resources.callbacks)
     hooks.append(Summary(fitness.name))

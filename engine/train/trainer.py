@@ -330,7 +330,7 @@ class Trainer:
         """Scores and records an epoch whose validation is done, or not due."""
         self.results.fill_in(self.ctx, epoch, self.progress, seconds=self.seconds())
         self.call_hooks("record", epoch)
-        self._last_recorded = epoch
+        self._last_recorded = replace(epoch, evaluation=None)  # its detections may take gigabytes
 
     def _conclude_pending(self, *, saves_last: bool) -> Action:
         """Records, saves and reports the pending epoch, if there is one. A signal that ends its validation leaves it
