@@ -7,7 +7,12 @@ from contextlib import ExitStack
 from data.loading.build import build_train_loader, open_train_samples
 from engine.assembly.build_step import StepBatches, build_step, loaded_parameters
 from engine.assembly.choices import choose_batch_size, choose_remaining
-from engine.assembly.loss_and_validation import build_run_criterion, build_validation
+from engine.assembly.loss_and_validation import (
+    build_criterion,
+    build_validation,
+    choose_class_weights,
+    fit_model_anchors,
+)
 from engine.assembly.process_setup import advice_on_memory, prepare_process
 from engine.assembly.run_checks import check_settings
 from engine.assembly.run_data import open_run_data
@@ -45,23 +50,25 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     Raises UserError for settings, data, a model or weights that do not allow a run.
     """
     # Checks that need only the settings and the processes.
-    settings = plan.settings  # some are open (see `NewRun`), and filled in below as soon as they can be chosen
+    settings = plan.settings  # some are open (see `NewRun`), and chosen below as soon as they can be
     # The advice names the batch size of the settings at the time of the error.
     stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
     check_settings(ctx, settings)
-    hook_resources = open_hook_resources(ctx, plan)
+    hook_resources = open_hook_resources(ctx, settings.config, plan.existing_folder)
     prepare_process(ctx, settings, plan.startup_messages)
 
     # The data, the model, and the loss, which depends on both.
-    data = open_run_data(ctx, plan)
+    data = open_run_data(ctx, settings.config, plan.data_source, plan.started_from)
     checkpoint = read_run_checkpoint(ctx, plan)  # None: a new run
     starting_model = build_run_model(ctx, settings, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index  # index of whole images; `sample_index` has their tiles, if the data has any
-    criterion = build_run_criterion(
-        ctx, settings, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
-    )
+    teacher = data.build_teacher(model)
+    if checkpoint is None:
+        fit_model_anchors(ctx, settings, model, train_index)
+    class_weights = choose_class_weights(settings.config, model, train_index)
+    criterion = build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
 
     # The loaders, which need the batch size.
     settings = choose_batch_size(ctx, settings, model, criterion, samples)
@@ -73,7 +80,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The steps, whose number decides the last open settings.
     batches = StepBatches.of(train_loader, settings.config)
     steps = batches.steps
-    settings = choose_remaining(ctx, settings, samples, model, steps)
+    settings, optimizer_reason = choose_remaining(ctx, settings, samples, model, steps)
     try_export(ctx, settings.config, model)
     loaded = loaded_parameters(starting_model.pretrained, settings, steps, checkpoint)
     step = build_step(ctx, settings, model, criterion, batches, loaded)
@@ -98,7 +105,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
         stack.callback(hook.close)
-    log_start(plan, settings, step, steps)
+    log_start(run, step, steps, optimizer_reason)
     return Trainer(
         run=run,
         step=step,

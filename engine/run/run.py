@@ -117,6 +117,11 @@ class NewRun(_Plan):
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
     @property
+    def started_from(self) -> None:
+        """There is no checkpoint, see `ContinuedRun`."""
+        return None
+
+    @property
     def remaining(self) -> Remaining:
         return Remaining.STEPS
 
