@@ -29,8 +29,9 @@ from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.restore import EpochData, read_run_checkpoint, restore_run
-from engine.run.run import Remaining, RunPlan
+from engine.run.run import ContinuedRun, Remaining, RunPlan
 from engine.train.epoch_results import EpochResults
+from engine.train.report_only import ReportOnlyTrainer
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
@@ -96,9 +97,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, save_period=settings.config.save_period)
-    will_score = plan.remaining is not Remaining.REPORT or position.pending is not None
-    if run.started_from is not None and will_score:
-        keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
+    if isinstance(plan, ContinuedRun) and plan.scores_epochs:
+        keep_best_epoch(ctx, plan.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(run, step, validation, control, description=description, plan=plan)
     stack.callback(validator.close)
@@ -106,7 +106,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     for hook in hooks:
         stack.callback(hook.close)
     log_start(run, step, steps, optimizer_reason)
-    return Trainer(
+    trainer_class = ReportOnlyTrainer if run.remaining is Remaining.REPORT else Trainer
+    return trainer_class(
         run=run,
         step=step,
         loader=train_loader,

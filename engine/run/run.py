@@ -170,6 +170,12 @@ class ContinuedRun(_Plan):
         return Remaining.SCORES
 
     @property
+    def scores_epochs(self) -> bool:
+        """Whether epochs are scored, so that another one may become the best; a report alone scores none."""
+        lacks_scores = self.started_from.lacks_scores(self.settings.config.epochs)
+        return self.remaining is not Remaining.REPORT or lacks_scores
+
+    @property
     def data_source(self) -> DataSource:
         config = self.settings.config
         output = "" if config.noplots else str(self.folder)
