@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from models.assigners.candidates import MIN_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import NO_OBJECT, Criterion, LossOutput, LossSettings, add_up, smooth_labels
+from models.losses.base import NO_OBJECT, BranchLoss, LossOutput, LossSettings, add_up, smooth_labels
 from models.losses.ignored_cells import IgnoredCells
 from utils.batches import Targets
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -137,7 +137,7 @@ def _level_weights(strides: Sequence[int]) -> tuple[float, ...]:
     return tuple(_P3_TO_P5_WEIGHTS[stride] for stride in strides)
 
 
-class AnchorLoss(Criterion):
+class AnchorLoss(BranchLoss):
     """CIoU and class BCE on matched anchors, and objectness BCE with the predicted box's IoU as target on all (YOLOv5).
 
     All terms are divided by the number of positives, so that an object's gradient is the same on every data set. A mean
