@@ -78,7 +78,7 @@ def build_hooks(
             hooks.append(Plots(validation.loader.index, fitness, tensorboard))
     if resources.callbacks is not None:
         hooks.append(resources.callbacks)
-    hooks.append(Summary(fitness.name))
     if config.patience:
         hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
+    hooks.append(Summary(fitness.name))
     return hooks
