@@ -64,7 +64,7 @@ def choose_remaining(
     """Chooses the optimizer and ``lr_mult``, which depend on the planned steps. The settings do not change
     afterwards."""
     reason = _reason_for_auto(steps) if settings.config.optimizer == "auto" else ""
-    optimizer = resolve_optimizer(settings.config.optimizer, steps.known_total)
+    optimizer = resolve_optimizer(settings.config.optimizer, steps.planned_steps)
     lr_mult = _choose_lr_mult(ctx, settings, samples, model, steps)
     config = replace(settings.config, optimizer=optimizer)
     return ChosenSettings(replace(settings, config=config, hyp=replace(settings.hyp, lr_mult=lr_mult)), reason)
