@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from engine.assembly.start_log import log_start
@@ -11,7 +14,7 @@ from engine.run.run import ContinuedRun, Remaining, RunSettings, TrainingRun
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
-from tests.helpers.training import continued_run
+from tests.helpers.training import continued_run, started_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
@@ -43,6 +46,28 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours,
     takes_steps = remaining is Remaining.STEPS
     assert any("starting" in message for message in caplog.messages) == takes_steps
     assert bool(caplog.messages) == takes_steps
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen", "reason"),
+    [
+        (None, "auto: at most 10,000 steps", "auto: at most 10,000 steps"),
+        (None, "", "--optimizer"),
+        ("SGD", "", "as when the run began"),
+        ("Muon", "", "--optimizer"),
+    ],
+)
+def test_the_reason_for_the_optimizer_is_stated(caplog, stored, chosen, reason):
+    caplog.set_level("INFO", logger="lockstep")
+    settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD"), Hyperparameters())
+    run = TrainingRun(folder=Path(), run_id="", settings=settings)
+    if stored is not None:
+        origin = started_from(Progress())
+        earlier = replace(origin.description.config, optimizer=stored)
+        run = replace(run, started_from=replace(origin, description=replace(origin.description, config=earlier)))
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    log_start(run, step, step_plan(settings.config, 3), chosen)
+    assert any(f" ({reason}), learning rate " in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(
