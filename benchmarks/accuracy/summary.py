@@ -17,7 +17,8 @@ from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
 from benchmarks.speed.coco_scores import image_indices
 from data.labels.coco_classes import COCO_IDS
-from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
+from engine.evaluation.bootstrap import class_outcomes, draw_images, resampled_ap
+from engine.evaluation.metrics import nanmean
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
 
@@ -50,7 +51,8 @@ def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds:
             gt = data.gt[split]
             table = detection_table(json.loads((result.parent / f"{split}.json").read_text()), gt)
             times = draw_images(gt.num_images, draws, seed=number)
-            parts.append(mean_ap(resampled_ap(class_outcomes(gt, table, data.classes), times)))
+            ap_by_class = resampled_ap(class_outcomes(gt, table, data.classes), times)
+            parts.append(nanmean(ap_by_class, axis=1))
         drawn.append(np.mean(parts, axis=0))
     return Runs(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
 
