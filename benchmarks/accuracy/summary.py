@@ -15,7 +15,8 @@ import numpy as np
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
 from benchmarks.coco_scores import read_detections
-from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
+from engine.evaluation.bootstrap import class_outcomes, draw_images, resampled_ap
+from engine.evaluation.metrics import nanmean
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def read_runs(
             gt = data.gt[split]
             table = read_detections(result.parent / f"{split}.json", gt, data.classes)
             times = draw_images(gt.num_images, draws, seed=number)
-            parts.append(mean_ap(resampled_ap(class_outcomes(gt, table, data.classes), times)))
+            ap_by_class = resampled_ap(class_outcomes(gt, table, data.classes), times)
+            parts.append(nanmean(ap_by_class, axis=1))
         drawn.append(np.mean(parts, axis=0))
     return VariantScores(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
 

@@ -248,7 +248,7 @@ def _settings_alone(config: TrainConfig, hyp: Hyperparameters, steps: StepPlan, 
     """Returns the settings of a run for a step that one process takes without the others."""
     config = replace(
         config,
-        optimizer=resolve_optimizer(config.optimizer, steps.known_total),
+        optimizer=resolve_optimizer(config.optimizer, steps.planned_steps),
         virtual_ranks=virtual_ranks,
         compile=False,
         zero=False,

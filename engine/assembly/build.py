@@ -7,7 +7,12 @@ from contextlib import ExitStack
 from data.loading.build import build_train_loader, open_train_samples
 from engine.assembly.build_step import StepBatches, build_step, loaded_parameters
 from engine.assembly.choices import choose_batch_size, choose_remaining
-from engine.assembly.loss_and_validation import build_run_criterion, build_validation
+from engine.assembly.loss_and_validation import (
+    build_criterion,
+    build_validation,
+    choose_class_weights,
+    fit_model_anchors,
+)
 from engine.assembly.process_setup import advice_on_memory, prepare_process
 from engine.assembly.run_checks import check_settings
 from engine.assembly.run_data import open_run_data
@@ -24,8 +29,9 @@ from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.restore import EpochData, read_run_checkpoint, restore_run
-from engine.run.run import Remaining, RunPlan
+from engine.run.run import ContinuedRun, Remaining, RunPlan
 from engine.train.epoch_results import EpochResults
+from engine.train.report_only import ReportOnlyTrainer
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
@@ -45,23 +51,25 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     Raises UserError for settings, data, a model or weights that do not allow a run.
     """
     # Checks that need only the settings and the processes.
-    settings = plan.settings  # some are open (see `NewRun`), and filled in below as soon as they can be chosen
+    settings = plan.settings  # some are open (see `NewRun`), and chosen below as soon as they can be
     # The advice names the batch size of the settings at the time of the error.
     stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
     check_settings(ctx, settings)
-    hook_resources = open_hook_resources(ctx, plan)
+    hook_resources = open_hook_resources(ctx, settings.config, plan.existing_folder)
     prepare_process(ctx, settings, plan.startup_messages)
 
     # The data, the model, and the loss, which depends on both.
-    data = open_run_data(ctx, plan)
+    data = open_run_data(ctx, settings.config, plan.data_source, plan.started_from)
     checkpoint = read_run_checkpoint(ctx, plan)  # None: a new run
     starting_model = build_run_model(ctx, settings, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index  # index of whole images; `sample_index` has their tiles, if the data has any
-    criterion = build_run_criterion(
-        ctx, settings, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
-    )
+    teacher = data.build_teacher(model)
+    if checkpoint is None:
+        fit_model_anchors(ctx, settings, model, train_index)
+    class_weights = choose_class_weights(settings.config, model, train_index)
+    criterion = build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
 
     # The loaders, which need the batch size.
     settings = choose_batch_size(ctx, settings, model, criterion, samples)
@@ -73,7 +81,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The steps, whose number decides the last open settings.
     batches = StepBatches.of(train_loader, settings.config)
     steps = batches.steps
-    settings = choose_remaining(ctx, settings, samples, model, steps)
+    settings, optimizer_reason = choose_remaining(ctx, settings, samples, model, steps)
     try_export(ctx, settings.config, model)
     loaded = loaded_parameters(starting_model.pretrained, settings, steps, checkpoint)
     step = build_step(ctx, settings, model, criterion, batches, loaded)
@@ -89,17 +97,17 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, save_period=settings.config.save_period)
-    will_score = plan.remaining is not Remaining.REPORT or position.pending is not None
-    if run.started_from is not None and will_score:
-        keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
+    if isinstance(plan, ContinuedRun) and plan.scores_epochs:
+        keep_best_epoch(ctx, plan.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(run, step, validation, control, description=description, plan=plan)
     stack.callback(validator.close)
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
         stack.callback(hook.close)
-    log_start(plan, settings, step, steps)
-    return Trainer(
+    log_start(run, step, steps, optimizer_reason)
+    trainer_class = ReportOnlyTrainer if run.remaining is Remaining.REPORT else Trainer
+    return trainer_class(
         run=run,
         step=step,
         loader=train_loader,

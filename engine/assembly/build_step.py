@@ -121,7 +121,7 @@ def loaded_parameters(
     if lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
     if checkpoint is None:
-        new_lr_mult = new_layers_lr_mult(steps.known_total)
+        new_lr_mult = new_layers_lr_mult(steps.planned_steps)
     else:
         new_lr_mult = checkpoint.description.new_lr_mult
     return LoadedParameters(new_rows=pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)
@@ -139,7 +139,7 @@ def choose_step_settings(ctx: DistributedContext, settings: RunSettings, batches
         )
     has_one_size = not (config.multi_scale or config.rect)
     may_search = has_one_size and not config.deterministic
-    searches = may_search and steps.known_total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
+    searches = may_search and steps.planned_steps * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     return StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         clip_norm=settings.hyp.clip_norm,

@@ -1,13 +1,13 @@
 """Chooses the settings that a command may leave open, once data and model are known.
 
-`choose_batch_size` and `choose_remaining` return the settings of the run with their choices filled in, so that
-settings.yaml, checkpoints, trackers and callbacks contain all of them. A run that continues uses the choices in its
-checkpoint.
+`choose_batch_size` and `choose_remaining` fill in the settings of the run, so that settings.yaml, checkpoints, trackers
+and callbacks contain all choices. A run that continues uses those in its checkpoint.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
@@ -15,13 +15,20 @@ from data.samples.dataset import AugmentedImages
 from engine.assembly.batch_size import BatchSearch, batch_that_fits
 from engine.assembly.lr_probe import probe_lr_mult
 from engine.assembly.run_checks import check_batch_size
-from engine.optim.build import resolve_optimizer
+from engine.optim.build import SHORT_RUN, resolve_optimizer
 from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
+
+
+class ChosenSettings(NamedTuple):
+    """The settings of a run, of which none is left open."""
+
+    settings: RunSettings
+    optimizer_reason: str  # why this optimizer was chosen; "": the settings named it
 
 
 def choose_batch_size(
@@ -53,13 +60,22 @@ def choose_batch_size(
 
 def choose_remaining(
     ctx: DistributedContext, settings: RunSettings, samples: AugmentedImages, model: Detector, steps: StepPlan
-) -> RunSettings:
+) -> ChosenSettings:
     """Chooses the optimizer and ``lr_mult``, which depend on the planned steps. The settings do not change
     afterwards."""
-    optimizer = resolve_optimizer(settings.config.optimizer, steps.known_total)
+    reason = _reason_for_auto(steps) if settings.config.optimizer == "auto" else ""
+    optimizer = resolve_optimizer(settings.config.optimizer, steps.planned_steps)
     lr_mult = _choose_lr_mult(ctx, settings, samples, model, steps)
     config = replace(settings.config, optimizer=optimizer)
-    return replace(settings, config=config, hyp=replace(settings.hyp, lr_mult=lr_mult))
+    return ChosenSettings(replace(settings, config=config, hyp=replace(settings.hyp, lr_mult=lr_mult)), reason)
+
+
+def _reason_for_auto(steps: StepPlan) -> str:
+    """Returns why ``--optimizer auto`` chooses as it does, see `resolve_optimizer`."""
+    if steps.is_timed:
+        return "auto: --time leaves the number of steps open"
+    length = "at most" if steps.total <= SHORT_RUN else "more than"
+    return f"auto: {length} {SHORT_RUN:,} steps"
 
 
 def _choose_lr_mult(

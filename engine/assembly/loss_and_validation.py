@@ -1,4 +1,4 @@
-"""Builds the loss and the validation of a run, shared by training and `--eval-ranks` processes.
+"""Builds the loss of a run, with what it takes from the training split (anchors, class weights), and the validation.
 
 Training (build.py) and the processes that validate for it (evaluating_process.py) must compute the same, and the search
 for a batch size (batch_size.py) measures the loss of the run itself.
@@ -28,24 +28,7 @@ from utils.logger import get_logger
 from utils.strings import listed
 
 
-def build_run_criterion(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    model: Detector,
-    train: DatasetIndex,
-    teacher: Teacher | None,
-    *,
-    fits_anchors: bool,
-) -> Criterion:
-    """Builds the loss of a run. Fits the anchors of ``model``, unless they are those of a checkpoint, and computes the
-    class weights, both from the training split."""
-    if fits_anchors:
-        _fit_anchors(ctx, settings, model, train)
-    class_weights = _choose_class_weights(settings.config, model, train)
-    return build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
-
-
-def _fit_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
+def fit_model_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
     """Checks the anchors of a model, if it has any, against the boxes of the training split, and refits them if needed.
 
     All ranks use the anchors of rank 0: the search compares sums of floats, which other processors may round
@@ -65,7 +48,7 @@ def _fit_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector
     anchors.copy_(broadcast_object(ctx, fitted))
 
 
-def _choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> Tensor | None:
+def choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> Tensor | None:
     """Returns the class weights of the loss for ``--cls-pw``, float32 (C,), and logs them; None if all classes have
     equal weight. ``train``: the training split."""
     if not config.cls_pw:
@@ -87,7 +70,7 @@ def build_criterion(
 ) -> Criterion:
     """Builds the loss of the model's head, with its current anchors, on the device.
 
-    ``class_weights``: result of `_choose_class_weights`, computed from the training split.
+    ``class_weights``: result of `choose_class_weights`.
     """
     criterion = model.head.build_loss(
         settings.hyp, teacher=teacher, label_smoothing=settings.config.label_smoothing, class_weights=class_weights

@@ -77,7 +77,7 @@ def probe_lr_mult(
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
     measured = _measure(read_weights(path), model, dataset, ctx, max_images)
     epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
-    lr_mult = lr_mult_by_score(measured.score, epochs, steps.known_total)
+    lr_mult = lr_mult_by_score(measured.score, epochs, steps.planned_steps)
     get_logger().info("lr_mult %g: %s %s (%s)", lr_mult.value, config.weights, lr_mult.reason, measured.details)
     return lr_mult.value
 

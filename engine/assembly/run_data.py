@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
 from data.index.shared_images import warn_of_shared_images
-from data.source.dataset_spec import DatasetSpec, class_names
+from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.evaluation.metrics import Fitness
 from engine.issues.small_boxes import warn_of_small_boxes
-from engine.run.run import ContinuedRun, RunPlan
+from engine.run.run import StartedFrom
 from models.detector import Detector
 from models.losses.distillation import Teacher
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 
 
@@ -42,16 +43,16 @@ class RunData:
             warn_of_small_boxes(train, imgsz=imgsz, stride=stride)
 
 
-def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
+def open_run_data(
+    ctx: DistributedContext, config: TrainConfig, source: DataSource, started_from: StartedFrom | None
+) -> RunData:
     """Opens the data set, on each node's own disk with ``--stage``, and the teacher, if the run has one.
 
     With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
     process chooses the validation images of a new run; a run that continues uses the images in its checkpoint.
     """
-    config = plan.settings.config
-    started_from = plan.started_from if isinstance(plan, ContinuedRun) else None
     teacher = open_teacher(ctx, config, started_from) if config.teacher or config.keep_old else None
-    spec = open_data(plan.data_source, ctx)
+    spec = open_data(source, ctx)
     used_classes = class_names(spec, single_cls=False) if config.classes else ()
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)

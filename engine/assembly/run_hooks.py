@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.metrics import Fitness
@@ -19,9 +20,10 @@ from engine.hooks.tracking import Service, Tracking
 from engine.hooks.tracking_services import open_services
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
-from engine.run.run import RunPlan, TrainingRun
+from engine.run.run import TrainingRun
 from engine.train.step import TrainStep
 from engine.train.validation import RunValidation
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 
 
@@ -34,13 +36,15 @@ class HookResources:
     callbacks: UserCallbacks | None  # None without ``--callbacks``
 
 
-def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources:
+def open_hook_resources(ctx: DistributedContext, config: TrainConfig, existing_folder: Path | None) -> HookResources:
     """Opens the external resources of the hooks. Raises UserError for a results.csv that this program did not write,
-    packages that are not installed, accounts that are not set up, and callbacks that cannot be imported."""
-    config = plan.settings.config
+    packages that are not installed, accounts that are not set up, and callbacks that cannot be imported.
+
+    ``existing_folder``: see `engine.run.run.NewRun`.
+    """
     results = ResultsTable()
-    if ctx.is_main and plan.existing_folder is not None:
-        results = ResultsTable.read_if_exists(plan.existing_folder / "results.csv")
+    if ctx.is_main and existing_folder is not None:
+        results = ResultsTable.read_if_exists(existing_folder / "results.csv")
     services = open_services(config.tracker) if ctx.is_main else []
     if not config.noplots and ctx.is_main:
         check_plots()
@@ -71,10 +75,10 @@ def build_hooks(
         hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
         hooks += [Tracking(service, results_csv.table) for service in resources.services]
         if not config.noplots:
-            hooks.append(Plots(validation.evaluator, validation.loader.index, fitness, tensorboard))
+            hooks.append(Plots(validation.loader.index, fitness, tensorboard))
     if resources.callbacks is not None:
         hooks.append(resources.callbacks)
-    hooks.append(Summary(fitness.name))
     if config.patience:
         hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
+    hooks.append(Summary(fitness.name))
     return hooks

@@ -18,8 +18,8 @@ from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader, SampleReader
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DatasetSpec
-from engine.evaluation.evaluator import Evaluator, build_evaluator
-from engine.evaluation.result import EvalResult
+from engine.evaluation.evaluator import build_evaluator
+from engine.evaluation.result import Evaluation
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns
 from engine.inference.settings import resolve_imgsz
@@ -30,8 +30,9 @@ from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
 from utils.config.settings import Hyperparameters, ValConfig
-from utils.detections import Detections, DetectionTable
+from utils.detections import Detections
 from utils.distributed.context import DistributedContext, broadcast_object
+from utils.labels import GroundTruth
 from utils.logger import progress
 
 
@@ -39,10 +40,8 @@ from utils.logger import progress
 class SplitScores:
     """The scores of a model on a split, and the detections that were scored."""
 
-    result: EvalResult
-    scored: DetectionTable  # detections whose AP is computed
-    shown: DetectionTable  # as detect.py shows them
-    evaluator: Evaluator  # after its run
+    evaluation: Evaluation
+    truth: GroundTruth
     index: DatasetIndex
     canvases: CanvasRule
 
@@ -80,10 +79,10 @@ def score(
     if tiles is not None and not tiles.scaled:
         detector = _with_tiles(ctx, config, model, detector, tiles, settings)
         evaluator = replace(evaluator, postprocess=_stitch)
-    result = evaluator.run(detector, loader)
-    if result is None or evaluator.scored is None or evaluator.shown is None:
+    evaluation = evaluator.run(detector, loader)
+    if evaluation is None:
         return None
-    return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index, canvases)
+    return SplitScores(evaluation, evaluator.ground_truth, loader.index, canvases)
 
 
 def _settings_of(config: ValConfig, model: InferenceModel, spec: DatasetSpec) -> ValidationSettings:

@@ -63,8 +63,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     with listing_written(folder):
         _write_report(folder, config, subject, scores)
         if config.save_json:
-            truth = with_coco_ids(scores.evaluator.ground_truth, scores.index, spec)
-            tables.write_predictions(folder / "predictions.json", scores.scored, truth)
+            truth = with_coco_ids(scores.truth, scores.index, spec)
+            tables.write_predictions(folder / "predictions.json", scores.evaluation.scored, truth)
     get_logger().info("results are in %s", folder)
     write_result(folder=str(folder))
 
@@ -134,11 +134,11 @@ def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> Gr
 
 def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: SplitScores) -> None:
     """Prints the tables and writes the files of ``folder``."""
-    result = scores.result
-    truth = scores.evaluator.ground_truth
+    result = scores.evaluation.result
+    truth = scores.truth
     names = subject.validated.index.names
     # Matched again: the evaluator has released its matches, which would double the memory of the detections.
-    matches = match_detections(truth, scores.scored, len(names))
+    matches = match_detections(truth, scores.evaluation.scored, len(names))
     rows = tables.result_rows(result, truth, names)
     sizes = tables.size_rows(score_sizes(matches), names)
     errors = split_errors(matches)
@@ -150,4 +150,4 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
         folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
     )
     if not config.noplots:
-        write_validation_report(folder, subject, result, scores.evaluator, errors)
+        write_validation_report(folder, subject, scores.evaluation, errors)

@@ -3,12 +3,12 @@
 The last processes of a job validate the averaged weights while the others train. The two sides have separate process
 groups, so the loss of an evaluating process cannot break a collective of the training processes. Rank 0 posts a
 `SetupMessage`, then a `WeightsMessage` with the weights of an epoch whenever the evaluating processes are free, and
-collects the `ScoresMessage` an epoch later.
+collects the `Evaluation` an epoch later.
 
 The writer of a message does not wait for its reader, which may have died or been stopped. A send, a collective or the
 rendezvous of torch.distributed.rpc would wait.
 
-service.py implements the training side, engine/assembly/evaluating_process.py the evaluating side.
+service.py implements the training side, server.py the evaluating side.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ from torch import Tensor
 from data.index.index import DatasetIndex
 from data.loading.checks import data_facts
 from data.source.dataset_spec import DataSource
-from engine.evaluation.result import EvalResult
 from engine.run.run import RunSettings
-from utils.batches import Batch
-from utils.detections import Detections, DetectionTable
 from utils.distributed.agreement import product_version
 
 SETUP = "setup"  # key of the first message
 READY = "ready/{rank}"  # set by an evaluating process that has opened model and data
 WEIGHTS = "weights/{number}"  # number from 1
-SCORES = "scores/{number}"  # scores of the weights with this number
+SCORES = "scores/{number}"  # `Evaluation` of the weights with this number
 WAIT_ENDED = "wait_ended/{number}"  # set by rank 0 when its wait for scores with this number, from 1, ends
 FAILED = "failed"  # error message of an evaluating process
 ENDED = "ended"  # set when the run has ended
@@ -65,16 +62,6 @@ class WeightsMessage:
 
     ema: dict[str, Tensor]
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoresMessage:
-    """The result of a validation, and detections for its plots, unless ``--noplots`` is given."""
-
-    result: EvalResult
-    scored: DetectionTable | None
-    shown: DetectionTable | None
-    preview: tuple[Batch, Detections] | None
 
 
 def post_message(store: dist.Store, key: str, message: Any) -> None:

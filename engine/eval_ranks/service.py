@@ -19,15 +19,13 @@ from engine.eval_ranks.messages import (
     SETUP,
     WAIT_ENDED,
     WEIGHTS,
-    ScoresMessage,
     SetupMessage,
     WeightsMessage,
     discard_message,
     post_message,
     read_message,
 )
-from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.result import EvalResult
+from engine.evaluation.result import Evaluation
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.rendezvous import evaluation_store
 from utils.distributed.store_barrier import process_key
@@ -51,18 +49,12 @@ def patience_s(since_sent_s: float) -> float:
 
 class ValidationService:
     """Sends weights to the evaluating processes, and collects the scores. Every training process has one and makes the
-    same calls.
+    same calls. ``ctx``: with ``eval_ranks``, which only a run with a store has."""
 
-    Args:
-        ctx: with ``eval_ranks``, which only a run with a store has.
-        evaluator: receives the detections and the preview, as if it had run itself.
-    """
-
-    def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: SetupMessage) -> None:
+    def __init__(self, ctx: DistributedContext, setup: SetupMessage) -> None:
         if ctx.store is None:
             raise ValueError("evaluating processes need the store of a distributed run")
         self._ctx = ctx
-        self._evaluator = evaluator
         self._run_store = ctx.store
         self._store = evaluation_store(ctx.store)
         self._number = 0  # number of the newest message with weights, from 1
@@ -112,7 +104,7 @@ class ValidationService:
         has_scores = self._ctx.is_main and self._is_busy and self._store.check([self._scores_key])
         return broadcast_object(self._ctx, has_scores)
 
-    def collect(self, should_stop: Callable[[], bool]) -> EvalResult | None:
+    def collect(self, should_stop: Callable[[], bool]) -> Evaluation | None:
         """Waits on all ranks for the scores of the epoch that was sent last. Returns them on rank 0; None if they are
         late, and on other ranks.
 
@@ -129,11 +121,7 @@ class ValidationService:
         self._store.set(wait_ended_key, "")
         if not has_scores:
             return None
-        scores = self._receive()
-        self._evaluator.preview = scores.preview
-        self._evaluator.scored = scores.scored
-        self._evaluator.shown = scores.shown
-        return scores.result
+        return self._receive()
 
     def _wait_for_scores(self, should_stop: Callable[[], bool]) -> bool:
         """Waits until the scores are there. Returns False if they are late, or will not come."""
@@ -160,7 +148,7 @@ class ValidationService:
     def _scores_key(self) -> str:
         return SCORES.format(number=self._number)
 
-    def _receive(self) -> ScoresMessage:
+    def _receive(self) -> Evaluation:
         """Removes the newest scores and their weights from the store. Returns the scores."""
         scores = read_message(self._store, self._scores_key)
         discard_message(self._store, self._scores_key)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.matching import ALL_SIZES, match_detections, sort_by_class
-from engine.evaluation.metrics import RECALL_POINTS, nanmean
+from engine.evaluation.metrics import RECALL_POINTS
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
 
@@ -107,11 +107,6 @@ def resampled_ap(outcomes: list[ClassOutcomes], draw_counts: np.ndarray) -> np.n
     ``draw_counts``: int64 (S, N), how often each image is drawn, images in the order of their ids.
     """
     return np.stack([_class_ap(of_class, draw_counts) for of_class in outcomes], axis=1)
-
-
-def mean_ap(ap: np.ndarray) -> np.ndarray:
-    """Averages AP (S, C) over the classes that have objects: float64 (S,)."""
-    return nanmean(ap, axis=1)
 
 
 def _class_ap(outcomes: ClassOutcomes, draw_counts: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import best_threshold, score_detections
 from engine.evaluation.phase_timer import PhaseTimer
-from engine.evaluation.result import EvalResult
+from engine.evaluation.result import Evaluation, Preview
 from engine.evaluation.shards import TIMES, JoinedShards, Shard, Stitch
 from models.detector import CPU_CHUNK, Detector
 from models.losses.base import LossOutput
@@ -28,7 +28,7 @@ from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import SCORED, SHOWN, SHOWN_UNVOTED, ValidationSettings
 from models.postprocess.stitching import TileStitcher
 from utils.batches import Batch, to_float
-from utils.detections import Detections, DetectionTable
+from utils.detections import Detections
 from utils.distributed.context import DistributedContext, gather_arrays
 from utils.labels import GroundTruth
 
@@ -39,15 +39,9 @@ if TYPE_CHECKING:
 Postprocess = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluator:
-    """Scores a model on a split.
-
-    Attributes:
-        scored: detections `SCORED` of the last run, by image, on rank 0.
-        shown: detections `SHOWN` of the last run, by image, on rank 0.
-        preview: the last run's first batch on this rank, and its `SHOWN`, in canvas pixels.
-    """
+    """Scores a model on a split."""
 
     ground_truth: GroundTruth  # objects in all images; the loaders of all ranks together yield each image once
     num_classes: int
@@ -61,13 +55,10 @@ class Evaluator:
     criterion: Criterion | None = None  # as in training; adds validation losses to the result
     fuses: bool = False  # fuse the model, a `Detector`, for each run
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
-    scored: DetectionTable | None = field(default=None, init=False)
-    shown: DetectionTable | None = field(default=None, init=False)
-    preview: tuple[Batch, Detections] | None = field(default=None, init=False)
 
     def run(
         self, model: nn.Module, loader: Iterable[Batch], *, should_stop: Callable[[], bool] = lambda: False
-    ) -> EvalResult | None:
+    ) -> Evaluation | None:
         """Scores ``model`` on ``loader``. Modules keep their training modes.
 
         The detections of each of `SELECTIONS` are matched with the objects: `SCORED` for AP, `SHOWN` for precision,
@@ -80,35 +71,34 @@ class Evaluator:
         Args:
             should_stop: called before each batch; once it returns True on any rank, the run ends without a result.
 
-        Returns the result on rank 0, None elsewhere.
+        Returns the evaluation on rank 0, None elsewhere.
         """
-        self.scored = None
-        self.shown = None
-        self.preview = None
         model = unwrap(model)
         if self.fuses:
             model = cast(Detector, model).fuse(one_to_one=None)  # `unwrap` returns any module
         with eval_mode(model) as bare:
-            gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
+            shard = self._run_shard(bare, loader, should_stop)
+        num_losses = len(self.criterion.names) if self.criterion else 0
+        gathered = gather_arrays(self.ctx, shard.take_arrays(num_losses=num_losses, stitch=self.stitch))
         if gathered is None:
             return None
         shards = JoinedShards(gathered)
-        return self._score(shards) if shards.is_complete else None
+        return self._score(shards, shard.preview) if shards.is_complete else None
 
-    def _score(self, shards: JoinedShards) -> EvalResult:
-        """Scores the detections in ``shards`` and keeps them."""
+    def _score(self, shards: JoinedShards, preview: Preview | None) -> Evaluation:
+        """Scores the detections in ``shards``, and takes them from there."""
         self._check_visits(shards.visited)
-        # Not kept, so that its memory is free before the others are taken.
+        # Taken first and dropped, to free its memory.
         plain_confidence = best_threshold(self.ground_truth, shards.take_table(SHOWN_UNVOTED), self.num_classes)
-        self.scored = shards.take_table(SCORED)
-        self.shown = shards.take_table(SHOWN)
+        scored = shards.take_table(SCORED)
+        shown = shards.take_table(SHOWN)
         result = score_detections(
-            self.ground_truth, self.scored, self.num_classes, shown=self.shown, plain_confidence=plain_confidence
+            self.ground_truth, scored, self.num_classes, shown=shown, plain_confidence=plain_confidence
         )
         result.extras.update(self._times(shards.seconds))
         if self.criterion is not None:
             result.extras.update(_mean_losses(self.criterion.names, shards.loss_sums()))
-        return result
+        return Evaluation(result, scored, shown, preview)
 
     def _check_visits(self, visited: np.ndarray) -> None:
         """Raises RuntimeError unless the loaders of all ranks have yielded each image once."""
@@ -131,10 +121,8 @@ class Evaluator:
         }
 
     @torch.no_grad()
-    def _run_shard(
-        self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]
-    ) -> dict[str, np.ndarray]:
-        """Runs the model on this rank's batches. Returns the arrays of `Shard`."""
+    def _run_shard(self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]) -> Shard:
+        """Runs the model on this rank's batches."""
         timer = PhaseTimer(self.ctx.device)
         shard = Shard()
         channels_last = is_channels_last(model)
@@ -154,14 +142,9 @@ class Evaluator:
                 selections = self.postprocess(model, raw)
             selections = {name: _to_host(detections) for name, detections in selections.items()}
             shard.add(batch, selections, self._loss(raw, images, batch))
-            if self.preview is None:
-                self.preview = (batch, selections[SHOWN])
         seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
-        return shard.arrays(
-            seconds=[seconds.get(name, 0.0) for name in TIMES],
-            num_losses=len(self.criterion.names) if self.criterion else 0,
-            stitch=self.stitch,
-        )
+        shard.seconds = [seconds.get(name, 0.0) for name in TIMES]
+        return shard
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)

@@ -1,4 +1,4 @@
-"""The durations of phases of a loop, on the device."""
+"""Times the phases of a loop on the device."""
 
 from __future__ import annotations
 

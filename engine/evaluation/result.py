@@ -1,13 +1,20 @@
-"""The scores of a validation.
+"""The result of a validation: its scores, and the detections that they are about.
 
 Legend: C classes, S confidences of a curve.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
+
+from utils.batches import Batch, map_tensors
+from utils.detections import Detections, DetectionTable
+
+PREVIEW_IMAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,34 @@ class EvalResult:
     def missed_at_best_confidence(self) -> np.ndarray:
         """Classes that have true positives at a low confidence, but none at `threshold`: int64 (n,)."""
         return np.flatnonzero((self.class_metrics["recall"] == 0) & (self.curve_recall[:, 0] > 0))
+
+
+class Preview(NamedTuple):
+    """The first images of a batch that was validated, and its detections, on the host."""
+
+    batch: Batch  # ``images`` has at most `PREVIEW_IMAGES`
+    detections: Detections  # `SHOWN`, canvas pixels
+
+    @staticmethod
+    def of(batch: Batch, detections: Detections) -> Preview:
+        batch = replace(batch, images=batch.images[:PREVIEW_IMAGES])
+        return Preview(map_tensors(batch, _host_copy), Detections(*map(_host_copy, detections)))
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """Copies a tensor to the host. Without the copy, a view would keep its whole base tensor in memory and in
+    pickles."""
+    return tensor.to("cpu", copy=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The result of a validation. The detections are named in models/postprocess/selection.py."""
+
+    result: EvalResult
+    scored: DetectionTable  # `SCORED`, sorted by image
+    shown: DetectionTable  # `SHOWN`, sorted by image
+    preview: Preview | None  # of the first batch on rank 0; None: rank 0 had no images
 
 
 def f1_score(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:

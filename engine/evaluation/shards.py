@@ -7,14 +7,15 @@ released as soon as they have been joined or taken.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.evaluation.result import Preview
 from models.losses.base import LossOutput
-from models.postprocess.selection import SELECTIONS
+from models.postprocess.selection import SELECTIONS, SHOWN
 from utils.batches import Batch
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.detections import Detections, DetectionTable
@@ -28,10 +29,14 @@ class Shard:
 
     Attributes:
         is_complete: False if the rank has left out batches, because it was told to stop.
+        seconds: `TIMES` of the rank, set at the end.
+        preview: the first batch.
     """
 
     def __init__(self) -> None:
         self.is_complete = True
+        self.seconds = [0.0] * len(TIMES)
+        self.preview: Preview | None = None
         self._tables: dict[str, list[DetectionTable]] = defaultdict(list)  # keys: the names of `SELECTIONS`
         self._visited = [np.zeros(0, np.int64)]  # indices of images, or of tiles, of each batch
         self._first_images: list[int] = []  # first image of each batch with a loss; orders the batches of all ranks
@@ -39,6 +44,8 @@ class Shard:
 
     def add(self, batch: Batch, selections: Mapping[str, Detections], loss: LossOutput | None) -> None:
         """Adds a batch. ``selections``: detections on the host, by the names of `SELECTIONS`."""
+        if self.preview is None:
+            self.preview = Preview.of(batch, selections[SHOWN])
         self._visited.append(batch.indices.numpy())
         for name, detections in selections.items():
             self._tables[name].append(_to_table(detections, batch))
@@ -47,13 +54,10 @@ class Shard:
             scalars = torch.stack([loss.total.float(), loss.normalizer.float()])
             self._loss_sums.append(torch.cat([scalars, loss.parts.float()]))
 
-    def arrays(
-        self, *, seconds: Sequence[float], num_losses: int, stitch: Mapping[str, Stitch] | None
-    ) -> dict[str, np.ndarray]:
+    def take_arrays(self, *, num_losses: int, stitch: Mapping[str, Stitch] | None) -> dict[str, np.ndarray]:
         """Returns arrays that can be concatenated over ranks, for `JoinedShards`, and releases the detections.
 
         Args:
-            seconds: `TIMES` of the rank.
             num_losses: number of parts of the loss.
             stitch: see `Evaluator`.
         """
@@ -72,7 +76,7 @@ class Shard:
             "is_complete": np.array([self.is_complete]),
             "first_images": np.array(self._first_images, dtype=np.int64),
             "loss_sums": loss_sums,
-            "seconds": np.array([seconds]),
+            "seconds": np.array([self.seconds]),
         }
         for name, table in tables.items():
             for column in DetectionTable.__slots__:
@@ -90,7 +94,7 @@ class JoinedShards:
     """
 
     def __init__(self, shards: list[dict[str, np.ndarray]]) -> None:
-        """``shards``: the result of `Shard.arrays` on each rank; they are emptied."""
+        """``shards``: the result of `Shard.take_arrays` on each rank; they are emptied."""
         self._arrays = _joined(shards)
         self.is_complete = bool(self._arrays["is_complete"].all())
         self.visited = self._arrays["visited"]

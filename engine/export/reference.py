@@ -101,10 +101,10 @@ class Reference:
             postprocess=postprocess,
             ctx=DistributedContext.single(torch.device("cpu")),
         )
-        result = evaluator.run(model, self._letterboxed())
-        if result is None or evaluator.scored is None:
+        evaluation = evaluator.run(model, self._letterboxed())
+        if evaluation is None:
             raise RuntimeError("a single process has no scores")
-        return result, evaluator.scored
+        return evaluation.result, evaluation.scored
 
 
 def _mean(values: np.ndarray) -> float:

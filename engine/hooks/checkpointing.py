@@ -55,8 +55,8 @@ class Checkpoints(Hook):
         return Action.SAVE if self._must_replace_last else None
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
-        """Waits until last.pt is from this run, before other hooks replace files of an earlier one, and before the
-        results have a second epoch: without a last.pt, nothing could continue them."""
+        """Waits until last.pt is from this run, before other hooks replace files of an earlier one, and before
+        results.csv gets a second epoch, since a run cannot resume without last.pt."""
         is_ahead = trainer.ctx.is_main and epoch.number > 1 and not trainer.checkpointer.last.is_file()
         if self._must_replace_last or is_ahead:
             trainer.checkpointer.flush()

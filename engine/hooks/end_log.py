@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Epoch, Hook, Training
 from utils.labels import GroundTruth
@@ -21,27 +22,27 @@ class ClassScores(Hook):
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:
         self._truth = truth
         self._names = names
-        self._best: Epoch | None = None
-        self._newest: Epoch | None = None
+        self._result: EvalResult | None = None
+        self._epoch = 0  # whose result this is
+        self._is_best = False  # it is of a best epoch
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
-        if epoch.result is not None:
-            self._newest = epoch
-        if epoch.is_best:
-            self._best = epoch
+        if epoch.evaluation is not None and (epoch.is_best or not self._is_best):
+            self._result = epoch.evaluation.result
+            self._epoch = epoch.number
+            self._is_best = epoch.is_best
 
     def finish(self, trainer: Training) -> None:
-        shown = self._best or self._newest
-        if shown is None or shown.result is None or not shown.result.class_targets.any():
+        if self._result is None or not self._result.class_targets.any():
             return
-        if shown.number == trainer.progress.best_epoch:
+        if self._epoch == trainer.progress.best_epoch:
             model = "best.pt"
-        elif shown.number == trainer.progress.epoch:
+        elif self._epoch == trainer.progress.epoch:
             model = "last.pt"
         else:
             model = "newest validation"
-        get_logger().info("%s, after epoch %d:", model, shown.number)
-        for line in format_table(result_rows(shown.result, self._truth, self._names)):
+        get_logger().info("%s, after epoch %d:", model, self._epoch)
+        for line in format_table(result_rows(self._result, self._truth, self._names)):
             get_logger().info("%s", line)
 
 

@@ -13,7 +13,7 @@ from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import TrainState
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
-from engine.evaluation.result import EvalResult
+from engine.evaluation.result import Evaluation
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepValues
@@ -45,7 +45,7 @@ class Epoch:
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
     # Results of its validation, if there was one:
-    result: EvalResult | None = None  # on rank 0
+    evaluation: Evaluation | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
     metrics: dict[str, float] = field(default_factory=dict)  # on rank 0, by their names in results.csv
     is_best: bool = False
@@ -112,7 +112,7 @@ class Hook:
     all ranks must return the same action (None continues), which the trainer follows. Rank 0 has additional hooks
     (`build_hooks`), which return no action and call no collective, because no other rank would take part. A single rank
     requests a save or a stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or
-    epoch. `Epoch.result` is on rank 0 alone.
+    epoch. `Epoch.evaluation` is on rank 0 alone.
 
     State that a hook needs when a run resumes is in `Progress`, or in a file that the hook writes.
     """

@@ -11,7 +11,6 @@ import numpy as np
 
 from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
-from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
@@ -46,14 +45,12 @@ class Plots(Hook):
     disk, causes only a warning.
 
     Args:
-        evaluator: holds the detections of the newest validation.
         val: the split that is validated.
         fitness: decides the best epoch.
         tensorboard: also receives the pictures.
     """
 
-    def __init__(self, evaluator: Evaluator, val: DatasetIndex, fitness: Fitness, tensorboard: TensorBoard) -> None:
-        self._evaluator = evaluator
+    def __init__(self, val: DatasetIndex, fitness: Fitness, tensorboard: TensorBoard) -> None:
         self._val = val
         self._fitness = fitness
         self._tensorboard = tensorboard
@@ -89,10 +86,9 @@ class Plots(Hook):
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
         self._page.set_epochs(trainer.epochs)
-        evaluator = self._evaluator
         validation = None
-        if epoch.result is not None and evaluator.scored is not None and evaluator.shown is not None:
-            validation = ScoredValidation(epoch.result, evaluator.scored, evaluator.shown, epoch=epoch.number)
+        if epoch.evaluation is not None:
+            validation = ScoredValidation.of(epoch.evaluation, epoch=epoch.number)
         self._drawing.after_epoch(validation)
 
     def after_training(self, trainer: Training) -> None:
@@ -122,12 +118,11 @@ class Plots(Hook):
             self._page.write(read_columns(table) if table.exists() else {})
 
     def _draw_validation(self, validation: ScoredValidation) -> None:
-        result = validation.result
         epoch = validation.epoch
-        self._tensorboard.write(add_pr_curves, result, self._names, epoch)
+        self._tensorboard.write(add_pr_curves, validation.result, self._names, epoch)
         name = "val_predictions.jpg"
         with self._failing_with_warning(name):
-            sheet = write_preview(self._evaluator, result, self._names, self._folder / name)
+            sheet = write_preview(validation, self._names, self._folder / name)
             if sheet is not None:
                 self._tensorboard.write(add_image, "val/predictions", sheet, epoch)
 

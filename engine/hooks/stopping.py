@@ -12,7 +12,8 @@ from utils.strings import counted
 
 
 class EarlyStopping(Hook):
-    """Ends the run after ``patience`` epochs without a better ``fitness``; it validates every ``val_every`` epochs."""
+    """Ends the run after ``patience`` epochs without a better ``fitness``. ``val_every``: epochs between two
+    validations of the run."""
 
     def __init__(self, patience: int, fitness: str, *, val_every: int) -> None:
         self._patience = patience

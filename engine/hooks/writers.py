@@ -68,8 +68,8 @@ def _recorded_epochs(trainer: Training) -> int:
 
 
 def _first_recorded_epoch(trainer: Training) -> int:
-    """Returns the first epoch that this start records; 0 if the run is new, which hides all events of an earlier one.
-    An epoch that is only scored now may have been recorded before, without scores (``--val-every``)."""
+    """Returns the first epoch that this start records; 0 for a new run, so that TensorBoard purges the events of an
+    earlier run. An epoch that is only scored now may have been recorded before, without scores (``--val-every``)."""
     started_from = trainer.run.started_from
     if started_from is None:
         return 0

@@ -30,7 +30,7 @@ class StepPlan:
         return self.per_epoch * self.epochs
 
     @property
-    def known_total(self) -> float:
+    def planned_steps(self) -> float:
         """Steps of the run, on which other choices depend; inf if its length is unknown (``--time``)."""
         return math.inf if self.is_timed else self.total
 

@@ -58,7 +58,7 @@ class RunControl:
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
         self.exit_code = 0  # exit code of the signal that has stopped the ranks, or 0
         self.is_finalizing = False  # see `begin_finalizing`
-        self.ended_by_callback = False  # the ranks have followed `request_stop`, and no callback has failed
+        self.callback_stop_followed = False  # the ranks have followed `request_stop`, and no callback has failed
         self._ctx = ctx
         self._watchdog = watchdog
         self._signals = watchdog.signals
@@ -218,7 +218,7 @@ class RunControl:
 
     def _follow_request(self) -> Action:
         """Stops the run as a rank has requested, or because a callback has failed on one. Every rank must call this."""
-        self.ended_by_callback |= not self._has_failed()
+        self.callback_stop_followed |= not self._has_failed()
         return self._stop(0)
 
     def _has_failed(self) -> bool:

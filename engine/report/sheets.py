@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.evaluation.analysis import ErrorSplit
-from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.result import EvalResult
+from engine.evaluation.result import PREVIEW_IMAGES, Evaluation
 from engine.report.page import ReportPage
 from engine.report.subject import ScoredValidation, Subject
 from utils.batches import Batch
@@ -21,30 +20,26 @@ from utils.drawing.text import write_text
 from utils.pixels import as_rgb8
 
 PICTURED_IMAGES = 16  # images of a batch on a sheet
-PICTURED_PAIRS = 8  # images shown with their labels and detections
 CAPTION_COLOR = np.array([40, 40, 40])
 
 
-def write_validation_report(
-    folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit
-) -> None:
-    """Writes the report and predictions.jpg of a validation. Called on rank 0, after ``evaluator`` has run."""
-    if evaluator.scored is None or evaluator.shown is None:
-        raise ValueError("the evaluator has no detections on this rank")
+def write_validation_report(folder: Path, subject: Subject, evaluation: Evaluation, errors: ErrorSplit) -> None:
+    """Writes the report and predictions.jpg of a validation."""
     page = ReportPage(folder, subject)
-    page.set_validation(ScoredValidation(result, evaluator.scored, evaluator.shown, errors=errors))
+    validation = ScoredValidation.of(evaluation, errors=errors)
+    page.set_validation(validation)
     page.write({})
     page.log_path()
-    write_preview(evaluator, result, subject.validated.index.names, folder / "predictions.jpg")
+    write_preview(validation, subject.validated.index.names, folder / "predictions.jpg")
 
 
-def write_preview(evaluator: Evaluator, result: EvalResult, names: Sequence[str], out: Path) -> np.ndarray | None:
+def write_preview(validation: ScoredValidation, names: Sequence[str], out: Path) -> np.ndarray | None:
     """Writes a picture of the first batch with its labels and the detections that detect.py shows at the threshold of
-    ``result``, and returns the picture; None if there is no batch."""
-    if evaluator.preview is None:
+    the validation, and returns the picture; None if there is no batch."""
+    if validation.preview is None:
         return None
-    batch, detections = evaluator.preview
-    sheet = draw_batch(batch, names, detections, threshold=result.confusion_confidence)
+    batch, detections = validation.preview
+    sheet = draw_batch(batch, names, detections, threshold=validation.result.confusion_confidence)
     if sheet is not None:
         write_image(out, sheet)
     return sheet
@@ -57,7 +52,7 @@ def draw_batch(
 
     ``detections``: in canvas pixels; those that score above ``threshold`` are drawn in a second picture of each image.
     """
-    limit = PICTURED_IMAGES if detections is None else PICTURED_PAIRS
+    limit = PICTURED_IMAGES if detections is None else PREVIEW_IMAGES
     images = as_rgb8(batch.images[:limit].numpy(force=True).transpose(0, 2, 3, 1))
     if not len(images):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import ErrorSplit
 from engine.evaluation.metrics import Fitness
-from engine.evaluation.result import EvalResult
+from engine.evaluation.result import EvalResult, Evaluation, Preview
 from engine.issues.issue import CheckedSplit
 from engine.optim.schedule import few_steps_warning, step_plan
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
@@ -60,3 +60,15 @@ class ScoredValidation:
     shown: DetectionTable  # detections as detect.py shows them
     epoch: int = 0  # epoch of the training after which it ran; 0: validation of a checkpoint
     errors: ErrorSplit | None = None  # None: not computed yet
+    preview: Preview | None = None
+
+    @staticmethod
+    def of(evaluation: Evaluation, *, epoch: int = 0, errors: ErrorSplit | None = None) -> ScoredValidation:
+        return ScoredValidation(
+            result=evaluation.result,
+            scored=evaluation.scored,
+            shown=evaluation.shown,
+            epoch=epoch,
+            errors=errors,
+            preview=evaluation.preview,
+        )

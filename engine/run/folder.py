@@ -19,7 +19,7 @@ from engine.run.launch_record import record_launch
 from engine.run.merge_settings import is_same_start
 from engine.run.new_folder import increment_path
 from engine.run.previous_data import is_other_data, previous_data
-from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
+from engine.run.run import ContinuedRun, RunPlan, RunSettings, TrainingRun
 from engine.run.settings_yaml import StoredRun, read_stored_run, write_stored_run
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -69,8 +69,6 @@ def claim_folder(
         (folder / COMPLETE).unlink(missing_ok=True)
     report_begun(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    if isinstance(plan, NewRun):
-        return TrainingRun(folder=folder, run_id=run_id, settings=settings)
     return TrainingRun(
         folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from, remaining=plan.remaining
     )

@@ -117,6 +117,11 @@ class NewRun(_Plan):
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
     @property
+    def started_from(self) -> None:
+        """There is no checkpoint, see `ContinuedRun`."""
+        return None
+
+    @property
     def remaining(self) -> Remaining:
         return Remaining.STEPS
 
@@ -163,6 +168,12 @@ class ContinuedRun(_Plan):
         if self.started_from.progress.epoch < self.settings.config.epochs:
             return Remaining.STEPS
         return Remaining.SCORES
+
+    @property
+    def scores_epochs(self) -> bool:
+        """Whether epochs are scored, so that another one may become the best; a report alone scores none."""
+        lacks_scores = self.started_from.lacks_scores(self.settings.config.epochs)
+        return self.remaining is not Remaining.REPORT or lacks_scores
 
     @property
     def data_source(self) -> DataSource:

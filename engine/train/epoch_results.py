@@ -35,10 +35,8 @@ class EpochResults:
 
         ``seconds``: how long the run has trained, for a row without a time.
         """
-        scores = None
-        if epoch.result is not None:
-            scores = _BroadcastScores.of(epoch.result, self.fitness)
-        scores = broadcast_object(ctx, scores)
+        result = None if epoch.evaluation is None else epoch.evaluation.result
+        scores = broadcast_object(ctx, None if result is None else _BroadcastScores.of(result, self.fitness))
         if scores is not None:
             progress.record_thresholds(
                 confidence=scores.threshold,
@@ -47,8 +45,8 @@ class EpochResults:
             )
             epoch.class_ap = scores.class_ap
             epoch.is_best = progress.record_fitness(scores.fitness)
-        if epoch.result is not None:
-            epoch.metrics = self._metrics(epoch.result)
+        if result is not None:
+            epoch.metrics = self._metrics(result)
             self._log(epoch)
         epoch.row.setdefault("time", seconds)  # a pending epoch has the time at which it ended
         epoch.row = _in_order(epoch.row, epoch.metrics)

@@ -35,7 +35,7 @@ class StepSettings:
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
-    benchmark_images: int = 0  # size of the batches for which cuDNN searches for the fastest kernels; 0: it does not
+    benchmark_images: int = 0  # batch size for which ``cudnn.benchmark`` is on, over all ranks; 0: it is off
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)

@@ -20,7 +20,7 @@ from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.complete_record import record_reported
 from engine.run.merge_settings import as_flag
-from engine.run.run import Remaining, TrainingOutcome, TrainingRun
+from engine.run.run import TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.epochs import is_closing_epoch, validates_after
@@ -70,7 +70,7 @@ class Validator(Protocol):
 
 class Trainer:
     """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in list
-    order."""
+    order. See also `engine.train.report_only.ReportOnlyTrainer`."""
 
     def __init__(
         self,
@@ -155,27 +155,6 @@ class Trainer:
         self.checkpointer.flush()  # before the first step, last.pt must no longer say that a callback has ended the run
 
     def _do_remaining_work(self) -> None:
-        """Runs the remaining epochs; of a run that has ended, only writes the report."""
-        if self.run.remaining is Remaining.REPORT:
-            self._report_last_epoch()
-        else:
-            self._train_epochs()
-
-    def _report_last_epoch(self) -> None:
-        """Reports a run that has ended, whose report is missing. The scores of its last epoch are stored, unless it is
-        still pending, but the report also needs the detections: it is validated again."""
-        if self.pending is not None:
-            self._conclude_pending(saves_last=True)
-            return
-        epoch = Epoch(self.progress.epoch)
-        if self._last_recorded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
-            self._set_closing(epoch.number)
-            self.call_hooks("before_validation")
-            if self._follow(self.validator.validate(epoch)).skips_rest:
-                return
-        self.call_hooks("report", epoch)
-
-    def _train_epochs(self) -> None:
         """Runs the remaining epochs. First concludes an epoch of an earlier start."""
         if not self._stopped:
             self._conclude_pending(saves_last=True)
@@ -195,7 +174,7 @@ class Trainer:
 
     def _finish(self) -> TrainingOutcome:
         """Calls the hooks that come last, and records that the run has been reported."""
-        if self.control.ended_by_callback and not self._has_ended():
+        if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             get_logger().info(
                 "ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last)
@@ -214,11 +193,8 @@ class Trainer:
         return self.pending is None and (progress.epoch >= self.epochs or stops_early)
 
     def _ended_by_callback(self) -> bool:
-        """Returns True if a callback has ended the run, in this process or before one that only reports."""
-        started_from = self.run.started_from
-        only_reports = self.run.remaining is Remaining.REPORT
-        had_ended = only_reports and started_from is not None and started_from.ended_by_callback
-        return had_ended or self.control.ended_by_callback
+        """Returns True if a callback has ended the run, see `CheckpointHeader`."""
+        return self.control.callback_stop_followed
 
     def _continuation(self) -> str:
         """Returns how to complete the run with another command."""
@@ -330,7 +306,7 @@ class Trainer:
         """Scores and records an epoch whose validation is done, or not due."""
         self.results.fill_in(self.ctx, epoch, self.progress, seconds=self.seconds())
         self.call_hooks("record", epoch)
-        self._last_recorded = epoch
+        self._last_recorded = replace(epoch, evaluation=None)  # its detections may take gigabytes
 
     def _conclude_pending(self, *, saves_last: bool) -> Action:
         """Records, saves and reports the pending epoch, if there is one. A signal that ends its validation leaves it
@@ -370,11 +346,15 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
-        """Saves or ends the run, as ``action`` requests. A start that only writes the report does not save here."""
-        if action.saves and self.run.remaining is not Remaining.REPORT:
-            self.save_last()
+        """Saves or ends the run, as ``action`` requests."""
+        if action.saves:
+            self._save_on_request()
         self._stopped |= action.ends_run
         return action
+
+    def _save_on_request(self) -> None:
+        """Saves the run because a hook, a signal or another rank asks for it."""
+        self.save_last()
 
     def save_last(self) -> None:
         """Saves the run in last.pt."""

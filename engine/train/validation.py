@@ -70,9 +70,9 @@ class LocalValidator:
         pass
 
     def _run(self, model: nn.Module, epoch: Epoch) -> Action:
-        """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
+        """Validates ``model`` on all ranks; rank 0 has the evaluation, unless a signal has ended the validation."""
         loader = self.validation.loader
-        epoch.result = self.validation.evaluator.run(model, loader, should_stop=self._control.beat_and_poll_stop)
+        epoch.evaluation = self.validation.evaluator.run(model, loader, should_stop=self._control.beat_and_poll_stop)
         return self._control.after_validation()
 
 
@@ -104,8 +104,8 @@ class RemoteValidator:
 
     def collect(self, pending: PendingEpoch, epoch: Epoch, *, is_closing: bool) -> Action:
         """Takes the result of the evaluating processes; validates the weights here if there is none."""
-        epoch.result = self._service.collect(self._control.poll_stop)
-        if broadcast_object(self._ctx, epoch.result is not None):
+        epoch.evaluation = self._service.collect(self._control.poll_stop)
+        if broadcast_object(self._ctx, epoch.evaluation is not None):
             return Action.CONTINUE
         action = self._control.after_validation()
         if action.skips_rest:
@@ -137,7 +137,7 @@ def build_validator(
     if not ctx.eval_ranks:
         return local
     setup = build_setup(run.settings, step, description=description, plan=plan, val=validation.loader.index)
-    service = ValidationService(ctx, validation.evaluator, setup)
+    service = ValidationService(ctx, setup)
     return RemoteValidator(ctx, local, service, control)
 
 

@@ -1,8 +1,8 @@
 """Task-aligned assignment (TOOD, Feng et al. 2021): fixed shapes, no host sync, no gradient.
 
 Only the few cells inside a target can be assigned to it. The host lists them from the batch's labels, as pairs of a
-target and a cell, so no tensor of shape (B, K, N) is needed. The steps, in this order: `list_pairs`, `pair_overlap`,
-`alignment`, `best_pairs`, `resolve_conflicts`, `normalized_scores`.
+target and a cell, so no tensor of shape (B, K, N) is needed. The steps, in this order: `list_pairs`, `score_pairs`,
+`select_candidates`, `resolve_conflicts`, `normalized_scores`.
 
 Legend: B images, K target slots, N cells over all levels, L levels, C classes, T candidates per target, S = B * K
 slots, P pairs of a target and a candidate cell. Boxes are xyxy canvas pixels.
@@ -43,6 +43,22 @@ class CandidatePairs(NamedTuple):
     ends: Tensor  # int64 (S,): number of pairs in this slot and all before it
 
 
+class Windows(NamedTuple):
+    """The cells whose centers are inside each of M targets: a window on each of L levels."""
+
+    corner_cell: np.ndarray  # int64 (M, L) the first cell, numbered over all levels
+    size: np.ndarray  # int64 (M, L, 2) numbers of columns and rows; either may be 0
+    level_width: np.ndarray  # int64 (L,) columns of the level
+
+
+class Candidates(NamedTuple):
+    """The best candidate cells of each target. An unused slot has the metric and the overlap 0, and any valid cell."""
+
+    cells: Tensor  # int64 (B, K, T)
+    metric: Tensor  # (B, K, T), see `alignment`
+    overlap: Tensor  # (B, K, T), see `pair_overlap`
+
+
 def list_pairs(
     targets: np.ndarray, images: int, slots: int, shapes: Shapes, strides: tuple[int, ...], device: torch.device
 ) -> CandidatePairs:
@@ -57,21 +73,10 @@ def list_pairs(
     """
     canvas_h, canvas_w = (side * strides[0] for side in shapes[0])
     boxes = scale_boxes(cxcywh_to_xyxy(targets[:, 2:]), canvas_w, canvas_h)
-    low, high = (corner[:, None] for corner in widen_to_stride(boxes, min(strides)))
-    stride = np.array(strides, boxes.dtype)[:, None]
-    heights, widths = np.array(shapes).T
-    # Each target has a window of cells on each level: first column and row, number of columns and rows, (M, L, 2) each.
-    # Strides are powers of two, so nothing here rounds.
-    first = np.ceil(low / stride - 0.5).clip(0).astype(np.int64)
-    last = np.floor(high / stride - 0.5).astype(np.int64)
-    size = (np.minimum(last, np.stack((widths, heights), -1) - 1) + 1 - first).clip(0)
-    level_start = np.cumsum(heights * widths) - heights * widths
-    corner_cell = level_start + first[..., 1] * widths + first[..., 0]
-    row_start, row_length = _rows_of_windows(corner_cell.ravel(), size.reshape(-1, 2), np.tile(widths, len(targets)))
-    cell = _cells_of_rows(row_start, row_length)
-
+    windows = _windows_of_boxes(boxes, shapes, strides)
+    cell = _cells_of_windows(windows)
     image = targets[:, 0].astype(np.int64)
-    pair_count = size.prod(-1).sum(-1)
+    pair_count = windows.size.prod(-1).sum(-1)
     slot = image * slots + np.arange(len(image)) - np.searchsorted(image, image)
     pairs = np.zeros((2, max(math.ceil(len(cell) / _BUCKET), 1) * _BUCKET), np.int64)
     pairs[0, : len(cell)] = np.repeat(slot, pair_count)
@@ -82,31 +87,49 @@ def list_pairs(
     return CandidatePairs(pair_slot, pair_cell, from_host(ends.cumsum(), device))
 
 
-def _rows_of_windows(
-    corner_cell: np.ndarray, size: np.ndarray, level_width: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Expands W windows of cells to their rows: a window of 2 columns and 3 rows gives three rows of two cells.
+def _windows_of_boxes(boxes: np.ndarray, shapes: Shapes, strides: tuple[int, ...]) -> Windows:
+    """Finds the candidate cells of ``boxes`` (M, 4)."""
+    low, high = (corner[:, None] for corner in widen_to_stride(boxes, min(strides)))
+    stride = np.array(strides, boxes.dtype)[:, None]
+    heights, widths = np.array(shapes).T
+    # First and last column and row, (M, L, 2) each. Strides are powers of two, so nothing here rounds.
+    first = np.ceil(low / stride - 0.5).clip(0).astype(np.int64)
+    last = np.floor(high / stride - 0.5).astype(np.int64)
+    size = (np.minimum(last, np.stack((widths, heights), -1) - 1) + 1 - first).clip(0)
+    level_start = np.cumsum(heights * widths) - heights * widths
+    corner_cell = level_start + first[..., 1] * widths + first[..., 0]
+    return Windows(corner_cell, size, widths)
 
-    Args:
-        corner_cell: int64 (W,) the window's first cell.
-        size: int64 (W, 2) numbers of columns and rows; either may be 0.
-        level_width: int64 (W,) cells in a row of the window's level.
 
-    Returns the first cell and the number of cells of each row, window after window.
+def _cells_of_windows(windows: Windows) -> np.ndarray:
+    """Lists the cells of all windows: target after target, then by level, row and column.
+
+    Windows are expanded to rows, and rows to cells: a window of 2 columns and 3 rows gives three rows of two cells.
     """
-    columns, rows = size.T
+    columns, rows = windows.size.reshape(-1, 2).T
     window = np.repeat(np.arange(len(rows)), rows)  # window of each row
-    return corner_cell[window] + _ranges(rows) * level_width[window], columns[window]
-
-
-def _cells_of_rows(row_start: np.ndarray, row_length: np.ndarray) -> np.ndarray:
-    """Expands rows of consecutive cells to their cells, row after row."""
+    level_width = np.broadcast_to(windows.level_width, windows.corner_cell.shape).ravel()
+    row_start = windows.corner_cell.ravel()[window] + _ranges(rows) * level_width[window]
+    row_length = columns[window]
     return np.repeat(row_start, row_length) + _ranges(row_length)
 
 
 def _ranges(lengths: np.ndarray) -> np.ndarray:
     """Concatenates 0, 1, ..., length - 1 for each of ``lengths``."""
     return np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+
+
+def score_pairs(
+    class_logits: Tensor, predicted: Tensor, labels: Tensor, boxes: Tensor, pairs: CandidatePairs
+) -> tuple[Tensor, Tensor]:
+    """Computes the alignment metric and the CIoU of each pair, (P,) each. Arguments: see `TaskAlignedAssigner`."""
+    num_cells = predicted.shape[1]
+    image = pairs.slot.div(labels.shape[1], rounding_mode="floor")
+    rows = image * num_cells + pairs.cell  # cells numbered over all images
+    label = labels.flatten().index_select(0, pairs.slot)
+    logits = class_logits.flatten().index_select(0, rows * class_logits.shape[-1] + label)
+    overlap = pair_overlap(predicted, boxes, pairs, rows)
+    return alignment(logits, overlap), overlap
 
 
 def pair_overlap(predicted: Tensor, boxes: Tensor, pairs: CandidatePairs, rows: Tensor) -> Tensor:
@@ -143,14 +166,37 @@ def best_pairs(pairs: CandidatePairs, metric: Tensor, topk: int) -> tuple[Tensor
     return order[rank.clamp(max=len(metric) - 1)], rank < pairs.ends[:, None]
 
 
-def normalized_scores(metric: Tensor, overlap: Tensor, kept: Tensor) -> Tensor:
-    """Scales the metric (B, K, T) so that a target's best cell gets the target's best IoU (Feng et al. 2021, sec. 3.2).
+def select_candidates(
+    pairs: CandidatePairs, metric: Tensor, overlap: Tensor, *, slots: int, topk: int, num_cells: int
+) -> Candidates:
+    """Selects the T = ``topk`` pairs of each target with the highest ``metric``.
+
+    Args:
+        metric: (P,).
+        overlap: (P,).
+        slots: K.
+        num_cells: N.
+    """
+    top, exists = best_pairs(pairs, metric, topk)
+    exists = exists.view(-1, slots, topk)  # (B, K, T)
+    # Unused slots get different cells: additions to one cell, even of 0, would wait for each other.
+    spare = torch.arange(slots * topk, device=top.device).view(slots, topk) % num_cells
+    return Candidates(
+        cells=torch.where(exists, pairs.cell[top].view_as(exists), spare),
+        metric=metric[top].view_as(exists) * exists,
+        overlap=overlap[top].view_as(exists) * exists,
+    )
+
+
+def normalized_scores(metric: Tensor, overlap: Tensor, is_assigned: Tensor) -> Tensor:
+    """Scales the metric (B, K, T) of assigned cells so that a target's best cell gets the target's best IoU (Feng et
+    al. 2021, sec. 3.2).
 
     The maximum has no epsilon added: metrics go down to 1e-15 while boxes fit badly, far below any epsilon. A target
     without cells has only zeros to divide.
     """
-    metric = metric * kept
-    overlap = overlap * kept
+    metric = metric * is_assigned
+    overlap = overlap * is_assigned
     largest = metric.amax(-1, keepdim=True)
     return metric / torch.where(largest > 0, largest, 1.0) * overlap.amax(-1, keepdim=True)
 
@@ -187,23 +233,11 @@ class TaskAlignedAssigner:
         if batch == 0:
             none = predicted.new_zeros((0, slots, 1 if self.one_to_one else topk))
             return Assignment(none.long(), none)
-        # The metric of every pair, (P,).
-        rows = pairs.slot.div(slots, rounding_mode="floor") * num_cells + pairs.cell  # cells numbered over all images
-        label = labels.flatten().index_select(0, pairs.slot)
-        logits = class_logits.flatten().index_select(0, rows * class_logits.shape[-1] + label)
-        pair_overlaps = pair_overlap(predicted, boxes, pairs, rows)
-        pair_metrics = alignment(logits, pair_overlaps)
-        # The best pairs of every target, (B, K, T).
-        top, exists = best_pairs(pairs, pair_metrics, topk)
-        exists = exists.view(batch, slots, -1)
-        # Unused slots get different cells: additions to one cell, even of 0, would wait for each other.
-        spare = torch.arange(exists[0].numel(), device=top.device).view_as(exists[0]) % num_cells
-        cells = torch.where(exists, pairs.cell[top].view_as(exists), spare)
-        metric = pair_metrics[top].view_as(exists) * exists
-        overlap = pair_overlaps[top].view_as(exists) * exists
+        metric, overlap = score_pairs(class_logits, predicted, labels, boxes, pairs)
+        candidates = select_candidates(pairs, metric, overlap, slots=slots, topk=topk, num_cells=num_cells)
         if self.one_to_one:
-            chosen, kept = match_one_to_one(cells, metric, overlap, num_cells)
-            cells, metric, overlap = (values.gather(-1, chosen) for values in (cells, metric, overlap))
+            best, is_assigned = match_one_to_one(*candidates, num_cells)
+            candidates = Candidates(*(values.gather(-1, best) for values in candidates))
         else:
-            kept = resolve_conflicts(cells, metric, overlap, num_cells)
-        return Assignment(cells, normalized_scores(metric, overlap, kept))
+            is_assigned = resolve_conflicts(*candidates, num_cells)
+        return Assignment(candidates.cells, normalized_scores(candidates.metric, candidates.overlap, is_assigned))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from utils.config.settings import Hyperparameters
 
 if TYPE_CHECKING:
-    from models.losses.base import Criterion, LossSettings
+    from models.losses.base import BranchLoss, Criterion, LossSettings
     from models.losses.distillation import Teacher
 
 ONE_TO_ONE = "one2one_"  # prefix of the second branch's layers, as in public state dicts
@@ -61,7 +61,7 @@ class DetectionHead(nn.Module):
         """Fills the biases of a branch's output layers."""
         raise NotImplementedError
 
-    def branch_loss(self, settings: LossSettings) -> Criterion:
+    def branch_loss(self, settings: LossSettings) -> BranchLoss:
         """Creates the loss of one branch, see `build_loss`."""
         raise NotImplementedError
 
@@ -140,11 +140,12 @@ class DetectionHead(nn.Module):
         )
         if teacher is not None:
             settings = replace(settings, taught=teacher.taught, unlabeled_only=teacher.unlabeled_only)
-        loss = self.branch_loss(settings)
+        first_loss = self.branch_loss(settings)
+        loss: Criterion = first_loss
         if self.is_dual:
             taught = settings.taught if teacher is not None and teacher.is_dual else ()
             one_to_one_loss = self.branch_loss(replace(settings, one_to_one=True, taught=taught))
-            loss = DualAssignmentLoss(loss, one_to_one_loss, gain=hyp.one2one)
+            loss = DualAssignmentLoss(first_loss, one_to_one_loss, gain=hyp.one2one)
         loss.teacher = teacher
         return loss
 

@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from models.assigners.anchor import match_anchors
 from models.assigners.candidates import MIN_OVERLAP, match_one_to_one
 from models.box_coding import anchor_to_cxcywh, flatten_levels
-from models.losses.base import NO_OBJECT, Criterion, LossOutput, LossSettings, add_up, smooth_labels
+from models.losses.base import NO_OBJECT, BranchLoss, LossOutput, LossSettings, add_up, smooth_labels
 from models.losses.ignored_cells import IgnoredCells
 from utils.batches import Targets
 from utils.boxes import cxcywh_to_xyxy, iou
@@ -27,9 +27,10 @@ from utils.boxes import cxcywh_to_xyxy, iou
 # box term that equals the anchor-free one, so that one learning rate suits both heads.
 _CLASS_GAIN = 2.0
 
-# Weights of a cell's objectness on P3, P4, P5. YOLOv5's balance 4 : 1 : 0.4 is for means over a level's cells, and each
-# level has a quarter of the cells of the next finer one.
-_LEVEL_WEIGHTS = (1.0, 1.0, 1.6)
+# Weights of a cell's objectness by stride, in a head with exactly these levels (P3, P4, P5); in others all weigh 1.
+# YOLOv5's balance 4 : 1 : 0.4 is for means over a level's cells, and each level has a quarter of the cells of the next
+# finer one. Its balance of four levels, 4 : 1 : 0.25 : 0.06, gives equal weights.
+_P3_TO_P5_WEIGHTS = {8: 1.0, 16: 1.0, 32: 1.6}
 
 
 class LevelMatches(NamedTuple):
@@ -76,7 +77,14 @@ class LevelTerms(NamedTuple):
     positives: Tensor  # number of valid matches
 
 
-class AnchorLoss(Criterion):
+def _level_weights(strides: Sequence[int]) -> tuple[float, ...]:
+    """Returns the weight of a cell's objectness on each level, in the order of ``strides``."""
+    if sorted(strides) != sorted(_P3_TO_P5_WEIGHTS):
+        return (1.0,) * len(strides)
+    return tuple(_P3_TO_P5_WEIGHTS[stride] for stride in strides)
+
+
+class AnchorLoss(BranchLoss):
     """CIoU and class BCE on matched anchors, and objectness BCE with the predicted box's IoU as target on all (YOLOv5).
 
     All terms are divided by the number of positives, so that an object's gradient is the same on every data set. A mean
@@ -96,8 +104,7 @@ class AnchorLoss(Criterion):
         hyp = settings.hyp
         self.settings = settings
         self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
-        levels = len(settings.strides)
-        self.level_weights = _LEVEL_WEIGHTS if levels == len(_LEVEL_WEIGHTS) else (1.0,) * levels
+        self.level_weights = _level_weights(settings.strides)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.register_buffer("anchors", anchors.detach().float(), persistent=False)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from models.assigners.task_aligned import CandidatePairs, TaskAlignedAssigner, l
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, grid_shapes
 from models.layers.ops import gather_cells, sparse_cross_entropy, split_rows
 from models.losses.base import (
-    Criterion,
+    AssignedCells,
+    BranchLoss,
     LossOutput,
     LossSettings,
     add_up,
@@ -29,15 +29,6 @@ from models.losses.distillation import distill_maps
 from models.losses.ignored_cells import IgnoredCells
 from utils.batches import Targets
 from utils.boxes import iou
-
-
-class AssignedCells(NamedTuple):
-    """Cells assigned to targets, and their targets. Unused slots have weight 0."""
-
-    cells: Tensor  # int64 (B, P)
-    weight: Tensor  # float32 (B, P), target score
-    boxes: Tensor  # float32 (B, P, 4) xyxy canvas pixels
-    class_targets: Tensor  # float32 (B, P, C)
 
 
 def distribution_focal_loss(logits: Tensor, distance: Tensor) -> Tensor:
@@ -90,7 +81,7 @@ class _CompiledTerms:
         return self._terms(raw, targets, max_targets, pairs, ignored, teacher_maps)
 
 
-class AnchorFreeLoss(Criterion):
+class AnchorFreeLoss(BranchLoss):
     """BCE on all cells, CIoU and a distance loss on assigned ones (TOOD, Feng et al. 2021; GFL, Li et al. 2020).
 
     The distance loss is the distribution focal loss or, without bins (R = 1), the mean absolute error in cells. The

@@ -57,11 +57,9 @@ class LossOutput(NamedTuple):
 
 
 class Criterion(nn.Module):
-    """Base of the losses."""
+    """The loss of a head."""
 
-    settings: LossSettings
     names: tuple[str, ...]  # of ``LossOutput.parts``
-    gains: tuple[float, ...]  # factors of the same terms
     class_weights: Tensor | None  # buffer, float32 (C,), see `class_weights`; None: all classes count alike
 
     def __init__(self) -> None:
@@ -84,6 +82,22 @@ class Criterion(nn.Module):
         """Runs the teacher on ``images`` (B, channels, H, W) and returns its maps; None without a teacher."""
         return None if self.teacher is None else self.teacher(images)
 
+    def compile_terms(self, *, has_regions: bool = False) -> None:
+        """Compiles the part of training, not of validation, that runs on the device, for all sizes at once.
+
+        Does nothing by default. ``has_regions``: whether batches may have ignore regions.
+        """
+
+    def set_closing(self, closing: bool) -> None:
+        """Begins (True) or ends the last epochs, which have no mosaic: a loss may then refine its boxes."""
+
+
+class BranchLoss(Criterion):
+    """Base of the losses of a head, or of one of its two branches."""
+
+    settings: LossSettings
+    gains: tuple[float, ...]  # factors of the terms ``names``
+
     def ignored_cells(self, raw: Sequence[Tensor], targets: Targets) -> IgnoredCells | None:
         """Finds the cells in ignore regions; None if there are no regions."""
         if targets.ignore is None:
@@ -94,15 +108,6 @@ class Criterion(nn.Module):
         """Returns the loss that is the sum of ``terms``, () each, times their gains."""
         parts = [gain * term for gain, term in zip(self.gains, terms, strict=True)]
         return LossOutput(add_up(parts), normalizer, torch.stack(parts).detach())
-
-    def compile_terms(self, *, has_regions: bool = False) -> None:
-        """Compiles the part of training, not of validation, that runs on the device, for all sizes at once.
-
-        Does nothing by default. ``has_regions``: whether batches may have ignore regions.
-        """
-
-    def set_closing(self, closing: bool) -> None:
-        """Begins (True) or ends the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 
 class DualAssignmentLoss(Criterion):
@@ -115,7 +120,7 @@ class DualAssignmentLoss(Criterion):
     one-to-one layers.
     """
 
-    def __init__(self, many: Criterion, one: Criterion, *, gain: float) -> None:
+    def __init__(self, many: BranchLoss, one: BranchLoss, *, gain: float) -> None:
         super().__init__()
         self.many = many
         self.one = one
@@ -143,6 +148,15 @@ class DualAssignmentLoss(Criterion):
         one = self.one(raw[levels:], targets, teacher_one)
         parts = torch.cat((many.parts, self.gain * one.parts))
         return LossOutput(many.total + self.gain * one.total, many.normalizer, parts)
+
+
+class AssignedCells(NamedTuple):
+    """Cells assigned to targets, and their targets, for P slots of an image. Unused slots have weight 0."""
+
+    cells: Tensor  # int64 (B, P)
+    weight: Tensor  # float32 (B, P), target score
+    boxes: Tensor  # float32 (B, P, 4) xyxy canvas pixels
+    class_targets: Tensor  # float32 (B, P, C)
 
 
 def with_empty_regions(ignore: np.ndarray | None, images: int, min_images: int) -> np.ndarray:

@@ -7,7 +7,6 @@ of an image, most of them unused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from models.assigners.simota import Cells, Predictions, SimOtaAssigner, TargetSlots
 from models.box_coding import cell_centers, cxcywh_to_offsets, flatten_levels, grid_shapes, offsets_to_cxcywh
 from models.layers.ops import gather_cells
-from models.losses.base import NO_OBJECT, Criterion, LossOutput, LossSettings, canvas_targets, smooth_labels
+from models.losses.base import (
+    NO_OBJECT,
+    AssignedCells,
+    BranchLoss,
+    LossOutput,
+    LossSettings,
+    canvas_targets,
+    smooth_labels,
+)
 from utils.batches import Targets
 from utils.boxes import cxcywh_to_xyxy, iou, xyxy_to_cxcywh
 
@@ -27,17 +34,7 @@ _CLASS_GAIN = 2.0
 _L1_GAIN = 2 / 3
 
 
-class MatchedCells(NamedTuple):
-    """Cells assigned to targets, and their targets. Unused slots have weight 0."""
-
-    cells: Tensor  # int64 (B, P)
-    weight: Tensor  # float32 (B, P), 1 for a positive
-    boxes: Tensor  # float32 (B, P, 4) xyxy canvas pixels
-    class_targets: Tensor  # float32 (B, P, C)
-    is_positive: Tensor  # float32 (B, N), 1 for a positive
-
-
-class YOLOXLoss(Criterion):
+class YOLOXLoss(BranchLoss):
     """1 - IoU^2 and class BCE on positive cells, objectness BCE on all cells (YOLOX, Ge et al. 2021).
 
     The class target of a positive cell is its IoU, the objectness target 1. In the last epochs (`set_closing`) the L1
@@ -74,7 +71,7 @@ class YOLOXLoss(Criterion):
         picked = gather_cells(outputs, assigned.cells)  # (B, P, 5 + C)
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(picked[..., :4], cell_center, cell_stride))
         box = (weight * (1 - iou(predicted, assigned.boxes).square())).sum()
-        obj = self._objectness_term(raw, outputs, targets, assigned.is_positive)
+        obj = self._objectness_term(raw, outputs, targets, assigned)
         cls = binary_cross_entropy_with_logits(
             picked[..., 5:], assigned.class_targets, self.class_weights, reduction="none"
         ).sum(-1)
@@ -85,26 +82,29 @@ class YOLOXLoss(Criterion):
         return self.weighted((box, obj, (weight * cls).sum(), l1), weight.sum())
 
     @torch.no_grad()
-    def _assign(self, outputs: Tensor, objects: TargetSlots, centers: Tensor, strides: Tensor) -> MatchedCells:
-        """Assigns cells to targets, by the decoded ``outputs`` (B, N, 5 + C), and makes the targets of each."""
+    def _assign(self, outputs: Tensor, objects: TargetSlots, centers: Tensor, strides: Tensor) -> AssignedCells:
+        """Assigns cells to targets, by the decoded ``outputs`` (B, N, 5 + C), and makes the targets of each. A positive
+        has weight 1."""
         box, objectness, classes = outputs.split((4, 1, self.settings.num_classes), -1)
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
         cells, is_assigned, overlap = self.assigner(  # (B, K, T)
             Predictions(objectness, classes, predicted), objects, Cells(centers * strides, strides, min(self.strides))
         )
         class_targets = smooth_labels(overlap, objects.labels[..., None].expand_as(cells), self.settings)
-        weight = is_assigned.flatten(1).float()
-        return MatchedCells(
+        return AssignedCells(
             cells=cells.flatten(1),
-            weight=weight,
+            weight=is_assigned.flatten(1).float(),
             boxes=objects.boxes.repeat_interleave(cells.shape[-1], dim=1),
             class_targets=class_targets.flatten(1, 2),
-            is_positive=torch.zeros_like(outputs[..., 4]).scatter_reduce_(1, cells.flatten(1), weight, "amax"),
         )
 
-    def _objectness_term(self, raw: Sequence[Tensor], outputs: Tensor, targets: Targets, is_positive: Tensor) -> Tensor:
-        """Sums the objectness BCE of all cells, except those in regions where the class they predict is ignored."""
+    def _objectness_term(
+        self, raw: Sequence[Tensor], outputs: Tensor, targets: Targets, assigned: AssignedCells
+    ) -> Tensor:
+        """Sums the objectness BCE of all cells, except those in regions where the class they predict is ignored.
+        ``outputs``: (B, N, 5 + C)."""
         objectness = outputs[..., 4]
+        is_positive = torch.zeros_like(objectness).scatter_reduce_(1, assigned.cells, assigned.weight, "amax")
         ignored = self.ignored_cells(raw, targets)
         if ignored is not None:
             is_ignored = ignored.of_best_class(outputs[..., 5:]) & (is_positive == 0)

@@ -134,12 +134,13 @@ def test_validation_waits_only_for_results(order, kind, amp_dtype):
     batches = batches_of_images(3)
     batches[1] = replace(batches[1], targets=replace(batches[1].targets, ignore=IGNORE))
     order.waits.clear()
-    result = evaluator.run(model, batches)
+    result = evaluator.run(model, batches).result
     assert result.num_images == 12
     assert {f"val/{name}" for name in criterion.names} < set(result.extras)
     assert order.kernels[SIDE] == 2 * len(batches)  # copies of images and of targets
-    # Detections of each batch (boxes, scores, classes, counts) and the sums of all losses; the times.
-    assert order.waits == {"copy": len(SELECTIONS) * 4 * len(batches) + 1, "device": 1}
+    # Detections of each batch (boxes, scores, classes, counts), the sums of all losses, images and targets of the
+    # preview; the times.
+    assert order.waits == {"copy": len(SELECTIONS) * 4 * len(batches) + 1 + 2, "device": 1}
 
 
 class SynchronousExecutor:

@@ -9,9 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from engine.evaluation.result import EvalResult, Evaluation
 from utils.boxes import xywh_to_xyxy, xyxy_to_xywh
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
+
+
+def evaluation_of(result: EvalResult) -> Evaluation:
+    """Returns the evaluation with this result and no detections."""
+    no_detections = DetectionTable.concatenate([])
+    return Evaluation(result, scored=no_detections, shown=no_detections, preview=None)
 
 
 def make_ground_truth(boxes, *, classes, area, image, num_images, num_classes, crowd=None, ids=None):

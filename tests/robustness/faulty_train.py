@@ -70,10 +70,10 @@ def inject_step_fault(kind: str, *args: str) -> None:
         if kind == "scored":
             with open(args[0], "a") as file:
                 file.write(f"{os.getpid()}\n")
-        result = score(self, model, slowly() if kind == "slowval" else loader, **options)
-        if kind == "rated" and result is not None:
-            result.metrics["AP"] = sum(float(p.double().abs().sum()) for p in model.parameters()) * 1e4 % 1
-        return result
+        evaluation = score(self, model, slowly() if kind == "slowval" else loader, **options)
+        if kind == "rated" and evaluation is not None:
+            evaluation.result.metrics["AP"] = sum(float(p.double().abs().sum()) for p in model.parameters()) * 1e4 % 1
+        return evaluation
 
     TrainStep.__call__ = step
     Evaluator.run = run

@@ -48,9 +48,9 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(inputs, tmp_path, monk
     original = Evaluator.run
 
     def recorded(evaluator, *args, **more):
-        result = original(evaluator, *args, **more)
-        tables.append(evaluator.scored)
-        return result
+        evaluation = original(evaluator, *args, **more)
+        tables.append(evaluation.scored)
+        return evaluation
 
     monkeypatch.setattr(Evaluator, "run", recorded)
     train.main(flags(inputs, tmp_path, "--epochs", "1", "--set", "warmup_epochs=0", "--optimizer", "SGD"))

@@ -79,5 +79,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         report_begun(Path(validation.project, validation.name))
         scores = score(scored_as, model, spec, ctx)
         assert scores is not None, "the only process has the scores"
-        fold = ScoredFold(scores.evaluator.ground_truth, scores.scored, scores.shown)
+        fold = ScoredFold(scores.truth, scores.evaluation.scored, scores.evaluation.shown)
         write_fold(Path(validation.project, validation.name, DETECTIONS_FILE), fold)

@@ -95,7 +95,7 @@ def lose_evaluating_process(reason: str) -> None:
     store.set("process/1", this_process())
     evaluation_store(store).set(FAILED, reason)
     ctx = replace(DistributedContext.single(), store=store, eval_ranks=1)
-    assert not ValidationService(ctx, evaluator=None, setup=None).can_take_weights()
+    assert not ValidationService(ctx, setup=None).can_take_weights()
 
 
 def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, caplog: pytest.LogCaptureFixture):

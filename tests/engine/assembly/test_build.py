@@ -76,7 +76,7 @@ def names(trainer: Trainer) -> list[str]:
         ),
         (
             ["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
-            [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "Summary", "EarlyStopping"],
+            [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "EarlyStopping", "Summary"],
         ),
     ],
 )

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from engine.assembly.start_log import log_start
 from engine.checkpoint.progress import Progress
 from engine.optim.schedule import step_plan
-from engine.run.run import Remaining, RunSettings
+from engine.run.run import ContinuedRun, Remaining, RunSettings, TrainingRun
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
-from tests.helpers.training import continued_run
+from tests.helpers.training import continued_run, started_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+
+
+def run_of(plan: ContinuedRun) -> TrainingRun:
+    return TrainingRun(
+        folder=plan.folder, run_id="", settings=plan.settings, started_from=plan.started_from, remaining=plan.remaining
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,11 +41,33 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours,
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
     plan = continued_run(settings, Progress(epoch=epoch), end_reason=end_reason)
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
-    log_start(plan, settings, step, step_plan(settings.config, 3))
+    log_start(run_of(plan), step, step_plan(settings.config, 3), "")
     assert plan.remaining is remaining
     takes_steps = remaining is Remaining.STEPS
     assert any("starting" in message for message in caplog.messages) == takes_steps
     assert bool(caplog.messages) == takes_steps
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen", "reason"),
+    [
+        (None, "auto: at most 10,000 steps", "auto: at most 10,000 steps"),
+        (None, "", "--optimizer"),
+        ("SGD", "", "as when the run began"),
+        ("Muon", "", "--optimizer"),
+    ],
+)
+def test_the_reason_for_the_optimizer_is_stated(caplog, stored, chosen, reason):
+    caplog.set_level("INFO", logger="lockstep")
+    settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD"), Hyperparameters())
+    run = TrainingRun(folder=Path(), run_id="", settings=settings)
+    if stored is not None:
+        origin = started_from(Progress())
+        earlier = replace(origin.description.config, optimizer=stored)
+        run = replace(run, started_from=replace(origin, description=replace(origin.description, config=earlier)))
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    log_start(run, step, step_plan(settings.config, 3), chosen)
+    assert any(f" ({reason}), learning rate " in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(
@@ -48,5 +79,5 @@ def test_the_number_of_steps_is_stated_if_it_is_known(caplog, hours, length):
     caplog.set_level("INFO", logger="lockstep")
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
-    log_start(continued_run(settings, Progress()), settings, step, step_plan(settings.config, 3))
+    log_start(run_of(continued_run(settings, Progress())), step, step_plan(settings.config, 3), "")
     assert any(message.startswith(length) for message in caplog.messages)

@@ -11,6 +11,7 @@ from torch import nn
 
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
+from engine.evaluation.result import PREVIEW_IMAGES
 from models.losses.base import Criterion, LossOutput
 from models.postprocess.selection import SCORED, SHOWN, SHOWN_UNVOTED
 from tests.helpers import ranks
@@ -131,7 +132,7 @@ def context(rank, world):
 
 
 def run_ranks(monkeypatch, gt, letterbox, world):
-    """Rank 0's evaluator and result; the batches are distributed over ``world`` ranks, which run one after another in
+    """Rank 0's evaluation; the batches are distributed over ``world`` ranks, which run one after another in
     this process."""
     shares = []
 
@@ -143,10 +144,9 @@ def run_ranks(monkeypatch, gt, letterbox, world):
     batches = make_batches(gt, letterbox)
     for rank in reversed(range(world)):
         evaluator = make_evaluator(gt, letterbox, context(rank, world), Moments())
-        result = evaluator.run(TinyNet(), batches[rank::world])
-        assert (result is None) == (rank != 0)
-        assert (evaluator.scored is None) == (rank != 0)
-    return evaluator, result
+        evaluation = evaluator.run(TinyNet(), batches[rank::world])
+        assert (evaluation is None) == (rank != 0)
+    return evaluation
 
 
 def assert_same(result, other):
@@ -163,23 +163,24 @@ def test_boxes_are_mapped_back_to_original_pixels(device):
     gt, letterbox = make_split(9)
     evaluator = make_evaluator(gt, letterbox, DistributedContext.single(device), Moments())
     batches = make_batches(gt, letterbox)
-    result = evaluator.run(TinyNet().to(device), [b.pin_memory() for b in batches] if device == "cuda" else batches)
+    evaluation = evaluator.run(TinyNet().to(device), [b.pin_memory() for b in batches] if device == "cuda" else batches)
+    result = evaluation.result
     assert result.num_images == 9
     assert result.ap == pytest.approx(1)
-    table = evaluator.scored
+    table = evaluation.scored
     assert (np.diff(table.image_index) >= 0).all()
     last = np.flatnonzero(np.r_[np.diff(table.image_index) > 0, True])
     height, width = gt.image_hw.astype(float).T
     np.testing.assert_array_equal(table.boxes_xyxy_px[last], np.c_[0 * width, 0 * width, width, height])
     right = np.delete(table.boxes_xyxy_px, last, axis=0)
     np.testing.assert_allclose(right, xywh_to_xyxy(gt.boxes_xywh_px), atol=1e-3)
-    np.testing.assert_array_equal(evaluator.shown.scores, table.scores * 0.5)
-    np.testing.assert_array_equal(evaluator.shown.boxes_xyxy_px, table.boxes_xyxy_px)
+    np.testing.assert_array_equal(evaluation.shown.scores, table.scores * 0.5)
+    np.testing.assert_array_equal(evaluation.shown.boxes_xyxy_px, table.boxes_xyxy_px)
     # The worst right score is 0.2, the best wrong one 0.1; of those that are shown, half as much.
     expected = {"scored_confidence": 0.15, "threshold": 0.075, "plain_confidence": 0.0375}
     for name, confidence in expected.items():
         assert getattr(result, name) == pytest.approx(confidence, abs=0.002)
-    batch, detections = evaluator.preview
+    batch, detections = evaluation.preview
     assert detections.scores.max() == pytest.approx(0.45)
     np.testing.assert_array_equal(batch.indices, make_batches(gt, letterbox)[0].indices)
     assert len(detections.counts) == 2
@@ -213,10 +214,10 @@ def test_the_time_of_inference_is_without_the_teacher(monkeypatch):
 @pytest.mark.parametrize("num_images", [0, 1, 4, 7])
 def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
     gt, letterbox = make_split(num_images)
-    alone, expected = run_ranks(monkeypatch, gt, letterbox, 1)
+    alone = run_ranks(monkeypatch, gt, letterbox, 1)
     for world in (2, 3, 8):
-        sharded, result = run_ranks(monkeypatch, gt, letterbox, world)
-        losses = assert_same(result, expected)
+        sharded = run_ranks(monkeypatch, gt, letterbox, world)
+        losses = assert_same(sharded.result, alone.result)
         for name in ("image_index", "boxes_xyxy_px", "scores", "classes"):
             np.testing.assert_array_equal(getattr(sharded.scored, name), getattr(alone.scored, name))
         assert set(losses) == {"val/total", "val/box", "val/cls"}
@@ -242,18 +243,29 @@ def test_scoring_takes_less_than_three_times_the_memory_of_the_detections():
     )
     batches = make_batches(gt, letterbox, batch_size=40)
     tracemalloc.start()
-    evaluator.run(TinyNet(), batches)
+    evaluation = evaluator.run(TinyNet(), batches)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    columns = (evaluator.shown.image_index, evaluator.shown.boxes_xyxy_px, evaluator.shown.scores)
-    table_bytes = sum(column.nbytes for column in columns) + evaluator.shown.classes.nbytes
+    shown = evaluation.shown
+    columns = (shown.image_index, shown.boxes_xyxy_px, shown.scores, shown.classes)
+    table_bytes = sum(column.nbytes for column in columns)
     assert table_bytes == gt.num_images * slots * 56
     assert peak < 3 * (3 * table_bytes)  # three tables
 
 
+def test_the_preview_holds_its_few_images_alone():
+    """It is kept while the next epoch is trained, and sent to other processes."""
+    gt, letterbox = make_split(12)
+    (batch,) = make_batches(gt, letterbox, batch_size=12)
+    evaluation = make_evaluator(gt, letterbox, DistributedContext.single(CPU)).run(TinyNet(), [batch])
+    images = evaluation.preview.batch.images
+    assert torch.equal(images, batch.images[:PREVIEW_IMAGES])
+    assert images.untyped_storage().nbytes() == images.nbytes < batch.images.nbytes
+
+
 def test_losses_are_sums_over_the_sum_of_normalizers(monkeypatch):
     gt, letterbox = make_split(5)
-    _, result = run_ranks(monkeypatch, gt, letterbox, 2)
+    result = run_ranks(monkeypatch, gt, letterbox, 2).result
     value = np.arange(5) / 255 * (CANVAS - 2) ** 2
     normalizer = 5 + 0.1 * 3  # three batches
     assert result.extras["val/box"] == pytest.approx(value.sum() / normalizer, rel=1e-5)
@@ -264,8 +276,11 @@ def test_losses_are_sums_over_the_sum_of_normalizers(monkeypatch):
 def _validate_on_rank(ctx, num_images):
     gt, letterbox = make_split(num_images)
     batches = make_batches(gt, letterbox)[ctx.rank :: ctx.world_size]
-    result = make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), batches)
-    return result and (result.ap, result.metrics["f1"], result.extras["val/total"])
+    evaluation = make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), batches)
+    if evaluation is None:
+        return None
+    result = evaluation.result
+    return result.ap, result.metrics["f1"], result.extras["val/total"]
 
 
 @pytest.mark.slow
@@ -316,11 +331,10 @@ def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored():
     evaluator = Evaluator(
         ground_truth=gt, num_classes=CLASSES, postprocess=Noted(gt, letterbox), ctx=ctx, criterion=Moments()
     )
-    result = evaluator.run(TinyNet(), loader())
+    evaluation = evaluator.run(TinyNet(), loader())
     assert scored == [2, 3, 4, 5, 5]
-    assert assert_same(
-        result, make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), make_batches(gt, letterbox))
-    )
+    expected = make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), make_batches(gt, letterbox))
+    assert assert_same(evaluation.result, expected.result)
 
 
 def test_autocast_applies_to_the_model_but_not_to_postprocessing():

@@ -13,6 +13,7 @@ import train
 from engine.checkpoint.progress import Progress
 from engine.evaluation import evaluator
 from engine.evaluation.metrics import Fitness, score_detections
+from engine.evaluation.result import EvalResult
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -154,5 +155,5 @@ def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("f1", "threshold"), [(0.5, 0.25), (0.0, None), (float("nan"), None)])
 def test_no_threshold_is_stored_without_detections(f1, threshold):
-    empty = {f.name: None for f in fields(evaluator.EvalResult)}
-    assert evaluator.EvalResult(**empty | {"metrics": {"f1": f1}, "best_confidence": 0.25}).threshold == threshold
+    empty = {f.name: None for f in fields(EvalResult)}
+    assert EvalResult(**empty | {"metrics": {"f1": f1}, "best_confidence": 0.25}).threshold == threshold

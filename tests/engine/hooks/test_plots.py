@@ -2,7 +2,6 @@
 
 import errno
 import time
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,6 +15,7 @@ from engine.hooks.writers import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
 from engine.report.page import ReportPage
 from models.detector import build_detector
+from tests.helpers.scoring import evaluation_of
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
 from tests.helpers.training import hook_training
@@ -124,13 +124,12 @@ def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, cap
     monkeypatch.setattr(plots, "draw_batch", lambda *_: np.zeros((4, 4, 3), np.uint8))
     monkeypatch.setattr(ReportPage, "set_validation", fail)
     monkeypatch.setattr(ReportPage, "write", lambda *_: None)
-    evaluator = SimpleNamespace(scored=Mock(), shown=Mock())
-    hook = plots.Plots(evaluator, None, None, Mock())
+    hook = plots.Plots(None, None, Mock())
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, len(NAMES), names=NAMES))
     trainer = hook_training(tmp_path, step=step, loader=Loader())
     hook.start(trainer)
     for number in (1, 2):
-        hook.report(trainer, Epoch(number, result=make_result()))
+        hook.report(trainer, Epoch(number, evaluation=evaluation_of(make_result())))
     hook.after_training(trainer)
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path / name}: cannot be drawn ([Errno 28] No space left on device)"

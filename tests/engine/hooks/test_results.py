@@ -19,7 +19,7 @@ from engine.run.results_csv import ResultsTable
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import name_newest_run, replace_earlier_run, save_checkpoint
 from tests.helpers.same_content import read_csv
-from tests.helpers.scoring import make_ground_truth, make_table
+from tests.helpers.scoring import evaluation_of, make_ground_truth, make_table
 from tests.helpers.training import HookTraining, hook_training, started_from
 from utils.logger import configure_logging
 
@@ -152,7 +152,7 @@ def scored(number: int, *, finds: int, is_best: bool) -> Epoch:
     """Returns an epoch whose model finds the first objects exactly, and nothing else."""
     corners = [(x, y, x + w, y + h) for x, y, w, h in BOXES[:finds]]
     table = make_table(image=range(finds), boxes=corners, scores=[0.9] * finds, classes=range(finds))
-    return Epoch(number, result=score_detections(TRUTH, table, 3), is_best=is_best)
+    return Epoch(number, evaluation=evaluation_of(score_detections(TRUTH, table, 3)), is_best=is_best)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,8 @@ def test_no_table_is_logged_without_objects(capsys):
     none = np.zeros(0, int)
     empty = make_ground_truth(np.zeros((0, 4)), classes=none, area=none, image=none, num_images=2, num_classes=3)
     hook = ClassScores(empty, NAMES)
-    hook.report(trainer_at(), Epoch(1, result=score_detections(empty, make_table(), 3)))
+    result = score_detections(empty, make_table(), 3)
+    hook.report(trainer_at(), Epoch(1, evaluation=evaluation_of(result)))
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""
 

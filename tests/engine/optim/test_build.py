@@ -239,7 +239,7 @@ def test_auto_depends_on_the_length_of_the_run():
     for time, optimizer in ((0, "SGD"), (1, "Muon")):  # with --time the length is unknown
         config = TrainConfig(epochs=3000, time=time)
         steps = step_plan(config, epoch_batches=10)
-        assert resolve_optimizer(config.optimizer, steps.known_total) == optimizer
+        assert resolve_optimizer(config.optimizer, steps.planned_steps) == optimizer
     assert resolve_optimizer("Adam", 100) == "Adam"
 
 

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import cv2
@@ -289,8 +288,7 @@ def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
         tmp_path, started_from=started_from(progress), progress=progress, step=step, loader=Loader()
     )
     trainer.run = replace(trainer.run, remaining=remaining)
-    evaluator = SimpleNamespace(scored=None, shown=None)
-    hook = Plots(evaluator, index, Fitness.parse("AP", list(index.names)), Mock())
+    hook = Plots(index, Fitness.parse("AP", list(index.names)), Mock())
     hook.start(trainer)
     hook.report(trainer, Epoch(2))
     hook.after_training(trainer)

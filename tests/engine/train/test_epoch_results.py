@@ -15,7 +15,7 @@ from engine.hooks.hook import Epoch
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.train.epoch_results import EpochResults
 from models.detector import build_detector
-from tests.helpers.scoring import make_ground_truth, make_table
+from tests.helpers.scoring import evaluation_of, make_ground_truth, make_table
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import xywh_to_xyxy
@@ -58,7 +58,7 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
         progress.count_losses((4.0, 2.0, 1.0), is_finite=True)
         epoch = Epoch(progress.epoch, results.training_row(step, schedule=schedule, progress=progress))
         if ap is not None:
-            epoch.result = result_of(ap)
+            epoch.evaluation = evaluation_of(result_of(ap))
         results.fill_in(MAIN, epoch, progress, seconds=5.0)
         bests.append(epoch.is_best)
         scores = [] if ap is None else [*SCORES, "metrics/confidence", "val/box"]
@@ -80,7 +80,7 @@ def test_the_line_of_an_epoch_fits_into_80_columns(capsys, fitness, rest):
     configure_logging(True)
     metrics = {metric.name: 0.5 for metric in METRICS}
     result = replace(result_of(0.5), metrics=metrics, class_metrics={"AP": np.ones(2), "f1": np.array([1.0, 0.0])})
-    epoch = Epoch(1, result=result)
+    epoch = Epoch(1, evaluation=evaluation_of(result))
     EpochResults(Fitness.parse(fitness, ["dog", "cat"])).fill_in(MAIN, epoch, Progress(epoch=1), seconds=1.0)
     line = "epoch 1: P 0.5000  R 0.5000  F1 0.5000  AP50 0.5000  AP75 0.5000  AP 0.5000"
     assert capsys.readouterr().out == f"{line}{rest}\n"

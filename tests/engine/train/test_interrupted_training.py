@@ -140,9 +140,10 @@ def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_
     pending = PendingEpoch(row={}, is_closing=False, progress=Progress(epoch=2), ema={}) if has_pending else None
     evaluator = FakeEvaluator()
     watch = Watch()
-    trainer = build(FailsAtStart(), watch, progress=Progress(epoch=2), pending=pending, validator=local(evaluator))
-    remaining = Remaining.SCORES if has_pending else Remaining.REPORT
-    trainer.run = replace(trainer.run, remaining=remaining)
+    plain = build()
+    run = replace(plain.run, remaining=Remaining.SCORES if has_pending else Remaining.REPORT)
+    hooks = [FailsAtStart(), watch]
+    trainer = trainer_of(run, plain.step, Progress(epoch=2), *hooks, pending=pending, validator=local(evaluator))
     way = "continue with: --resume last.pt" if has_pending else "write the report with: --resume auto --project ..."
     with refused(f"on_start failed; when it is fixed, {way}"):
         trainer.fit()

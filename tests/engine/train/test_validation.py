@@ -9,7 +9,6 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.assembly.build import build_training
-from engine.assembly.evaluating_process import Scorer
+from engine.assembly.evaluating_process import RunScorer
 from engine.eval_ranks import service
 from engine.eval_ranks.messages import (
     SetupMessage,
@@ -208,8 +207,8 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(inputs, amp):
         ema=model.state_dict(),
         class_weights=None,
     )
-    scores = Scorer(ctx, config, (), setup)(WeightsMessage(model.state_dict(), is_closing=False))
-    assert scores.result.num_images == 5
+    evaluation = RunScorer(ctx, config, (), setup)(WeightsMessage(model.state_dict(), is_closing=False))
+    assert evaluation.result.num_images == 5
 
 
 @pytest.mark.parametrize("has_two_branches", [False, True])
@@ -224,18 +223,18 @@ def test_an_evaluating_process_scores_as_the_training_one_does(inputs, tmp_path,
         trainer = build_training(ctx, plan, Watchdog(StopSignals()), stack)
         assert isinstance(trainer.validator, LocalValidator)
         own = trainer.validator.validation
-        own_result = own.evaluator.run(trainer.step.ema.module, own.loader)
+        own_result = own.evaluator.run(trainer.step.ema.module, own.loader).result
         description = trainer.checkpointer.description
         setup = build_setup(
             trainer.run.settings, trainer.step, description=description, plan=plan, val=own.loader.index
         )
     assert setup.class_weights is not None
     assert setup.class_weights[0] != setup.class_weights[1]  # --cls-pw 1
-    scores = Scorer(ctx, command.config, (), setup)(WeightsMessage(setup.ema, is_closing=False))
-    assert scores is not None
+    evaluation = RunScorer(ctx, command.config, (), setup)(WeightsMessage(setup.ema, is_closing=False))
+    assert evaluation is not None
     own_losses = {name: value for name, value in own_result.extras.items() if name.startswith("val/")}
     assert len(own_losses) == 1 + len(trainer.step.criterion.names)
-    assert own_losses.items() <= scores.result.extras.items()
+    assert own_losses.items() <= evaluation.result.extras.items()
 
 
 @pytest.mark.parametrize("signaled", [0, 1])
@@ -250,7 +249,7 @@ def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
 
     def wait(rank: int) -> None:
         ctx = replace(single, rank=rank, world_size=2, eval_ranks=1, store=store)
-        evaluating = service.ValidationService(ctx, Mock(), None)
+        evaluating = service.ValidationService(ctx, None)
         evaluating.send(1, WeightsMessage({}, is_closing=False))
         assert evaluating.collect(control.RunControl(ctx, Watchdog(signals[rank])).poll_stop) is None
         returned.append(rank)

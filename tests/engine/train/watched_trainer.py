@@ -15,8 +15,9 @@ from engine.hooks.hook import Action, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import RunSettings, TrainingRun
+from engine.run.run import Remaining, RunSettings, TrainingRun
 from engine.train.epoch_results import EpochResults
+from engine.train.report_only import ReportOnlyTrainer
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
@@ -204,7 +205,8 @@ def trainer_of(
 ) -> Trainer:
     loader = Loader()
     control = RunControl(step.ctx, Watchdog(signals or StopSignals()))
-    return Trainer(
+    trainer_class = ReportOnlyTrainer if run.remaining is Remaining.REPORT else Trainer
+    return trainer_class(
         run=run,
         step=step,
         loader=loader,

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.box_coding import cell_centers, distances_to_xyxy, expected_distances
+from models.heads.anchor import AnchorHead
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.tiny import as_targets
 from tests.models.losses.cases import (
@@ -127,6 +128,27 @@ def test_anchor_loss_equals_loops():
     assert output.normalizer.item() == positives
     np.testing.assert_allclose(output.parts.numpy(), [HYP.box * box, HYP.obj * obj, 2 * HYP.cls * cls], rtol=1e-5)
     assert output.total.item() == pytest.approx(float(output.parts.sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strides", "weights"),
+    [
+        ((8, 16, 32), (1.0, 1.0, 1.6)),
+        ((32, 16, 8), (1.6, 1.0, 1.0)),  # a model YAML may list its levels in any order
+        ((4, 8, 16), (1.0, 1.0, 1.0)),
+        ((8, 16, 32, 64), (1.0, 1.0, 1.0, 1.0)),
+    ],
+)
+def test_the_weight_of_objectness_depends_on_the_stride_of_a_level(strides, weights):
+    head = AnchorHead((8,) * len(strides), strides, 3, 2)
+    head.reset_parameters()
+    sides = [64 // stride for stride in strides]
+    raw = [torch.zeros(1, channels("anchor"), side, side, requires_grad=True) for side in sides]
+    output = head.build_loss(HYP)(raw, as_targets(torch.zeros(0, 6)))
+    for level, weight in zip(gradients(output, raw), weights):
+        objectness = level.unflatten(1, (2, -1))[:, :, 4]
+        # The derivative of a background cell's cross-entropy is its probability, here 1/2.
+        torch.testing.assert_close(objectness, torch.full_like(objectness, HYP.obj * weight / 2))
 
 
 # --- what the engine relies on

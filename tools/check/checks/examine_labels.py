@@ -69,11 +69,13 @@ def _detect_in_split(
     settings = replace(config, task=split.name, max_det=max_det)
     scores = score(settings, model, spec, ctx, index=split.index)
     assert scores is not None, "the only process has the scores"
+    result = scores.evaluation.result
+    scored = scores.evaluation.scored
+    shown = scores.evaluation.shown
     if max_det == MAX_DETECTIONS:
-        return _SplitDetections(scores.result, scores.result.class_metrics, scores.scored, scores.shown)
-    truth = scores.evaluator.ground_truth
+        return _SplitDetections(result, result.class_metrics, scored, shown)
     classes = len(split.index.names)
-    unlimited = score_detections(replace(truth, max_det=max_det), scores.scored, classes)
-    shown = scores.shown.top_per_image(MAX_DETECTIONS)
-    result = score_detections(truth, scores.scored.top_per_image(MAX_DETECTIONS), classes, shown=shown)
-    return _SplitDetections(result, unlimited.class_metrics, scores.scored, shown)
+    unlimited = score_detections(replace(scores.truth, max_det=max_det), scored, classes)
+    shown = shown.top_per_image(MAX_DETECTIONS)
+    result = score_detections(scores.truth, scored.top_per_image(MAX_DETECTIONS), classes, shown=shown)
+    return _SplitDetections(result, unlimited.class_metrics, scored, shown)
