@@ -69,6 +69,18 @@ def random_scene(batch: int, slots: int, classes: int, seed: int) -> Scene:
     return Scene(logits, predicted, labels, boxes, mask)
 
 
+def empty_scene(batch: int, slots: int) -> Scene:
+    """Returns a scene of three classes without targets, whose predictions are zeros."""
+    num_cells = len(cell_centers_px())
+    return Scene(
+        logits=torch.zeros(batch, num_cells, 3),
+        predicted=torch.zeros(batch, num_cells, 4),
+        labels=torch.zeros(batch, slots, dtype=torch.long),
+        boxes=torch.zeros(batch, slots, 4),
+        mask=torch.zeros(batch, slots, dtype=torch.bool),
+    )
+
+
 def list_pairs_of(scene: Scene) -> CandidatePairs:
     """Returns the candidate pairs of a scene's targets."""
     image = scene.mask.nonzero()[:, :1].float()

@@ -7,7 +7,16 @@ import torch
 from models.assigners.candidates import resolve_conflicts
 from models.assigners.simota import cells_inside
 from models.assigners.task_aligned import Assignment, CandidatePairs, TaskAlignedAssigner, best_pairs
-from tests.models.assigners.scenes import CANVAS, Scene, assign, cell_centers_px, is_inside, list_pairs_of, random_scene
+from tests.models.assigners.scenes import (
+    CANVAS,
+    Scene,
+    assign,
+    cell_centers_px,
+    empty_scene,
+    is_inside,
+    list_pairs_of,
+    random_scene,
+)
 from utils.boxes import cxcywh_to_xyxy, iou
 
 ALPHA = 0.5
@@ -122,14 +131,6 @@ def test_equal_overlaps_are_assigned_to_the_earlier_target():
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
 def test_no_images_and_no_targets_give_empty_assignments(batch, slots):
-    num_cells = len(cell_centers_px())
-    scene = Scene(
-        logits=torch.zeros(batch, num_cells, 3),
-        predicted=torch.zeros(batch, num_cells, 4),
-        labels=torch.zeros(batch, slots, dtype=torch.long),
-        boxes=torch.zeros(batch, slots, 4),
-        mask=torch.zeros(batch, slots, dtype=torch.bool),
-    )
-    assignment = assign(TaskAlignedAssigner(topk=10), scene)
+    assignment = assign(TaskAlignedAssigner(topk=10), empty_scene(batch, slots))
     assert assignment.cells.shape == assignment.scores.shape == (batch, slots, 10)
     assert not assignment.scores.any()

@@ -16,6 +16,7 @@ from tests.models.assigners.scenes import (
     Scene,
     cell_centers_px,
     cell_strides,
+    empty_scene,
     is_inside,
     random_scene,
     sigmoid,
@@ -166,14 +167,7 @@ def test_extreme_scores_stay_finite(value: float) -> None:
 
 @pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
 def test_no_images_and_no_targets_give_empty_assignments(batch: int, slots: int) -> None:
-    num_cells = len(cell_centers_px())
-    scene = Scene(
-        logits=torch.zeros(batch, num_cells, 3),
-        predicted=torch.zeros(batch, num_cells, 4),
-        labels=torch.zeros(batch, slots, dtype=torch.long),
-        boxes=torch.zeros(batch, slots, 4),
-        mask=torch.zeros(batch, slots, dtype=torch.bool),
-    )
-    assignment = assign(scene, objectness=torch.zeros(batch, num_cells, 1))
+    scene = empty_scene(batch, slots)
+    assignment = assign(scene, objectness=torch.zeros(batch, scene.num_cells, 1))
     assert assignment.cells.shape == assignment.assigned.shape == (batch, slots, 10)
     assert not assignment.assigned.any()
