@@ -1,7 +1,9 @@
 """The index of a split: the label formats agree, images and classes are selected as asked, and problems are named."""
 
+import itertools
 import json
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -220,12 +222,18 @@ def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
     assert len(load(root, tmp_path / "cache", fraction=1e-6)) == 1
 
 
-def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, monkeypatch):
+@pytest.mark.parametrize("fast_images", [0, 1, 2])
+def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, monkeypatch, fast_images):
+    """Whether all images are read by several threads, or the first ones by one thread."""
+    ticks = itertools.count()
+    monkeypatch.setattr(read_images, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(read_images, "_GRACE_S", fast_images + 0.5)
     monkeypatch.setattr(read_images, "_CHUNK", 2)
     (root / "labels/train/b.txt").write_text("9 0.5 0.5 0.1 0.1\n0 2 2 0.1 0.1\n0 0.5 0.5 0.1 0.1\n")
     indexes = [load(root, tmp_path / f"c{workers}", workers=workers, max_bad=0.5) for workers in (0, 1, 3)]
     files = {next((tmp_path / f"c{workers}").glob("*.index")).read_bytes() for workers in (0, 1, 3)}
     assert len(files) == len({tuple(index.report.lines) for index in indexes}) == 1
+    assert next(ticks) == 3 * (fast_images + 2)  # per index: the start, each fast image, and the first that is not fast
 
 
 @pytest.mark.parametrize("image", ["x.img", "101x.bin"])
