@@ -34,10 +34,15 @@ def flags(inputs: Path, project: Path) -> list[str]:
             "--project", str(project), "--cache-dir", str(project / "cache")]  # fmt: skip
 
 
-def errors_of(folder: Path, pair: list[list[str]], *, apart: bool = False, script: str = "train.py") -> list[str]:
-    """Returns the error lines of two processes of one job with different flags, or in different working folders."""
+def errors_of(
+    folder: Path, pair: list[list[str]], *, apart: bool = False, script: str = "tests/robustness/faulty_train.py"
+) -> list[str]:
+    """Returns the error lines of two processes of one job with different flags, or in different working folders.
+
+    Neither waits for the other's message, since no launcher would end it.
+    """
     folders = [folder / "machine0", folder / "machine1"] if apart else None
-    with Processes(folder / "log.txt") as run:
+    with Processes(folder / "log.txt", faults="set:utils.process.entrypoint:PEER_GRACE_S:0") as run:
         run.pair(pair, script=script, folders=folders)
         started = time.monotonic()
         assert run.codes(timeout=SECONDS) == [2, 2], run.output()

@@ -20,15 +20,18 @@ from utils.process.outcome import Outcome
 
 def write_program(folder: Path, *, definitions: str = "", sleeping_rank: int | None = 0, **options: object) -> str:
     """Writes a program whose argument is what each of two spawned processes does, but ``sleeping_rank``, which sleeps.
+    A process that has lost its peer ends at once, as the test sees the messages of all.
 
     ``definitions``: code before that of the program. ``options``: of `spawn`.
     """
     path = folder / "program.py"
     path.write_text(f"""
 import os, signal, sys, time
+import utils.process.entrypoint
 from utils.process.spawn import spawn
 from utils.process.entrypoint import run_main
 from utils.errors import FailedCheck, PeerFailure, UserError
+utils.process.entrypoint.PEER_GRACE_S = 0
 {definitions}
 
 def work(end):
