@@ -88,7 +88,7 @@ def test_two_processes_equal_one_process_up_to_rounding(inputs, tmp_path, launch
     spawned = ["--spawn", "2"] if launcher == "spawn" else []
     run_python(*(older if launcher == "launch" else []), *arguments, *spawned, torchrun=1 + (launcher == "torchrun"))
     assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name.startswith("exp")] == ["exp"]
-    run_python(*arguments, "--name", "one")
+    call(train.main, *arguments[1:], "--name", "one")
     two, one = (rows(tmp_path / name / "results.csv") for name in ("exp", "one"))
     assert len(two) == 2
     for a, b in zip(two, one):

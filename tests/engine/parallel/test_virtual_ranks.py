@@ -95,21 +95,23 @@ def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) 
     return read_checkpoint(world / "runs" / name / "last.pt")
 
 
+MUON = (TINY_MODEL, ["--optimizer", "Muon", "--epochs", "2"])
+SGD = (TINY_ANCHOR_MODEL, ["--optimizer", "SGD", "--epochs", "2", "--nominal-batch", "12"])
+
+
 @pytest.mark.parametrize(
-    ("model", "more"),
+    ("model", "more", "counts"),
     [
-        (TINY_MODEL, ["--optimizer", "Muon", "--epochs", "2"]),
-        pytest.param(
-            TINY_ANCHOR_MODEL, ["--optimizer", "SGD", "--epochs", "2", "--nominal-batch", "12"], marks=pytest.mark.slow
-        ),
+        pytest.param(*MUON, (2,), id="anchor-free, Muon, two"),
+        pytest.param(*MUON, (4,), id="anchor-free, Muon, four", marks=pytest.mark.slow),
+        pytest.param(*SGD, (2, 4), id="anchors, SGD, accumulated", marks=pytest.mark.slow),
     ],
-    ids=["anchor-free, Muon", "anchors, SGD, accumulated"],
 )
-def test_one_two_and_four_processes_end_with_the_same_bits(tmp_path, model, more):
+def test_several_processes_end_with_the_bits_of_one(tmp_path, model, more, counts):
     """Ten images in batches of six: shards of one and two images, and of one in the last batch; the numbers of workers
     differ too."""
     write_dataset(tmp_path / "set")
     more = ["--model", str(write_model(tmp_path / "model.yaml", model)), *more]
     one = train(1, tmp_path, "one", *more)
-    assert_same_content(one, train(2, tmp_path, "two", *more, workers=1))
-    assert_same_content(one, train(4, tmp_path, "four", *more))
+    for count in counts:
+        assert_same_content(one, train(count, tmp_path, f"of{count}", *more, workers=2 - count // 2))
