@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks.peer import PEER_SIDE
 from benchmarks.speed import our_side, step
 from benchmarks.speed.report import Comparison
-from benchmarks.speed.sides import alternate
+from benchmarks.speed.sides import Side, alternate
 from benchmarks.speed.training_step import build_step
 from tests.helpers.tiny import TINY_MODEL
 
@@ -38,6 +38,14 @@ def command(name: str) -> list[str]:
 def test_both_sides_alternate():
     results = alternate({"a": command("a"), "b": command("b")}, rounds=3)
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
+
+
+def test_a_side_that_ends_between_turns_is_an_error_with_the_end_of_its_messages():
+    code = 'print("@measured {}", flush=True); import sys; sys.exit("out of memory")'
+    with Side([sys.executable, "-c", code]) as side:
+        assert side.result() == {}  # it is ready
+        with pytest.raises(SystemExit, match="out of memory"):
+            side.measure(model="x" * 1_000_000)  # more than a pipe takes before its other end is closed
 
 
 @pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
