@@ -7,6 +7,7 @@ import importlib
 import sys
 from argparse import Namespace
 from collections import Counter
+from dataclasses import asdict
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 from torch import nn
 
 from benchmarks.peer import PEER_SIDE
-from benchmarks.speed import our_side, step
+from benchmarks.speed import loader, our_side, step
 from benchmarks.speed.report import Comparison
 from benchmarks.speed.sides import Side, alternate
 from benchmarks.speed.training_step import build_step
 from tests.helpers.tiny import TINY_MODEL
+from utils.config.recipes import hyperparameters_from
 
 pytestmark = pytest.mark.benchmarks
 SIDE = """
@@ -55,6 +57,16 @@ def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     assert row.cells()[-1] == f"{advantage:.2f}"
     assert Comparison("x", "s", [1.0]).advantage is None
     assert Comparison("AP", "", [0.0], [0.0], higher_is_better=higher).cells() == ["AP", "0", "0", "1.00"]
+
+
+def test_loaders_are_compared_only_with_the_same_augmentation():
+    ours = asdict(hyperparameters_from(""))
+    defaults = {name: ours[name] for name in ("mosaic", "scale", "fliplr")}
+    loader.check_equal_augmentation(defaults, [])
+    loader.check_equal_augmentation(defaults | {"mosaic": 0.0}, ["mosaic=0"])
+    for peer_settings, override in ((defaults, ["mosaic=0"]), (defaults | {"fliplr": 0.0}, [])):
+        with pytest.raises(SystemExit, match="augmentation settings differ"):
+            loader.check_equal_augmentation(peer_settings, override)
 
 
 @pytest.mark.parametrize("images", [0, 16, 64])
@@ -211,10 +223,14 @@ def test_the_peer_validates_the_split_that_it_is_told(peer, monkeypatch):
     assert settings.items() >= chosen.items()
 
 
-def test_a_model_without_numbers_as_batch_sizes_is_refused():
+def test_a_model_may_be_named_with_batch_sizes():
     assert step.sizes_of("yolov8n:16,64") == ("yolov8n", [16, 64])
-    with pytest.raises(argparse.ArgumentTypeError, match="yolov8n:x: batch sizes must be numbers"):
-        step.sizes_of("yolov8n:x")
+
+
+@pytest.mark.parametrize("named", ["yolov8n:x", "yolov8n:0", "yolov8n:16,"])
+def test_a_model_without_numbers_as_batch_sizes_is_refused(named: str):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{named}: batch sizes must be positive numbers"):
+        step.sizes_of(named)
 
 
 def test_the_peer_trains_without_the_download_of_its_test_of_float16(peer):
