@@ -161,8 +161,10 @@ def test_the_peer_updates_its_weights_once_in_about_64_images(peer, monkeypatch,
 def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch):
     """Its trainer does not let cuDNN search for the fastest kernels, either."""
     turn = []
-    monkeypatch.setattr(peer.side, "take_turns", lambda measure: turn.append(measure("yolov8n.yaml", 16)))
-    monkeypatch.setattr(peer.side, "seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
+    monkeypatch.setattr(
+        peer.side, "take_turns", lambda measure: turn.append(measure(model="yolov8n.yaml", batch_size=16))
+    )
+    monkeypatch.setattr("turns.seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
     peer.side.step_turns(Namespace(threads=0, device="cpu", imgsz=32, steps=20))
     assert turn == [{"seconds": 2.0, "batches_per_update": 4}]  # 8 seconds an update
     assert peer.calls["deterministic"] == 1
