@@ -40,9 +40,9 @@ def of_language(language: str) -> list[Block]:
 
 
 def test_the_tests_see_the_pages():
-    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/distributed.md"} <= set(PAGES)
-    assert len(of_language("python")) >= 6
-    assert len(of_language("yaml")) >= 5
+    assert {"README.md", ".github/pull_request_template.md", "docs/architecture.md"} <= set(PAGES)
+    assert of_language("python")
+    assert of_language("yaml")
 
 
 @pytest.mark.parametrize("page", PAGES)
