@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from benchmarks.environment import ROOT
+from benchmarks.processes import SHOWN_ERRORS
 from benchmarks.speed.turns import MARK
 
 EXIT_TIMEOUT_S = 10.0
-SHOWN_ERRORS = 3000  # characters of a failed process's standard error
 
 
 class Side:
