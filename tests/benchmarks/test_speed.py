@@ -19,6 +19,7 @@ from benchmarks.speed import loader, our_side, step
 from benchmarks.speed.report import Comparison
 from benchmarks.speed.sides import Side, alternate
 from benchmarks.speed.training_step import build_step
+from benchmarks.speed.turns import StepTimer, TimedStep
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.recipes import hyperparameters_from
 
@@ -169,6 +170,22 @@ def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch
     assert turn == [{"seconds": 2.0, "batches_per_update": 4}]  # 8 seconds an update
     assert peer.calls["deterministic"] == 1
     assert not torch.backends.cudnn.benchmark
+
+
+def test_a_step_without_memory_is_an_error_and_built_anew_in_the_next_turn():
+    built = []
+
+    def build(model: str) -> TimedStep:
+        built.append(model)
+        if len(built) == 1:
+            raise torch.OutOfMemoryError("no memory\nof 80 GB")
+        return TimedStep(lambda: None, batches=2, facts={"dtype": "float32"})
+
+    timer = StepTimer(build, batches=4, device="cpu")
+    assert timer.measure(model="a") == {"error": "no memory"}
+    for _ in range(2):
+        assert timer.measure(model="a").keys() == {"seconds", "dtype"}
+    assert built == ["a", "a"]
 
 
 class StandInProcesses:
