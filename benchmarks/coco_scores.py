@@ -69,7 +69,7 @@ def _class_indices(rows: list[dict], classes: int) -> np.ndarray:
     The peer, which names files, numbers classes from 1. This program numbers them from 0, or COCO's 80 as COCO does.
     """
     ids = np.array([row["category_id"] for row in rows], np.int64)
-    if any("file_name" in row for row in rows[:1]):
+    if rows and "file_name" in rows[0]:
         return ids - 1
     if classes == len(COCO_IDS) and ids.max(initial=0) >= classes:
         return np.searchsorted(COCO_IDS, ids)

@@ -27,17 +27,20 @@ SUBSET_SEED = 20261121
 
 @contextmanager
 def copied(data: str, *, times: int = 1) -> Iterator[Path]:
-    """A context manager around `copy_dataset` that deletes the copy at the end."""
+    """Yields the YAML of a temporary copy (`copy_dataset`)."""
     with tempfile.TemporaryDirectory(prefix="lockstep-copy-") as folder:
         yield copy_dataset(data, Path(folder), times=times)
 
 
 def copy_dataset(data: str, folder: Path, *, with_test: bool = False, times: int = 1, subset: int = 0) -> Path:
-    """Copies train and val, with hard links if the file system supports them, unless ``folder`` already contains the
-    copy. Returns the YAML of the copy.
+    """Copies train and val into ``folder``, unless it already contains the copy. Returns the YAML of the copy.
+
+    The images of a split are named by number, in the order of the original, because both sides name an image by its
+    file's name alone, and folders of one split may have equal names. Bytes are copied, not linked: the peer repairs
+    broken JPEG files in place.
 
     Raises UserError if the data set has labels other than a YOLO text file per image, or too few images, or if
-    ``folder`` contains a copy of another one.
+    ``folder`` contains anything but a copy of this data set.
 
     Args:
         data: YAML or folder of a data set, or the name of one in configs/data.
@@ -51,15 +54,13 @@ def copy_dataset(data: str, folder: Path, *, with_test: bool = False, times: int
     if with_test and "test" in spec.splits:
         splits.append("test")
     _check_labels(spec, splits)
-    source = str(Path(found).resolve())
-    origin = folder / "source.txt"
-    if origin.exists() and origin.read_text(encoding="utf-8") != source:
-        raise UserError(f"{folder}: made from {origin.read_text(encoding='utf-8')}, not {data}; delete it")
     path = folder / "data.yaml"  # written last
+    _claim(folder, str(Path(found).resolve()))
     if path.exists():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(origin, source)
+    for name in ("images", "labels"):  # of a copy that was interrupted
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
     _copy_split(spec, "train", folder, times=times, subset=subset)
     for name in splits[1:]:
         _copy_split(spec, name, folder)
@@ -75,6 +76,19 @@ def _check_labels(spec: DatasetSpec, splits: Sequence[str]) -> None:
             raise UserError(f"{spec.source}: labels must be YOLO text files, one per image; convert them")
 
 
+def _claim(folder: Path, source: str) -> None:
+    """Makes ``folder`` the folder of copies of ``source``. Raises UserError if it contains anything else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    origin = folder / "source.txt"
+    if not origin.exists():
+        if any(folder.iterdir()):
+            raise UserError(f"{folder}: contains other files than a copy of {source}; choose another folder")
+        write_whole(origin, source)
+    copied_source = origin.read_text(encoding="utf-8")
+    if copied_source != source:
+        raise UserError(f"{folder}: made from {copied_source}, not {source}; delete it")
+
+
 def _copy_split(spec: DatasetSpec, split: str, folder: Path, *, times: int = 1, subset: int = 0) -> None:
     listing = list_split(spec, split)
     pairs = list(zip(listing.images, listing.labels, strict=True))
@@ -82,20 +96,25 @@ def _copy_split(spec: DatasetSpec, split: str, folder: Path, *, times: int = 1, 
         raise UserError(f"{spec.source}: has {len(pairs)} training images, fewer than a variant's subset of {subset}")
     if subset:
         random.Random(SUBSET_SEED).shuffle(pairs)
-        pairs = pairs[:subset]
-    for repeat in range(times):
-        place = Path(f"{repeat:04}") if times > 1 else Path()
-        for image, label in pairs:
-            name = place / image.name_in_split
-            _link(spec.root / image.name, folder / "images" / split / name)
-            if label.stamp is not None:
-                _link(spec.root / label.name, folder / "labels" / split / name.with_suffix(".txt"))
+        pairs = sorted(pairs[:subset], key=lambda pair: pair[0].name)
+    places = [Path(f"{repeat:04}") for repeat in range(times)] if times > 1 else [Path()]
+    for number, (image, label) in enumerate(pairs):
+        stem = f"{number:08}"
+        images = [folder / "images" / split / place / f"{stem}{Path(image.name).suffix}" for place in places]
+        _copy(spec.root / image.name, images)
+        if label.stamp is not None:
+            labels = [folder / "labels" / split / place / f"{stem}.txt" for place in places]
+            _copy(spec.root / label.name, labels)
 
 
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or linked before
-        if not (target.exists() and target.samefile(source)):
-            shutil.copy2(source, target)
+def _copy(source: Path, targets: Sequence[Path]) -> None:
+    """Copies a file. The targets share its bytes if the file system has hard links."""
+    first, *others = targets
+    first.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, first)
+    for target in others:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(first, target)
+        except OSError:
+            shutil.copyfile(first, target)

@@ -45,7 +45,7 @@ export OUT=${OUT:-runs/gpu} ONLY=${ONLY:-} PARTS=${PARTS:-} BUDGET_S=${BUDGET_S:
 TMP=$(mktemp -d "${TMPDIR:-/tmp}/lockstep-gpu.XXXXXX")
 trap 'rm -rf "$TMP"' EXIT
 export XDG_CACHE_HOME=$TMP/cache TORCHINDUCTOR_CACHE_DIR=$TMP/inductor TRITON_CACHE_DIR=$TMP/triton
-export YOLO_CONFIG_DIR=$TMP YOLO_OFFLINE=true PYTHONUNBUFFERED=1
+export YOLO_CONFIG_DIR=$TMP PYTHONUNBUFFERED=1
 
 if compgen -G "$WHEELS/*.whl" >/dev/null && [[ ${1:-} != --list ]]; then
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$TMP/site" \

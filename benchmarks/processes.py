@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.environment import ROOT
 
 ERROR_WIDTH = 300  # characters of an error on one line
-SHOWN_ERRORS = 2000  # characters of a failed process's standard error
+SHOWN_ERRORS = 3000  # characters of a failed process's standard error
 
 
 def run_process(command: Sequence[str], *, folder: Path = ROOT, variables: Mapping[str, str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Checks that the number of processes, or a change to the code, does not change a single bit of a training run.
 
     python -m benchmarks.same_bits --data bccd.yaml
-    git worktree add ../before main && python -m benchmarks.same_bits --data bccd.yaml --against ../before
+    git worktree add --detach ../before main && python -m benchmarks.same_bits --data bccd.yaml --against ../before
 
 Trains yolov8n and yolov5n (160 px, global batch 16, 4 virtual ranks, mosaic, mixup, HSV, multi-scale, float32) with SGD
 and Muon for three epochs, and compares weights, EMA, optimizer state and batch norm buffers: on 1, 2 and 4 gloo

@@ -232,6 +232,13 @@ def test_texts_name_the_command_that_is_installed(text, installed):
     assert load_hook().with_commands(text) == (installed or text)
 
 
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=str)
+def test_texts_of_the_package_name_every_command(command):
+    assert (
+        load_hook().with_commands(f"`python {command.typed.split(maxsplit=1)[1]} A`") == f"`lockstep {command.name} A`"
+    )
+
+
 def test_the_table_names_all_commands():
     mains = {path for name in FOLDERS for path in (ROOT / name).rglob("__main__.py")}
     scripts = {ROOT / f"{command.path}.py" for command in COMMANDS.values()}

@@ -16,7 +16,7 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.accuracy.runs import Run, Workspace, end_on_signals, prepare, stored_result, train_and_score
+from benchmarks.accuracy.runs import VariantRun, Workspace, end_on_signals, prepare, stored_result, train_and_score
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
 from benchmarks.coco_scores import require_pycocotools
@@ -79,8 +79,9 @@ def train(workspace: Workspace, variants: list[Variant], sources: list[Path], ar
         for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), sources, variants)
         if stored_result(workspace.folder(variant, source.stem, seed), variant) is None
     ]
-    copies = {(s, v.subset): workspace.copy_data(s, v.subset) for s, v in itertools.product(sources, variants)}
-    runs = [Run(workspace, variant, copies[source, variant.subset], seed) for seed, source, variant in missing]
+    needed_copies = dict.fromkeys((source, variant.subset) for _, source, variant in missing)
+    copies = {(source, subset): workspace.copy_data(source, subset) for source, subset in needed_copies}
+    runs = [VariantRun(workspace, variant, copies[source, variant.subset], seed) for seed, source, variant in missing]
     for variant in variants:
         prepare(workspace, variant)
     end_on_signals()
@@ -93,7 +94,7 @@ def train(workspace: Workspace, variants: list[Variant], sources: list[Path], ar
             raise
 
 
-def train_and_show(run: Run) -> None:
+def train_and_show(run: VariantRun) -> None:
     result = train_and_score(run)
     scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
     print(f"{run.folder.relative_to(run.workspace.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)

@@ -19,6 +19,7 @@ from benchmarks.coco_scores import average_precision
 from benchmarks.dataset_copy import copy_dataset
 from benchmarks.environment import ROOT, commit
 from benchmarks.peer import PEER_SIDE
+from benchmarks.processes import SHOWN_ERRORS
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
@@ -26,7 +27,7 @@ from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.labels import GroundTruth
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "YOLO_OFFLINE": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _children: set[subprocess.Popen] = set()
 _stopping = threading.Event()
 
@@ -97,7 +98,7 @@ def _declaration(variant: Variant) -> dict:
 
 
 @dataclass(frozen=True)
-class Run:
+class VariantRun:
     """A training of a variant on one data set with one seed."""
 
     workspace: Workspace
@@ -119,7 +120,7 @@ class Run:
         return self.workspace.weights / self.variant.weights if self.variant.weights else None
 
 
-def train_and_score(run: Run) -> dict:
+def train_and_score(run: VariantRun) -> dict:
     """Trains and scores; the result is also written to result.json in the run's folder.
 
     Raises SystemExit, with the end of the output, if a process fails.
@@ -139,7 +140,7 @@ def train_and_score(run: Run) -> dict:
     return result
 
 
-def _train_ours(run: Run) -> float:
+def _train_ours(run: VariantRun) -> float:
     """Returns processor seconds, as `_call` does."""
     variant = run.variant
     command = [sys.executable, "train.py", "--data", run.data.yaml, "--device", "cpu", "--seed", run.seed]
@@ -153,7 +154,7 @@ def _train_ours(run: Run) -> float:
     return _call([*command, *variant.flags], run.tree, run.folder / "train.log")
 
 
-def _predict_ours(run: Run, split: str) -> Path:
+def _predict_ours(run: VariantRun, split: str) -> Path:
     """Returns the path of the detections of last.pt, in COCO's format."""
     name = f"val-{split}"
     command = [sys.executable, "val.py", "--weights", run.folder / "run" / "last.pt"]
@@ -164,7 +165,7 @@ def _predict_ours(run: Run, split: str) -> Path:
     return run.folder / name / "predictions.json"
 
 
-def _train_peer(run: Run) -> float:
+def _train_peer(run: VariantRun) -> float:
     """Returns processor seconds, as `_call` does."""
     variant = run.variant
     model = f"{variant.model}.yaml" if run.weights is None else run.weights
@@ -176,7 +177,7 @@ def _train_peer(run: Run) -> float:
     return _call(command, run.folder, run.folder / "train.log")
 
 
-def _predict_peer(run: Run, split: str) -> Path:
+def _predict_peer(run: VariantRun, split: str) -> Path:
     """Returns the path of the detections of last.pt, in COCO's format."""
     name = f"val-{split}"
     weights = run.folder / "run" / "weights" / "last.pt"
@@ -188,7 +189,7 @@ def _predict_peer(run: Run, split: str) -> Path:
 
 
 def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
-    """Runs a command. Returns its processor seconds, including workers, which do not depend on the machine's load.
+    """Runs a command. Returns its processor seconds, including workers, which depend less on other load than its time.
 
     Raises SystemExit if the command fails.
     """
@@ -203,7 +204,7 @@ def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
         _children.discard(process)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}:\n{log.read_text()[-SHOWN_ERRORS:]}")
     return usage.ru_utime + usage.ru_stime
 
 

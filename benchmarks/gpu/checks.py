@@ -1,6 +1,7 @@
-"""The command line of the parts of `benchmarks/gpu.sh` that are more than one command. Each part prints tables, figures
-on lines that begin with "figure:", and the reason if its check fails (exit code 1). Almost all parts also run on a CPU
-(``--device cpu``).
+"""The checks that parts of `benchmarks/gpu.sh` run, as one command.
+
+Each prints tables, figures on lines that begin with "figure:", and the reason if it fails (exit code 1). Almost all
+also run on a CPU (``--device cpu``). The flags are those of all checks; a check reads those that it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-PARTS = {
+CHECKS = {  # module in this folder and function, by the name of a check
     "environment": "checks:environment",
     "data": "checks:write_data",
     "equal-steps": "equal:compare_steps",
@@ -51,7 +52,7 @@ PACKAGES = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.checks", description=__doc__.split("\n\n")[0])
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("check", choices=CHECKS)
     parser.add_argument("--device", default="0")
     parser.add_argument("--model", nargs="+", default=["yolov8n"], dest="models")
     parser.add_argument("--optimizer", nargs="+", default=["SGD"], dest="optimizers")
@@ -72,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--peer", default="")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="backend of the two processes")
     parser.add_argument("--folder", type=Path, default=Path(), help="folder of data sets and runs")
-    parser.add_argument("--set", choices=("small", "many", "large"), default="small", dest="size")
+    parser.add_argument("--size", choices=("small", "many", "large"), default="small", help="data set to write")
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--times", type=int, default=16)
     options = parser.parse_args(argv)
     options.model = options.models[0]
-    module, function = PARTS[options.part].split(":")
+    module, function = CHECKS[options.check].split(":")
     for line in getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(options):
         print(line if line.startswith("|") else f"figure: {line}", flush=True)
 

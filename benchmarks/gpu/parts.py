@@ -146,7 +146,7 @@ class Parts:
         sizes = self.sizes
         imgsz = sizes.timed_imgsz if name == "large" else sizes.checked_imgsz
         command = self._check(
-            "data", folder=self.folder, set=name, imgsz=imgsz, images=sizes.demo_images, times=sizes.copies
+            "data", folder=self.folder, size=name, imgsz=imgsz, images=sizes.demo_images, times=sizes.copies
         )
         return Part(f"data set, {name}", 20 if name == "large" else 8, command, product=name)
 

@@ -94,7 +94,7 @@ def kernels_of(
     step_trace = trace(step, on_gpu)
     case = f"{model} batch {images} {optimizer}"
     busy = f"busy {step_trace.busy_ms:.1f} ms of {step_ms:.1f} ms, {step_trace.busy_ms / step_ms:.0%}"
-    yield f"{case}: {counted(step_trace, on_gpu)} a step; {busy}"
+    yield f"{case}: {count_text(step_trace, on_gpu)} a step; {busy}"
     yield f"| {case} | ms a step | share | calls |"
     yield "| --- | --- | --- | --- |"
     for rank, (name, kernel_ms, calls) in enumerate(step_trace.kernels[:TOP], 1):
@@ -122,7 +122,7 @@ def first_steps(options: argparse.Namespace, *, build: StepBuilder = build_step)
         sys.exit(f"the first step of a smaller batch takes {again_s:.2f} s longer than its others")
 
 
-def counted(found: Trace, on_gpu: bool) -> str:
+def count_text(found: Trace, on_gpu: bool) -> str:
     on_device = f"{found.calls(copies=False):g} kernels, {found.calls(copies=True):g} copies and fills on the device, "
     return (on_device if on_gpu else "") + f"{found.operations:g} operations on the host"
 
@@ -154,7 +154,7 @@ def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> str
     loss_trace = trace(loss, on_gpu)
     line = f"step {step_ms:.1f} ms, of which loss and assignment {loss_ms:.2f} ms, {loss_ms / step_ms:.1%}"
     busy_share = loss_trace.busy_ms / step_ms
-    line += f"; it has {counted(loss_trace, on_gpu)}, busy {loss_trace.busy_ms:.2f} ms, {busy_share:.1%}"
+    line += f"; it has {count_text(loss_trace, on_gpu)}, busy {loss_trace.busy_ms:.2f} ms, {busy_share:.1%}"
     if on_gpu:
         line += f"; its peak {peak_bytes(loss, device) / 2**20:.0f} MiB"
     return line

@@ -38,7 +38,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
-class Training:
+class FirstSteps:
     """The first steps of a training, which one or several processes take. ``images``: global batch size."""
 
     model: str
@@ -51,7 +51,7 @@ class Training:
     zero: bool = False
 
     @classmethod
-    def of_options(cls, options: argparse.Namespace, optimizer: str) -> Training:
+    def from_options(cls, options: argparse.Namespace, optimizer: str) -> FirstSteps:
         return cls(options.model, optimizer, images=options.batch_size, imgsz=options.imgsz, device=options.device)
 
 
@@ -59,7 +59,7 @@ def compare_processes(options: argparse.Namespace) -> Iterator[str]:
     """Yields lines of figures for each optimizer. Raises SystemExit if bits differ."""
     differing = []
     for optimizer in options.optimizers:
-        training = Training.of_options(options, optimizer)
+        training = FirstSteps.from_options(options, optimizer)
         expected = train_in_one_process(training)
         others = {"once more": train_in_one_process(training), f"on {PROCESSES} processes": train_in_two(training)}
         for name, other in others.items():
@@ -81,7 +81,7 @@ def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
         yield f"left out: NCCL {torch.cuda.nccl.version()} refuses two processes on one GPU, {NCCL} does not"
         return
     differing = []
-    training = Training.of_options(options, options.optimizers[0])
+    training = FirstSteps.from_options(options, options.optimizers[0])
     start = weights(train_in_one_process(replace(training, steps=0)))
     expected = weights(train_in_one_process(replace(training, virtual_ranks=PROCESSES)))
     for name, zero in {"DDP": False, "DDP with ZeRO": True}.items():
@@ -105,12 +105,12 @@ def weights(state: dict[str, Tensor]) -> Tensor:
     return torch.cat(values)
 
 
-def train_in_one_process(training: Training) -> dict[str, Tensor]:
+def train_in_one_process(training: FirstSteps) -> dict[str, Tensor]:
     """Returns the state after the steps (`state_of`)."""
     return train(context_of(training.device), training)
 
 
-def train_in_two(training: Training, *, nccl: bool = False) -> dict[str, Tensor]:
+def train_in_two(training: FirstSteps, *, nccl: bool = False) -> dict[str, Tensor]:
     """Returns the state after the steps (`state_of`) of two processes. ``nccl``: exchange gradients by NCCL."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "state.pt")
@@ -118,7 +118,7 @@ def train_in_two(training: Training, *, nccl: bool = False) -> dict[str, Tensor]
         return torch.load(path, weights_only=True)
 
 
-def train_share(training: Training, nccl: bool, path: Path) -> None:
+def train_share(training: FirstSteps, nccl: bool, path: Path) -> None:
     """Trains in a process that `spawn` has started. Rank 0 writes the state to ``path``."""
     ctx = join_run(read_launch(), "cpu")
     device = context_of(training.device).device
@@ -134,7 +134,7 @@ def train_share(training: Training, nccl: bool, path: Path) -> None:
     ctx.close()
 
 
-def train(ctx: DistributedContext, training: Training) -> dict[str, Tensor]:
+def train(ctx: DistributedContext, training: FirstSteps) -> dict[str, Tensor]:
     """Takes the steps with this rank's share of each batch. Returns the state (`state_of`) on rank 0, else nothing."""
     torch.set_num_threads(1)  # the rounding of sums on a CPU depends on the number of threads
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

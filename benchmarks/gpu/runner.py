@@ -159,7 +159,7 @@ class Runner:
         code, output = run_for(part, min(limit_s, left_s))
         with open(self._out / "gpu.log", "a", encoding="utf-8") as log:
             log.write(f"\n===== {part.name}: {' '.join(part.command)}\n{output}")
-        outcome = judged(part, code, output, time.monotonic() - began)
+        outcome = outcome_of(part, code, output, time.monotonic() - began)
         if code is None and left_s < part.expected_s * self._slowdown:
             return replace(outcome, verdict="SKIP", lines=[*outcome.lines, "the time is used up"])
         return outcome
@@ -206,7 +206,7 @@ def stop(process: subprocess.Popen) -> None:
             process.wait(GRACE_S)
 
 
-def judged(part: Part, code: int | None, output: str, seconds: float) -> Outcome:
+def outcome_of(part: Part, code: int | None, output: str, seconds: float) -> Outcome:
     """Returns the outcome of a part that ended with ``code``, None if it was stopped.
 
     A part that passes without figures, such as a training, is described by its last line.

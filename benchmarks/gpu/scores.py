@@ -23,13 +23,13 @@ def validate(options: argparse.Namespace, *, run: ScriptRunner = run_script) -> 
     """Yields val.py's scores in float32, with ``--variants`` also in the type of ``--amp auto`` and with test-time
     augmentation. Raises SystemExit if a GPU's scores differ from the CPU's, or if the AP is below ``--at-least``."""
     on_device = scores(options, options.weights, run=run)
-    yield f"val.py: {described(on_device)}"
+    yield f"val.py: {describe_scores(on_device)}"
     if options.variants:
-        yield f"val.py --amp auto: {described(scores(options, options.weights, '--amp', 'auto', run=run))}"
-        yield f"val.py --tta: {described(scores(options, options.weights, '--tta', run=run))}"
+        yield f"val.py --amp auto: {describe_scores(scores(options, options.weights, '--amp', 'auto', run=run))}"
+        yield f"val.py --tta: {describe_scores(scores(options, options.weights, '--tta', run=run))}"
     if options.device != "cpu":
         expected = scores(options, options.weights, device="cpu", run=run)
-        yield f"val.py on the CPU: {described(expected)}"
+        yield f"val.py on the CPU: {describe_scores(expected)}"
         if any(abs(on_device[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
             sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
     if on_device["ap"] < options.at_least:
@@ -104,5 +104,5 @@ def scores(
     return json.loads((project / "exp" / "results.json").read_text())
 
 
-def described(found: dict) -> str:
+def describe_scores(found: dict) -> str:
     return ", ".join(f"{name} {found[name]:.4f}" for name in ("precision", "recall", "ap50", "ap"))

@@ -32,7 +32,7 @@ WAITING = "called a synchronizing CUDA operation"
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
 SHOWN_CALLERS = 2
 # Flags of train.py by the source of its images.
-IMAGE_SOURCES = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}
+WATCHED_SOURCES = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}
 
 
 def place() -> str:
@@ -169,7 +169,7 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
             broken.append(case)
             yield f"{case}: fails, see the log"
             continue
-        yield from described(case, watched)
+        yield from describe_waits(case, watched)
         if any(watcher.places for watcher in watched):
             waiting.append(case)
     verdict(waiting, broken)
@@ -190,10 +190,10 @@ def waits_of_step(model: str, optimizer: str, amp: str, options: argparse.Namesp
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
     """Yields the same lines as `waits_of_steps` about trainings by train.py in this process: loader, prefetcher, step
-    and the rest of the loop, with the first ``--image-sources`` of `IMAGE_SOURCES`."""
+    and the rest of the loop, with the first ``--image-sources`` of `WATCHED_SOURCES`."""
     waiting = []
     broken = []
-    for source, flags in list(IMAGE_SOURCES.items())[: options.image_sources]:
+    for source, flags in list(WATCHED_SOURCES.items())[: options.image_sources]:
         try:
             watched = waits_of_training(options, flags)
         except KeyboardInterrupt:
@@ -203,7 +203,7 @@ def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
             broken.append(source)
             yield f"{source}: fails, see the log"
             continue
-        yield from described(source, watched)
+        yield from describe_waits(source, watched)
         if any(watcher.places for watcher in watched):
             waiting.append(source)
     verdict(waiting, broken)
@@ -211,10 +211,10 @@ def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
 
 class ObservedSteps(contextlib.AbstractContextManager):
     """Lets watchers observe a training, one after another: each from the beginning of a step to that of the step
-    `STEPS` later, with everything in between."""
+    `STEPS` later, with everything in between. Steps 0 to `WARM` - 1 warm up."""
 
     def __init__(self, watched: Sequence[Watcher]) -> None:
-        self.begun = 0  # number of steps
+        self.steps_begun = 0
         self._watcher_of_step = {WARM + STEPS * number: watcher for number, watcher in enumerate(watched)}
         self._end = WARM + STEPS * len(watched)
         self._observing = contextlib.ExitStack()
@@ -224,15 +224,15 @@ class ObservedSteps(contextlib.AbstractContextManager):
 
     @property
     def is_complete(self) -> bool:
-        return self.begun > self._end
+        return self.steps_begun > self._end
 
     def begin_step(self) -> None:
-        watcher = self._watcher_of_step.get(self.begun)
-        if watcher is not None or self.begun == self._end:
+        watcher = self._watcher_of_step.get(self.steps_begun)
+        if watcher is not None or self.steps_begun == self._end:
             self._observing.close()
         if watcher is not None:
             self._observing.enter_context(watcher)
-        self.begun += 1
+        self.steps_begun += 1
 
 
 def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[Watcher]:
@@ -254,11 +254,11 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[Wat
              "--val-every", "0", "--project", folder, "--cache-dir", folder, *flags]
         )  # fmt: skip
     if not observed.is_complete:
-        raise RuntimeError(f"an epoch of {observed.begun} steps is too short to look at")
+        raise RuntimeError(f"an epoch of {observed.steps_begun} steps is too short to look at")
     return watched
 
 
-def described(case: str, watched: Sequence[Watcher]) -> Iterator[str]:
+def describe_waits(case: str, watched: Sequence[Watcher]) -> Iterator[str]:
     for watcher in watched:
         yield f"{case}: {watcher.places.total() / STEPS:g} {watcher.counted} a step"
         for line, number in watcher.places.most_common():

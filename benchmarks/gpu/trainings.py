@@ -25,7 +25,7 @@ from data.source.files import list_split
 
 OPTIMIZER = "SGD"  # optimizer of timed trainings, on both sides
 # Flags by the source of a timed training's images; `FALLBACK` is timed only if no other source works.
-IMAGE_SOURCES = {
+TIMED_SOURCES = {
     "images from workers, cache ram": ["--cache", "ram"],
     "images rendered on the device, cache device": ["--render-on", "device", "--cache", "device"],
 }
@@ -68,21 +68,20 @@ class Rates:
 
 
 def time_training(options: argparse.Namespace, rates: Rates | None = None) -> Iterator[str]:
-    """Yields images per second of the step alone, of trainings on ``--data`` with the first
-    ``--image-sources`` of `IMAGE_SOURCES`,
-    and of the peer's training, and their ratios. Raises SystemExit if one of them fails."""
+    """Yields images per second of the step alone, of trainings on ``--data`` with the first ``--image-sources`` of
+    `TIMED_SOURCES`, and of the peer's training, and their ratios. Raises SystemExit if one of them fails."""
     case = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
     measure = rates or Rates(step_rate, our_speed, peer_speed)
     alone = measure.step(options)
     yield f"{case}: step alone, in a run too short for cuDNN's search, {alone:.0f} images/s"
     ours: list[float] = []
     problems: list[str] = []
-    sources = list(IMAGE_SOURCES)[: options.image_sources]
+    sources = list(TIMED_SOURCES)[: options.image_sources]
     for source in (*sources, FALLBACK):
         if source == FALLBACK and ours:
             break
         try:
-            rate, waiting = measure.ours(options, IMAGE_SOURCES.get(source, []))
+            rate, waiting = measure.ours(options, TIMED_SOURCES.get(source, []))
         except SystemExit as error:  # the others' figures are still worth having
             problems.append(f"{source}: {end_of(error)}")
             continue

@@ -6,10 +6,10 @@ Everything is built as train.py and val.py build it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.speed.turns import BOXES_PER_IMAGE, rate_of, seconds_of, take_turns
+from benchmarks.speed.turns import BOXES_PER_IMAGE, StepTimer, TimedStep, rate_of, take_turns
 from utils.process.entrypoint import run_main
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     step.add_argument("--amp", default="auto")
     step.add_argument("--compile", action="store_true")
     step.add_argument("--steps", type=int, default=4)
+    step.add_argument("--threads", type=int, default=0)
     step.add_argument("--short-run", action="store_true", help="without cuDNN's search for the fastest kernels")
     loader = commands.add_parser("loader")
     loader.add_argument("--data", required=True)
@@ -35,48 +36,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     for command in (step, loader):
         command.add_argument("--imgsz", type=int, default=640)
         command.add_argument("--device", default="cpu")
-        command.add_argument("--threads", type=int, default=0)
     options = parser.parse_args(argv)
     {"step": step_turns, "loader": loader_turns}[options.command](options)
 
 
 def step_turns(options: argparse.Namespace) -> None:
-    """Times the step that each turn names; a step is built when first named. A turn ends by freeing GPU memory, except
-    for weights and optimizers, because other processes need it."""
+    """Times steps (`StepTimer`)."""
     import torch
 
     from benchmarks.speed.training_step import make_batches, stepper
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    built: dict[tuple[str, int, str], tuple[TrainStep, Callable[[], None]]] = {}
 
-    def build(model: str, batch_size: int, optimizer: str) -> tuple[TrainStep, Callable[[], None]]:
+    def build(model: str, batch_size: int, optimizer: str) -> TimedStep:
         take_step = build_timed_step(options, model, batch_size, optimizer)
         batches = make_batches(2, batch_size, options.imgsz, take_step.ctx.device, BOXES_PER_IMAGE)
-        one_step = stepper(take_step, batches)
-        for _ in range(3):
-            one_step()
-        return take_step, one_step
+        dtype = str(take_step.amp_dtype or torch.float32).removeprefix("torch.")
+        return TimedStep(stepper(take_step, batches), facts={"dtype": dtype})
 
-    def measure(model: str, batch_size: int, optimizer: str) -> dict:
-        key = (model, batch_size, optimizer)
-        try:
-            if key not in built:
-                built[key] = build(*key)
-            take_step, one_step = built[key]
-            device = take_step.ctx.device.type
-            if device == "cuda":
-                one_step()  # allocates its memory again
-            dtype = str(take_step.amp_dtype or torch.float32).removeprefix("torch.")
-            return {"seconds": seconds_of(one_step, options.steps, device), "dtype": dtype}
-        except torch.OutOfMemoryError as error:
-            built.pop(key, None)
-            return {"error": str(error).splitlines()[0]}
-        finally:
-            torch.cuda.empty_cache()
-
-    take_turns(measure)
+    device = "cpu" if options.device == "cpu" else "cuda"
+    take_turns(StepTimer(build, batches=options.steps, device=device).measure)
 
 
 def build_timed_step(options: argparse.Namespace, model: str, batch_size: int, optimizer: str) -> TrainStep:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.flag_types import at_least
 from benchmarks.peer import add_peer_flag
 
 
@@ -50,7 +51,7 @@ def _median(values: Sequence[float]) -> str:
 def add_flags(parser: argparse.ArgumentParser, *, rounds: int = 5) -> None:
     """Adds the flags that all comparisons share."""
     add_peer_flag(parser)
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side; medians are compared")
+    parser.add_argument("--rounds", type=at_least(1), default=rounds, help="turns of each side; medians are compared")
 
 
 def show(title: str, rows: Sequence[Comparison]) -> None:

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from benchmarks.environment import ROOT
+from benchmarks.processes import SHOWN_ERRORS
 from benchmarks.speed.turns import MARK
 
 EXIT_TIMEOUT_S = 10.0
-SHOWN_ERRORS = 3000  # characters of a failed process's standard error
 
 
 class Side:
@@ -38,7 +38,8 @@ class Side:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what a process that was killed has not read
+            self._process.stdin.close()
         try:
             self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -57,9 +58,11 @@ class Side:
         sys.exit(f"{' '.join(self.command)} ended without a result:\n{self._errors.read()[-SHOWN_ERRORS:]}")
 
     def measure(self, **arguments: object) -> dict:
-        """Measures one turn, with ``arguments`` for the process's measuring function."""
-        self._process.stdin.write(json.dumps(arguments) + "\n")
-        self._process.stdin.flush()
+        """Measures one turn, with ``arguments`` for the process's measuring function. Raises SystemExit like
+        `result`."""
+        with suppress(BrokenPipeError):  # the process has ended; `result` says why
+            self._process.stdin.write(json.dumps(arguments) + "\n")
+            self._process.stdin.flush()
         return self.result()
 
 

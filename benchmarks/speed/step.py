@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from benchmarks.entrypoint import run_benchmark
+from benchmarks.flag_types import at_least, choices_of, image_size
 from benchmarks.peer import PEER_SIDE, find_peer
 from benchmarks.processes import end_of
 from benchmarks.speed.report import Comparison, add_flags, show
@@ -35,16 +36,19 @@ def main() -> None:
         default=[("yolov8n", [])],
         help="names, or names with batch sizes: yolov8n:16,64",
     )
-    parser.add_argument("--imgsz", type=int, default=320, help="side of the images, pixels")
+    parser.add_argument("--imgsz", type=image_size, default=320, help="side of the images, pixels")
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[16], help="for models that are named without sizes"
+        "--batch-size", type=at_least(1), nargs="+", default=[16], help="for models that are named without sizes"
     )
-    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="on our side: off, auto, bf16, fp16")
+    parser.add_argument("--amp", nargs="+", default=["off", "auto"], choices=choices_of("amp"), help="on our side")
     parser.add_argument("--compile", action="store_true", help="torch.compile on our side")
-    parser.add_argument("--optimizer", nargs="+", default=["SGD"], help="on our side; the peer's is SGD")
+    optimizers = [name for name in choices_of("optimizer") if name != "auto"]
+    parser.add_argument(
+        "--optimizer", nargs="+", default=["SGD"], choices=optimizers, help="on our side; the peer's is SGD"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, or the number of a GPU")
-    parser.add_argument("--steps", type=int, default=4, help="steps per turn")
-    parser.add_argument("--threads", type=int, default=0, help="on CPUs; 0: torch's choice")
+    parser.add_argument("--steps", type=at_least(1), default=4, help="steps per turn")
+    parser.add_argument("--threads", type=at_least(0), default=0, help="on CPUs; 0: torch's choice")
     add_flags(parser)
     options = parser.parse_args()
     options.peer = find_peer(options.peer)
@@ -65,12 +69,14 @@ def main() -> None:
 
 def sizes_of(named: str) -> tuple[str, list[int]]:
     """Splits ``yolov8n:16,64`` into the model and its batch sizes. Raises argparse.ArgumentTypeError for other sizes
-    than numbers."""
+    than positive numbers."""
     model, _, sizes = named.partition(":")
     try:
-        return model, [int(size) for size in sizes.split(",")] if sizes else []
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{named}: batch sizes must be numbers, as in yolov8n:16,64") from None
+        return model, [at_least(1)(size) for size in sizes.split(",")] if sizes else []
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{named}: batch sizes must be positive numbers, as in yolov8n:16,64"
+        ) from None
 
 
 def step_flags(*, imgsz: int, device: str, steps: int, threads: int = 0) -> list[str]:

@@ -14,7 +14,8 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from turns import BOXES_PER_IMAGE, rate_of, seconds_of, take_turns  # next to this file, which is started by its path
+# Next to this file, which is started by its path.
+from turns import BOXES_PER_IMAGE, StepTimer, TimedStep, rate_of, take_turns
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     step = commands.add_parser("step")
     step.add_argument("--steps", type=int, default=4)
+    step.add_argument("--threads", type=int, default=0)
     loader = commands.add_parser("loader")
     loader.add_argument("--data", required=True)
     loader.add_argument("--workers", type=int, default=2)
@@ -52,7 +54,6 @@ def main() -> None:
         command.add_argument("--imgsz", type=int, default=640)
         command.add_argument("--batch-size", type=int, default=16)
         command.add_argument("--device", default="cpu")
-        command.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
     prepare_import()
     actions = {"step": step_turns, "loader": loader_turns, "train": train, "val": validate}
@@ -83,7 +84,7 @@ def _virtual_memory() -> types.SimpleNamespace:
 
 
 def step_turns(options: argparse.Namespace) -> None:
-    """Times steps like `benchmarks.speed.our_side`. Times are per batch, including its share of the weight updates."""
+    """Times weight updates (`StepTimer`), each of one or several batches."""
     import torch
     from ultralytics.utils.torch_utils import init_seeds
 
@@ -91,28 +92,13 @@ def step_turns(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
     init_seeds(0, deterministic=True)  # its trainer's default; it does not set cudnn.benchmark
     device = torch.device("cpu" if options.device == "cpu" else f"cuda:{options.device}")
-    built: dict[tuple[str, int], Callable[[], None]] = {}
 
-    def measure(model: str, batch_size: int) -> dict:
-        key = (model, batch_size)
+    def build(model: str, batch_size: int) -> TimedStep:
         batches = batches_per_update(batch_size)
-        try:
-            if key not in built:
-                built[key] = build_update(model, batch_size, options.imgsz, device)
-                for _ in range(max(round(3 / batches), 1)):
-                    built[key]()
-            if device.type == "cuda":
-                built[key]()  # allocates its memory again
-            updates = max(round(options.steps / batches), 1)
-            seconds = seconds_of(built[key], updates, device.type) / batches
-            return {"seconds": seconds, "batches_per_update": batches}
-        except torch.OutOfMemoryError as error:
-            built.pop(key, None)
-            return {"error": str(error).splitlines()[0]}
-        finally:
-            torch.cuda.empty_cache()
+        update = build_update(model, batch_size, options.imgsz, device)
+        return TimedStep(update, batches, facts={"batches_per_update": batches})
 
-    take_turns(measure)
+    take_turns(StepTimer(build, batches=options.steps, device=device.type).measure)
 
 
 def batches_per_update(images: int) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.coco_scores import average_precision, require_pycocotools
 from benchmarks.dataset_copy import copied
 from benchmarks.entrypoint import run_benchmark
+from benchmarks.flag_types import at_least, choices_of
 from benchmarks.peer import PEER_SIDE, find_peer
 from benchmarks.processes import run_process
 from benchmarks.speed.report import Comparison, add_flags, show
@@ -31,10 +32,16 @@ def main() -> None:
     parser.add_argument(
         "--data", required=True, help="data set with YOLO labels: YAML, folder, or name in configs/data"
     )
-    parser.add_argument("--imgsz", type=int, default=640)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="on our side; the peer's is float32")
+    parser.add_argument("--imgsz", type=at_least(1), default=640)
+    parser.add_argument("--batch-size", type=at_least(1), default=16)
+    parser.add_argument("--workers", type=at_least(0), default=2)
+    parser.add_argument(
+        "--amp",
+        nargs="+",
+        default=["off", "auto"],
+        choices=choices_of("amp"),
+        help="on our side; the peer's is float32",
+    )
     parser.add_argument("--device", default="cpu")
     add_flags(parser)
     options = parser.parse_args()
@@ -88,7 +95,7 @@ def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[
 def time_process(command: Sequence[str]) -> float:
     """Runs a process (`run_process`) and returns its duration in seconds."""
     started = time.perf_counter()
-    run_process(command, variables={"YOLO_OFFLINE": "1"})
+    run_process(command)
     return time.perf_counter() - started
 
 

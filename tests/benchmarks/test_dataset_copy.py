@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.dataset_copy import copied
+from benchmarks.dataset_copy import copied, copy_dataset
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from tests.helpers.tiny import write_dataset
@@ -50,3 +52,73 @@ def test_only_yolo_labels_are_copied(tmp_path: Path):
         path.write_text(yaml.safe_dump(other))
         with pytest.raises(UserError, match="labels must be YOLO"), copied(str(path)):
             pass
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_images_with_equal_names_are_all_copied_and_scored_apart(tmp_path: Path, is_list: bool):
+    original = write_dataset(tmp_path / "set", train=2, val=2)  # images/train/000.png is not images/val/000.png
+    folders = ["images/train", "images/val"]
+    images = [f"{folder}/{number:03}.png" for folder in folders for number in range(2)]
+    (original.parent / "all.txt").write_text("".join(f"./{image}\n" for image in images))
+    source = "all.txt" if is_list else folders
+    original.write_text(yaml.safe_dump({"train": source, "val": source, "names": ["light", "dark"]}))
+    before = contents(original.parent)
+    with copied(str(original)) as data:
+        settings = IndexSettings(cache_dir=str(tmp_path / "index"), progress=False)
+        for split in ("train", "val"):
+            expected = load_index(load_dataset_spec(original), split, settings).ground_truth()
+            found = load_index(load_dataset_spec(data), split, settings).ground_truth()
+            assert len(set(found.image_ids)) == 4
+            assert found.boxes_xywh_px.tolist() == expected.boxes_xywh_px.tolist()
+            copies = [path.read_bytes() for path in sorted((data.parent / "images" / split).iterdir())]
+            assert copies == [before[name] for name in images]
+    after = contents(original.parent)
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_program_that_writes_into_the_copy_leaves_the_original(tmp_path: Path):
+    """Ultralytics rewrites JPEG files without an end marker where they are."""
+    original = write_dataset(tmp_path / "set", train=2, val=1)
+    before = contents(original.parent)
+    with copied(str(original), times=2) as data:
+        for path in data.parent.rglob("*"):
+            if path.is_file():
+                path.open("r+b").write(b"peer")
+    assert contents(original.parent) == before
+
+
+def test_images_that_are_links_are_copied(tmp_path: Path):
+    original = write_dataset(tmp_path / "set", train=2, val=1)
+    image = next((original.parent / "images" / "train").iterdir())
+    image.rename(original.parent / image.name)
+    image.symlink_to(f"../../{image.name}")
+    with copied(str(original)) as data:
+        images = list((data.parent / "images" / "train").iterdir())
+        assert len(images) == 2
+        assert not any(path.is_symlink() for path in images)
+
+
+def test_a_folder_with_other_files_is_refused_and_kept(tmp_path: Path):
+    original = write_dataset(tmp_path / "set", train=2, val=1)
+    other = write_dataset(tmp_path / "other", train=2, val=1)
+    before = contents(other.parent)
+    with pytest.raises(UserError, match="contains other files"):
+        copy_dataset(str(original), other.parent)
+    assert contents(other.parent) == before
+
+
+def test_an_interrupted_copy_is_made_again(tmp_path: Path):
+    original = write_dataset(tmp_path / "set", train=3, val=1)
+    data = copy_dataset(str(original), tmp_path / "copy")
+    complete = contents(data.parent)
+    data.unlink()
+    next((data.parent / "images" / "train").iterdir()).unlink()
+    copy_dataset(str(original), tmp_path / "copy", subset=2)
+    assert len(list((data.parent / "labels" / "train").iterdir())) == 2
+    data.unlink()
+    copy_dataset(str(original), tmp_path / "copy")
+    assert contents(data.parent) == complete

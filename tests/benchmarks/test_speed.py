@@ -7,6 +7,7 @@ import importlib
 import sys
 from argparse import Namespace
 from collections import Counter
+from dataclasses import asdict
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -14,11 +15,13 @@ import torch
 from torch import nn
 
 from benchmarks.peer import PEER_SIDE
-from benchmarks.speed import our_side, step
+from benchmarks.speed import loader, our_side, step
 from benchmarks.speed.report import Comparison
-from benchmarks.speed.sides import alternate
+from benchmarks.speed.sides import Side, alternate
 from benchmarks.speed.training_step import build_step
+from benchmarks.speed.turns import StepTimer, TimedStep
 from tests.helpers.tiny import TINY_MODEL
+from utils.config.recipes import hyperparameters_from
 
 pytestmark = pytest.mark.benchmarks
 SIDE = """
@@ -40,6 +43,14 @@ def test_both_sides_alternate():
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
 
 
+def test_a_side_that_ends_between_turns_is_an_error_with_the_end_of_its_messages():
+    code = 'print("@measured {}", flush=True); import sys; sys.exit("out of memory")'
+    with Side([sys.executable, "-c", code]) as side:
+        assert side.result() == {}  # it is ready
+        with pytest.raises(SystemExit, match="out of memory"):
+            side.measure(model="x" * 1_000_000)  # more than a pipe takes before its other end is closed
+
+
 @pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
 def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     row = Comparison("x", "s", [9, 1, 2], [4, 400, 0.1], higher_is_better=higher)
@@ -47,6 +58,16 @@ def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     assert row.cells()[-1] == f"{advantage:.2f}"
     assert Comparison("x", "s", [1.0]).advantage is None
     assert Comparison("AP", "", [0.0], [0.0], higher_is_better=higher).cells() == ["AP", "0", "0", "1.00"]
+
+
+def test_loaders_are_compared_only_with_the_same_augmentation():
+    ours = asdict(hyperparameters_from(""))
+    defaults = {name: ours[name] for name in ("mosaic", "scale", "fliplr")}
+    loader.check_equal_augmentation(defaults, [])
+    loader.check_equal_augmentation(defaults | {"mosaic": 0.0}, ["mosaic=0"])
+    for peer_settings, override in ((defaults, ["mosaic=0"]), (defaults | {"fliplr": 0.0}, [])):
+        with pytest.raises(SystemExit, match="augmentation settings differ"):
+            loader.check_equal_augmentation(peer_settings, override)
 
 
 @pytest.mark.parametrize("images", [0, 16, 64])
@@ -141,12 +162,30 @@ def test_the_peer_updates_its_weights_once_in_about_64_images(peer, monkeypatch,
 def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch):
     """Its trainer does not let cuDNN search for the fastest kernels, either."""
     turn = []
-    monkeypatch.setattr(peer.side, "take_turns", lambda measure: turn.append(measure("yolov8n.yaml", 16)))
-    monkeypatch.setattr(peer.side, "seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
+    monkeypatch.setattr(
+        peer.side, "take_turns", lambda measure: turn.append(measure(model="yolov8n.yaml", batch_size=16))
+    )
+    monkeypatch.setattr("turns.seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
     peer.side.step_turns(Namespace(threads=0, device="cpu", imgsz=32, steps=20))
     assert turn == [{"seconds": 2.0, "batches_per_update": 4}]  # 8 seconds an update
     assert peer.calls["deterministic"] == 1
     assert not torch.backends.cudnn.benchmark
+
+
+def test_a_step_without_memory_is_an_error_and_built_anew_in_the_next_turn():
+    built = []
+
+    def build(model: str) -> TimedStep:
+        built.append(model)
+        if len(built) == 1:
+            raise torch.OutOfMemoryError("no memory\nof 80 GB")
+        return TimedStep(lambda: None, batches=2, facts={"dtype": "float32"})
+
+    timer = StepTimer(build, batches=4, device="cpu")
+    assert timer.measure(model="a") == {"error": "no memory"}
+    for _ in range(2):
+        assert timer.measure(model="a").keys() == {"seconds", "dtype"}
+    assert built == ["a", "a"]
 
 
 class StandInProcesses:
@@ -203,10 +242,14 @@ def test_the_peer_validates_the_split_that_it_is_told(peer, monkeypatch):
     assert settings.items() >= chosen.items()
 
 
-def test_a_model_without_numbers_as_batch_sizes_is_refused():
+def test_a_model_may_be_named_with_batch_sizes():
     assert step.sizes_of("yolov8n:16,64") == ("yolov8n", [16, 64])
-    with pytest.raises(argparse.ArgumentTypeError, match="yolov8n:x: batch sizes must be numbers"):
-        step.sizes_of("yolov8n:x")
+
+
+@pytest.mark.parametrize("named", ["yolov8n:x", "yolov8n:0", "yolov8n:16,"])
+def test_a_model_without_numbers_as_batch_sizes_is_refused(named: str):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{named}: batch sizes must be positive numbers"):
+        step.sizes_of(named)
 
 
 def test_the_peer_trains_without_the_download_of_its_test_of_float16(peer):

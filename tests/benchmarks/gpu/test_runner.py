@@ -12,7 +12,7 @@ import pytest
 from benchmarks.environment import ROOT
 from benchmarks.gpu.calls import CALLS, candidates, with_providers
 from benchmarks.gpu.parts import DRY_RUN_SIZES, Part, Parts
-from benchmarks.gpu.runner import Outcome, Runner, chosen_by_call, chosen_parts, judged, main, run_for
+from benchmarks.gpu.runner import Outcome, Runner, chosen_by_call, chosen_parts, main, outcome_of, run_for
 from tests.benchmarks.gpu.stand_ins import all_parts
 from utils.errors import UserError
 
@@ -37,7 +37,7 @@ sys.meta_path[:] = [Finder if finder is PathFinder else finder for finder in sys
 
 def outcome(code: str, limit_s: float = 30.0) -> Outcome:
     part = Part("a part", 10, [sys.executable, "-c", code])
-    return judged(part, *run_for(part, limit_s), 1.0)
+    return outcome_of(part, *run_for(part, limit_s), 1.0)
 
 
 def test_figures_tables_and_the_last_output_of_a_failure_are_kept():
