@@ -29,7 +29,7 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
         raise UserError(f"{file}: its 'imagePath' is {image.name}, but another image has the name of this file")
     shapes = check(content.get("shapes"), list, f"{file}: shapes")
     boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]
-    annotations.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}
+    annotations.ignored_names.add(_IGNORE)
     size = parse_size(content.get("imageWidth"), content.get("imageHeight"), location)
     annotations.add(Entry(image=image, boxes=boxes, location=location, file=file, size=size, is_complete=True))
 

@@ -186,7 +186,7 @@ def _table(title: str, annotations: Annotations, written: WrittenDataset, out: P
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     images_by_split = annotations.images_by_split()
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in images_by_split.items())
-    lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
+    lines += [f"{name}: its boxes are regions to ignore" for name in annotations.ignored_classes()]
     used = list(chain.from_iterable(images_by_split.values()))
     groups = sum(box.crowd for annotated in used for box in annotated.boxes)
     if groups:

@@ -74,8 +74,9 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path, max_bad: fl
     names = annotations.class_names()
     splits = _write_splits(annotations.images_by_split(), names, folder, out)
     classes: dict[str, Any] = {"names": names}
-    if annotations.ignored:
-        classes["ignore"] = sorted(annotations.ignored)
+    ignored = annotations.ignored_classes()
+    if ignored:
+        classes["ignore"] = ignored
     yaml_file = folder / out.with_suffix(".yaml").name
     content = {"path": ".", **_entries(splits, folder, out.parent), **classes}  # valid when the files have been moved
     _write_yaml(yaml_file, {**content, "path": "..", **_entries(splits, out.parent)})  # valid now
