@@ -123,14 +123,17 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
 
 
 def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
-    """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one
-    format."""
+    """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one format,
+    or some files that may have the format that is named."""
     files_of = detect(source)
     if name != "auto":
-        if name not in files_of:
+        files = files_of.get(name, [])
+        if not files_of:  # such as a CreateML JSON that begins with many images without objects
+            files = _files_with_content(source, FORMATS[name].suffixes)
+        if not files:
             hint = _found_hint(files_of) or _blank_hint(source)
             raise UserError(f"{source}: has no file of {FORMATS[name].title}{hint}")
-        return name, files_of[name]
+        return name, files
     if len(files_of) > 1:
         raise UserError(f"{source}: has files of several formats{_found_hint(files_of)}")
     if not files_of:
@@ -147,10 +150,16 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
                 raise UserError(f"{file}: COCO JSON, which {COMMANDS['train'].title} reads as it is; {instead}")
         if source.suffix.lower() == ".json":
             load_json(source, "JSON")  # raises UserError if it is malformed
-        known = f"no format is recognized{_blank_hint(source)}; formats are {', '.join(FORMATS)}"
+        known = f"no format is recognized{_blank_hint(source)}; formats for --from are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")
     return next(iter(files_of.items()))
+
+
+def _files_with_content(source: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Returns the files at ``source``, a file or a folder, with one of ``suffixes``, except blank ones."""
+    files = files_below(source, suffixes) if source.is_dir() else [source]
+    return [file for file in files if file.suffix.lower() in suffixes and not _is_blank(file)]
 
 
 def _is_dataset(source: Path) -> bool:
