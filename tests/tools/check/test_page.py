@@ -72,6 +72,17 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
     assert len(photos_of(read)) == 3
 
 
+def test_an_unreadable_image_without_a_card_is_still_an_issue(data, tmp_path):
+    without = "There is no issue with an image or a box."
+    read, _ = page_of(data, tmp_path / "before")
+    assert without in read.sections["Images and boxes"]
+    data.image("val/0").write_bytes(b"not an image")
+    read, _ = page_of(data, tmp_path / "after")
+    assert cards(read, "Images and boxes") == {}
+    assert without not in read.sections["Images and boxes"]
+    assert "cannot be read, so they are only listed under All issues." in read.sections["Images and boxes"]
+
+
 def drawn_box(photo: np.ndarray, style: str) -> tuple[int, int, int, int]:
     """Returns the box of a photo's pixels that have the color of a style: x, y, width and height."""
     near = np.abs(photo.astype(int) - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60
@@ -134,6 +145,17 @@ def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
     assert "train: images/train/0.png" in text
     assert "val: images/val/copy.png" in text
     assert "2 more like these." in text
+
+
+def test_the_page_states_how_many_groups_of_near_duplicates_it_shows(data, tmp_path, monkeypatch):
+    for name in ("train/0", "train/1", "train/2"):
+        data.add(f"{name}copy", cv2.convertScaleAbs(cv2.imread(str(data.image(name))), alpha=1, beta=15))
+    read, _ = page_of(data, tmp_path / "all")
+    assert "3 groups of near-duplicates within a split. Two images of each group" in read.sections["Near-duplicates"]
+    monkeypatch.setattr("tools.check.page.galleries.MAX_PAIR_CARDS", 2)
+    read, _ = page_of(data, tmp_path / "some")
+    assert cards(read, "Near-duplicates") == {WITHIN: 2}
+    assert "3 groups of near-duplicates within a split. Two images of 2 groups are" in read.sections["Near-duplicates"]
 
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
