@@ -24,7 +24,7 @@ from tools.check.checks.scan import (
     scan_readable,
     without_objects,
 )
-from tools.check.out_folder import make_out
+from tools.check.out_folder import check_out
 from tools.check.result import CheckResult, LabelErrors
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
@@ -40,7 +40,7 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     model = _open_model(config)
     spec = _open_data(config, model)
     if config.out:
-        make_out(spec, Path(config.out))
+        check_out(spec, Path(config.out))
     workers = available_cores() if config.workers < 0 else config.workers
     splits, split_issues = _scan(config, spec, workers)
     imgsz = config.imgsz or TrainConfig.imgsz

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from utils.config.commands import COMMANDS
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.paths import check_new_path, normal_path
-from utils.files.temporary_folder import temporary_folder
+from utils.files.temporary_folder import creating_folder, temporary_folder
 from utils.strings import aligned, counted
 
 
@@ -106,20 +106,12 @@ def _is_blank(file: Path) -> bool:
 @contextmanager
 def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
     """Yields a temporary folder whose files move to ``folder``, which is created, if the block succeeds."""
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary_folder(folder / stem) as temporary:
-            yield temporary
-            for path in sorted(temporary.iterdir()):
-                check_new_path(folder / path.name)
-            for path in sorted(temporary.iterdir()):  # the YAML last
-                path.rename(folder / path.name)
-    except BaseException:
-        with suppress(OSError):  # another program has written files there
-            for path in created:
-                path.rmdir()
-        raise
+    with creating_folder(folder), temporary_folder(folder / stem) as temporary:
+        yield temporary
+        for path in sorted(temporary.iterdir()):
+            check_new_path(folder / path.name)
+        for path in sorted(temporary.iterdir()):  # the YAML last
+            path.rename(folder / path.name)
 
 
 def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:

@@ -33,7 +33,7 @@ from utils.errors import UserError, os_reason
 from utils.files.array_file import write_arrays
 from utils.files.paths import check_new_path
 from utils.files.safe_io import write_whole
-from utils.files.temporary_folder import temporary_folder
+from utils.files.temporary_folder import creating_folder, temporary_folder
 from utils.flat_strings import FlatStrings
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
@@ -74,8 +74,7 @@ def write_set(
         raise UserError(f"{out}: {problem}; name another folder")
     indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(out.absolute()) as temporary:
+        with creating_folder(out.absolute().parent), temporary_folder(out.absolute()) as temporary:
             folder = temporary / out.name
             folder.mkdir()
             content: dict[str, Any] = {"path": "."}

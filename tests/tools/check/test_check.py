@@ -38,7 +38,7 @@ from tools.check.issue_kinds import (
     UNUSED,
     WITHIN,
 )
-from tools.check.out_folder import make_out, new_folder
+from tools.check.out_folder import check_out, new_folder
 from tools.shard.__main__ import main as write_shards
 from utils.errors import UserError
 from utils.process.entrypoint import run_main
@@ -407,7 +407,7 @@ def test_the_page_is_not_written_among_the_images(data, tmp_path, monkeypatch, h
     monkeypatch.chdir(data.root / here)
     assert new_folder(spec) == tmp_path / "cache/lockstep/check/exp"
     with pytest.raises(UserError, match=r"--out page: is in .* searches for images"):
-        make_out(spec, Path("page"))
+        check_out(spec, Path("page"))
     assert data.content() == before
 
 
@@ -421,8 +421,8 @@ def test_out_is_not_among_the_labels(data, tmp_path):
     (tmp_path / "link").symlink_to(data.root / "labels")
     for described, out in ((data.yaml, "labels/val"), (data.yaml, "../link/val/page"), (voc, "voc"), (joined, "voc")):
         with pytest.raises(UserError, match=r"which has labels of .*; name another folder"):
-            make_out(load_dataset_spec(described), data.root / out)
-    make_out(load_dataset_spec(data.yaml), data.root / "labels/page")
+            check_out(load_dataset_spec(described), data.root / out)
+    check_out(load_dataset_spec(data.yaml), data.root / "labels/page")
 
 
 def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_path, monkeypatch):
@@ -437,8 +437,8 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
     spec = load_dataset_spec(Path("my.yaml"))
     assert str(new_folder(spec)) == "runs/check/exp"
     with pytest.raises(UserError, match="searches for images"):
-        make_out(spec, data.root / "images/train/page")
-    make_out(spec, data.root / "page")
+        check_out(spec, data.root / "images/train/page")
+    check_out(spec, data.root / "page")
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
@@ -458,6 +458,12 @@ def test_what_was_found_is_printed_although_the_page_has_a_bug(data, result_file
         assert (len(content["issues"]), content["report"]) == (1, None)
     else:
         assert "1 (training clips them to their image)" in out
+
+
+def test_refused_data_leaves_no_folder(data, tmp_path, capsys):
+    shutil.rmtree(data.root / "images")
+    assert "images/train: not found" in error_of(capsys, main, data.yaml, "--out", tmp_path / "new" / "page")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):

@@ -41,7 +41,6 @@ def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int =
     splits = scan_dataset(spec, tuple(spec.splits), workers=2)
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
     issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
-    out.mkdir(exist_ok=True)
     label_errors = LabelErrors(detections=detections or {})
     result = CheckResult(spec, splits, issues, label_errors, imgsz, "best.pt" if detections else "")
     assert write_page(result, out) == out / FILE_NAME

@@ -35,7 +35,9 @@ def write_page(result: CheckResult, out: Path | None) -> Path | None:
     """
     try:
         content = _content(result)
-        path = (out or new_folder(result.spec)) / FILE_NAME
+        folder = out or new_folder(result.spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAME
         title = f"Check of {Path(result.spec.source).stem}"
         subtitle = f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
