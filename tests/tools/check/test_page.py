@@ -24,7 +24,7 @@ from tools.check.checks.box_pairs import box_pairs
 from tools.check.checks.box_sizes import box_sizes
 from tools.check.checks.duplicates import image_issues
 from tools.check.checks.scan import scan_dataset, scan_issues
-from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
+from tools.check.issue_kinds import DOUBLED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT, TINY, TWO_CLASSES
 from tools.check.page.write_page import FILE_NAME, write_page
 from tools.check.result import CheckResult, LabelErrors
 from utils.boxes import scale_boxes
@@ -138,7 +138,7 @@ def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
     other = cv2.imread(str(data.image("train/1")))
     data.add("train/again", cv2.convertScaleAbs(other, alpha=1, beta=15))
     read, _ = page_of(data, tmp_path / "out")
-    assert cards(read, "Near-duplicates") == {ACROSS: 1, WITHIN: 1}
+    assert cards(read, "Near-duplicates") == {DUPLICATES_ACROSS_SPLITS: 1, DUPLICATES_WITHIN_SPLIT: 1}
     text = read.sections["Near-duplicates"]
     assert "1 group of near-duplicates across splits; 1 group of near-duplicates within a split" in text
     assert "train: images/train/0.png" in text
@@ -153,7 +153,7 @@ def test_the_page_states_how_many_groups_of_near_duplicates_it_shows(data, tmp_p
     assert "3 groups of near-duplicates within a split. Two images of each group" in read.sections["Near-duplicates"]
     monkeypatch.setattr("tools.check.page.galleries.MAX_PAIR_CARDS", 2)
     read, _ = page_of(data, tmp_path / "some")
-    assert cards(read, "Near-duplicates") == {WITHIN: 2}
+    assert cards(read, "Near-duplicates") == {DUPLICATES_WITHIN_SPLIT: 2}
     assert "3 groups of near-duplicates within a split. Two images of 2 groups are" in read.sections["Near-duplicates"]
 
 

@@ -12,7 +12,7 @@ from data.index.load import scan_for_check
 from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
-from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, NOT_CHECKED, REFUSED
+from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED, UNREADABLE_SPLIT
 from utils.errors import UserError
 
 
@@ -33,7 +33,7 @@ def scan_readable(spec: DatasetSpec, *, workers: int) -> tuple[list[CheckedSplit
             errors[split] = error
     if not scanned:
         raise next(iter(errors.values()))
-    return scanned, [Issue(NOT_CHECKED, str(error), split) for split, error in errors.items()]
+    return scanned, [Issue(UNREADABLE_SPLIT, str(error), split) for split, error in errors.items()]
 
 
 def missing_splits(spec: DatasetSpec) -> list[Issue]:
