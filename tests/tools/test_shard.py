@@ -29,7 +29,8 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import call
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
+from tools.check.scan_splits import scan_dataset
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
 from utils.config.tool_settings import MAX_SHARD_MEGABYTES

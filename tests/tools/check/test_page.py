@@ -23,10 +23,11 @@ from tests.helpers.synthetic_index import smooth_image
 from tools.check.checks.box_pairs import box_pairs
 from tools.check.checks.box_sizes import box_sizes
 from tools.check.checks.duplicates import image_issues
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
 from tools.check.issue_kinds import DOUBLED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT, TINY, TWO_CLASSES
 from tools.check.page.write_page import FILE_NAME, write_page
 from tools.check.result import CheckResult, LabelErrors
+from tools.check.scan_splits import scan_dataset
 from utils.boxes import scale_boxes
 from utils.detections import DetectionTable
 from utils.pixels import GRAY
