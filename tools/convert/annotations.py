@@ -115,7 +115,8 @@ class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
     def __init__(self, source_images: SourceImages, extracted: ExtractedImages, *, is_per_image: bool) -> None:
-        """``is_per_image``: whether an annotation file is named after its image. Its name is then that of no split."""
+        """``is_per_image``: whether an annotation file is named after its image. Its name then never denotes a
+        split."""
         self.source_images = source_images
         self.extracted = extracted
         self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
@@ -184,8 +185,8 @@ class Annotations:
         return box
 
     def drop_left_out(self) -> None:
-        """Drops the images whose shapes were all skipped, once all entries are added: as backgrounds they would teach
-        the model to ignore their objects."""
+        """Drops the images whose shapes were all skipped. Call it after all entries. As backgrounds, these images would
+        teach the model to ignore their objects."""
         for path, annotated in list(self._images.items()):
             if annotated.boxes or not annotated.has_skipped_shape:
                 continue

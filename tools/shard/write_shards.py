@@ -62,7 +62,7 @@ def write_set(
     Args:
         spec: with all splits, even those that are not written, so that their images in a shared label file do not
             count as lost.
-        max_bytes: size of a tar file, unless an image is larger.
+        max_bytes: approximate size of a tar file, unless an image is larger.
         settings: how the splits are read, and how many threads read the images.
         splits: names of the splits to write; empty for all.
 
@@ -137,7 +137,8 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
 
 
 class _TarFiles:
-    """The tar files of a split. A new one is started when the next image would make one larger than ``max_bytes``."""
+    """The tar files of a split. A new one is started when the next image would make one larger than ``max_bytes``, not
+    counting its headers, its label and the padding."""
 
     def __init__(self, folder: Path, split: str, max_bytes: int) -> None:
         self.names: list[str] = []
