@@ -43,7 +43,7 @@ class _WrittenSplit(NamedTuple):
     """The images of a split, and the files that describe it."""
 
     images: list[AnnotatedImage]
-    entry: Path  # folder of the images, or a list of them, for the YAML
+    images_path: Path  # folder of the images, or a list of them
     json_file: Path
 
 
@@ -78,8 +78,9 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path, max_bad: fl
     if ignored:
         classes["ignore"] = ignored
     yaml_file = folder / out.with_suffix(".yaml").name
-    content = {"path": ".", **_entries(splits, folder, out.parent), **classes}  # valid when the files have been moved
-    _write_yaml(yaml_file, {**content, "path": "..", **_entries(splits, out.parent)})  # valid now
+    before_the_move = {"path": "..", **_yaml_splits(splits, out.parent), **classes}
+    after_the_move = {"path": ".", **_yaml_splits(splits, folder, out.parent), **classes}
+    _write_yaml(yaml_file, before_the_move)
     scans = _scan(yaml_file, out)
     _check_listed(splits, scans)
     num_boxes = scans.num_boxes()
@@ -87,7 +88,7 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path, max_bad: fl
         if num_boxes[name] != expected:
             raise UserError(f"{out}: has {num_boxes[name]} of {expected} objects of '{name}'")
     notes = _notes(splits, scans, out, max_bad)
-    _write_yaml(yaml_file, content)
+    _write_yaml(yaml_file, after_the_move)
     return WrittenDataset(num_boxes, notes)
 
 
@@ -102,11 +103,11 @@ def _write_splits(
         others = [image.path for other, rest in images_by_split.items() if other != split for image in rest]
         base = _folder_of(paths, others)
         write_whole(json_file, json.dumps(_coco(annotated, names, base)))
-        entry = base
-        if entry is None:
-            entry = json_file.with_suffix(".txt")
-            _write_list(entry, [_relative(path, folder, out.parent) for path in paths])
-        splits[split] = _WrittenSplit(list(annotated), entry, json_file)
+        images_path = base
+        if images_path is None:
+            images_path = json_file.with_suffix(".txt")
+            _write_list(images_path, [_relative(path, folder, out.parent) for path in paths])
+        splits[split] = _WrittenSplit(list(annotated), images_path, json_file)
     return splits
 
 
@@ -136,7 +137,7 @@ def _folder_of(images: Sequence[Path], others: Sequence[Path]) -> Path | None:
 
 def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
     """Returns the content of a COCO JSON. ``base``: see `_folder_of`."""
-    entries: list[dict[str, Any]] = []
+    image_records: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     category_ids = {name: i for i, name in enumerate(names, 1)}
     for number, annotated in enumerate(images, 1):
@@ -144,7 +145,7 @@ def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | N
         if "\\" in path.name:
             raise UserError(rf"{path.name!r}: has a \, which separates folders in a COCO JSON; rename the image")
         name = path.relative_to(base).as_posix() if base else path.name
-        entries.append({"id": number, "file_name": name, **_size_entries(annotated)})
+        image_records.append({"id": number, "file_name": name, **_size_record(annotated)})
         for box in annotated.boxes:
             w = box.x2 - box.x1
             h = box.y2 - box.y1
@@ -158,10 +159,10 @@ def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | N
             }
             annotations.append(annotation)
     categories = [{"id": i, "name": name} for name, i in category_ids.items()]
-    return {"images": entries, "annotations": annotations, "categories": categories}
+    return {"images": image_records, "annotations": annotations, "categories": categories}
 
 
-def _size_entries(annotated: AnnotatedImage) -> dict[str, int]:
+def _size_record(annotated: AnnotatedImage) -> dict[str, int]:
     """Returns the width and height of an image; empty if they can't be read, as the scan then leaves the image out and
     reports it."""
     try:
@@ -171,10 +172,10 @@ def _size_entries(annotated: AnnotatedImage) -> dict[str, int]:
     return {"width": width, "height": height}
 
 
-def _entries(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, Any]:
-    """Returns the YAML's entries of the splits and of their annotations, relative to ``folders`` (`_relative`). Raises
-    UserError if a YAML cannot contain a path."""
-    images = {name: _yaml_path(_relative(split.entry, *folders)) for name, split in splits.items()}
+def _yaml_splits(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, Any]:
+    """Returns the paths of the splits and of their annotations in the YAML, relative to ``folders`` (`_relative`).
+    Raises UserError if a YAML cannot contain a path."""
+    images = {name: _yaml_path(_relative(split.images_path, *folders)) for name, split in splits.items()}
     annotations = {name: _yaml_path(_relative(split.json_file, *folders)) for name, split in splits.items()}
     return {**images, "annotations": annotations}
 
