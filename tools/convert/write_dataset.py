@@ -22,7 +22,7 @@ from data.labels.ledger import Ledger, refusal_message
 from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.listing.list_rows import is_row
+from data.source.listing.list_rows import check_rows
 from data.source.yaml_paths import checked_path, is_yaml
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.values import image_size
@@ -106,18 +106,11 @@ def _write_splits(
         images_path = base
         if images_path is None:
             images_path = json_file.with_suffix(".txt")
-            _write_list(images_path, [_relative(path, folder, out.parent) for path in paths])
+            rows = [_relative(path, folder, out.parent) for path in paths]
+            check_rows(rows)
+            write_whole(images_path, "".join(f"{row}\n" for row in rows))
         splits[split] = _WrittenSplit(list(annotated), images_path, json_file)
     return splits
-
-
-def _write_list(file: Path, rows: Sequence[str]) -> None:
-    """Writes a list of images. Raises UserError for a path that it cannot contain."""
-    for row in rows:
-        if not is_row(row):
-            reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
-            raise UserError(f"{row!r}: {reason}; rename it")
-    write_whole(file, "".join(f"{row}\n" for row in rows))
 
 
 def _folder_of(images: Sequence[Path], others: Sequence[Path]) -> Path | None:

@@ -18,7 +18,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec, FilesSplit
-from data.source.listing.list_rows import is_row
+from data.source.listing.list_rows import check_rows
 from tools.experiment.experiment import SPLITS
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole
@@ -40,7 +40,7 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: 
     breaks or has spaces around it.
     """
     paths = [str(index.path(i)) for i in range(len(index))]
-    _check_listable(paths, spec)
+    check_rows(paths)
     source_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
     has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in source_splits)
     if not has_label_files:
@@ -84,13 +84,6 @@ def data_of(folder: Path, number: int) -> Path:
 def fold_name(number: int) -> str:
     """Returns the name of fold ``number`` in file names, and of the folder of its training."""
     return f"fold{number + 1}"
-
-
-def _check_listable(paths: Sequence[str], spec: DatasetSpec) -> None:
-    """Raises UserError for a path that cannot be in a list with one path per line."""
-    for path in paths:
-        if not is_row(path):
-            raise UserError(f"{spec.source}: {path!r}: lists cannot hold such a name; rename the image and its label")
 
 
 def _check_names_differ(paths: Sequence[str], spec: DatasetSpec) -> None:

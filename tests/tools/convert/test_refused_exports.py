@@ -351,7 +351,7 @@ def test_an_image_name_that_a_list_cannot_contain_is_refused(stem, images):
     (images / "two.json").unlink()
     (images / "two.png").rename(images / f"{stem}.png")
     reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
-    with refused(f"{stem + '.png'!r}: {reason}; rename it"):
+    with refused(f"{stem + '.png'!r}: {reason}; rename it, and its label file"):
         convert(images, images / "out.json")
     assert not list(images.glob("out*"))
 
