@@ -155,7 +155,10 @@ def test_the_page_states_how_many_groups_of_near_duplicates_it_shows(data, tmp_p
     monkeypatch.setattr("tools.check.page.galleries.MAX_PAIR_CARDS", 2)
     read, _ = page_of(data, tmp_path / "some")
     assert cards(read, "Near-duplicates") == {DUPLICATES_WITHIN_SPLIT: 2}
-    assert "3 groups of near-duplicates within a split. Two images of 2 groups are" in read.sections["Near-duplicates"]
+    assert (
+        "3 groups of near-duplicates within a split. Two images of each of 2 groups are"
+        in read.sections["Near-duplicates"]
+    )
 
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
