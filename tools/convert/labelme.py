@@ -14,7 +14,7 @@ from utils.errors import UserError, one_line
 from utils.schema import check
 
 _WITHOUT_AREA = ("point", "points", "line", "linestrip")
-_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
+_TWO_POINT_SHAPES = ("rectangle", "mask")  # opposite corners
 _IGNORE = "__ignore__"  # class name of regions to ignore
 
 
@@ -47,6 +47,6 @@ def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | 
         (cx, cy), (x, y) = points
         radius = math.hypot(x - cx, y - cy)
         return AnnotatedBox(name, cx - radius, cy - radius, cx + radius, cy + radius)
-    if kind in _OF_TWO_POINTS and len(points) == 2:
+    if kind in _TWO_POINT_SHAPES and len(points) == 2:
         return bounding_box(name, points)
     return around_polygon(name, points, kind, location)
