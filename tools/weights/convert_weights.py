@@ -22,7 +22,7 @@ from utils.files.paths import check_new_path
 from utils.strings import counted
 
 # Keys of our checkpoints that are copied: what describes the detector and how it was trained, but not a run's state.
-COPIED = {field.name for field in fields(RunDescription)} - {"config"} | {"metrics"}
+COPIED = {"metrics", *(field.name for field in fields(RunDescription))} - {"config"}
 
 
 def convert(source: str, target: str | Path, *, offline: bool = False) -> str:
