@@ -32,17 +32,24 @@ def main() -> None:
     parser.add_argument("output", help="video with boxes that is written")
     parser.add_argument("--conf", type=float, help="confidence above which tracks begin; default: the checkpoint's")
     arguments = parser.parse_args()
+    try:
+        track_video(arguments.weights, arguments.video, arguments.output, arguments.conf)
+    except (lockstep.Error, OSError) as error:  # the message of lockstep.Error is one line
+        parser.error(str(error))
 
-    model = lockstep.load(arguments.weights, color="bgr", conf=arguments.conf)
-    capture = cv2.VideoCapture(arguments.video)
+
+def track_video(weights: str, video: str, output: str, conf: float | None) -> None:
+    """Tracks the objects of a video, and writes a video with their boxes. Raises lockstep.Error or OSError."""
+    model = lockstep.load(weights, color="bgr", conf=conf)
+    capture = cv2.VideoCapture(video)
     if not capture.isOpened():
-        parser.error(f"{arguments.video}: cannot be opened as a video")
+        raise OSError(f"{video}: cannot be opened as a video")
     width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
     height = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
     fps = capture.get(cv2.CAP_PROP_FPS)
-    writer = cv2.VideoWriter(arguments.output, cv2.VideoWriter_fourcc(*"mp4v"), fps, (width, height))
+    writer = cv2.VideoWriter(output, cv2.VideoWriter_fourcc(*"mp4v"), fps, (width, height))
     if not writer.isOpened():
-        parser.error(f"{arguments.output}: cannot be written as a video of {width}x{height} pixels at {fps:g} frames/s")
+        raise OSError(f"{output}: cannot be written as a video of {width}x{height} pixels at {fps:g} frames/s")
 
     last_x: dict[int, float] = {}  # by id, pixels
     crossings = 0

@@ -48,7 +48,8 @@ def train(
     """Trains a detector, like the command ``lockstep train``. Returns the run, even if it was interrupted after saving.
 
     Args:
-        data: the YAML of a data set, its name, or its content, in which paths are relative to the working folder.
+        data: the YAML of a data set, the folder of an export, the name of a YAML in configs/data, or the content of a
+            YAML, in which paths are relative to the working folder.
         devices: number of processes on this machine that train together, each on its own GPU if there are GPUs.
         callbacks: MODULE:OBJECT, or a class or function of a module that other processes can import.
         resume: "auto" starts the run ``name`` in ``project`` if it does not exist, continues it if it was interrupted,
@@ -63,7 +64,7 @@ def train(
     keywords: dict[str, Any] = {**settings}
     if _is_auto(resume):
         own_settings["resume"] = AUTO
-    else:  # `parse_keywords` refuses it with the other mistakes, unless it asks for a new run
+    else:  # refused by `parse_keywords`, except False
         keywords["resume"] = resume
     return Run(_call("train", own_settings, keywords, file, required_key="folder")["folder"])
 
@@ -123,8 +124,8 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     Args:
         data: as in `train`.
 
-    Raises UserError (`lockstep.Error`) with the line that the command prints. If only the page could not be drawn, the
-    error's ``result.values`` contains the issues.
+    Raises UserError (`lockstep.Error`) with the line that the command prints. If the page cannot be written, "report"
+    is None. If drawing it fails, the error's ``result.values`` contains the issues.
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
     file = DataFile.of(data, cache_folder() / "check", remedy="set XDG_CACHE_HOME to another folder")
@@ -143,8 +144,8 @@ def _call(
     ``required_key``. ``data``: the data set that ``own_settings`` name."""
     parsed = parse_keywords(command, own_settings, keywords)
     written = contextlib.nullcontext() if data is None else data.written()
-    with written, settings_file(parsed.config, parsed.explicit_flags) as word:
-        return call_command(command, [word], required_key=required_key)
+    with written, settings_file(parsed.config, parsed.explicit_flags) as settings_argument:
+        return call_command(command, [settings_argument], required_key=required_key)
 
 
 def _project_folder(settings: Mapping[str, Any], config: type[TrainConfig | ValConfig]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from data.source.yaml_paths import resolve_root
+from utils.child import RunFailed
 from utils.config.plain_values import checked_value, plain_value
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
@@ -50,7 +51,8 @@ class DataFile:
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
         """Writes the file. If a UserError leaves the block, removes what this call has made, unless the content
-        describes a data set: another run may use the same file. Raises UserError if the file cannot be written."""
+        describes a data set: another run may use the same file. A `RunFailed` then names "data" instead of the file.
+        Raises UserError if the file cannot be written."""
         if self.content is None:
             yield
             return
@@ -65,10 +67,19 @@ class DataFile:
             raise UserError(f"{file}: the content of data cannot be written ({reason}); {self.remedy}") from None
         try:
             yield
-        except UserError:
+        except UserError as error:
             if file in made and not _is_data_set(file):
                 _remove(made)
+            if isinstance(error, RunFailed):
+                reason = self._with_name_of_parameter(error.result.reason)
+                raise RunFailed(dataclasses.replace(error.result, reason=reason)) from None
             raise
+
+    def _with_name_of_parameter(self, message: str) -> str:
+        """Returns ``message`` with "data" in place of the file, which the user has not written."""
+        for path in (os.path.abspath(self.path), self.path):
+            message = message.replace(path, "data")
+        return message
 
 
 def _is_data_set(yaml_file: Path) -> bool:

@@ -40,8 +40,8 @@ def parse_keywords(
 
     Args:
         own_settings: the settings that the function's own parameters give, by field; None: not given.
-        keywords: its ``**settings``, including hyper-parameters. None is the value null of a hyper-parameter that has
-            it; any other known keyword that is None is skipped.
+        keywords: its ``**settings``, including hyper-parameters. None sets an optional hyper-parameter to null;
+            for other known keywords it means not given.
 
     Raises UserError that lists the mistakes: unknown names, wrong values, and names of one setting with two values.
     """
@@ -61,7 +61,7 @@ def _values_of_keywords(command: str, keywords: Mapping[str, Any], mistakes: Mis
     values: dict[str, Any] = {}
     keyword_by_setting: dict[str, str] = {}
     for name, value in keywords.items():
-        if _requests_nothing(name, value, keywords):
+        if _asks_for_default(name, value, keywords):
             continue
         with mistakes.collecting():
             for setting, setting_value in _settings_of_keyword(command, name, value).items():
@@ -72,11 +72,14 @@ def _values_of_keywords(command: str, keywords: Mapping[str, Any], mistakes: Mis
     return values
 
 
-def _requests_nothing(name: str, value: Any, keywords: Mapping[str, Any]) -> bool:
-    """Returns whether a keyword of Ultralytics describes what happens anyway: ``resume=False``, and ``pretrained``, if
-    it says whether the ``keywords`` name ``weights``."""
+def _asks_for_default(name: str, value: Any, keywords: Mapping[str, Any]) -> bool:
+    """Returns whether a keyword of Ultralytics asks for what happens anyway: ``resume=False``, or a ``pretrained`` that
+    agrees with whether the ``keywords`` name ``weights``."""
     if name == "pretrained":
-        names_weights = bool(plain_value("weights", keywords.get("weights")))
+        try:
+            names_weights = bool(plain_value("weights", keywords.get("weights")))
+        except UserError:  # reported as a mistake of ``weights``
+            return True
         return value is names_weights
     return name == "resume" and value is False
 
@@ -119,11 +122,11 @@ def _translate_keyword(command: str, name: str, field: dataclasses.Field | None,
         is_unset = value is None and not parse_hint(hints_of(Hyperparameters)[name]).is_optional
         return {} if is_unset else {name: value}
     if flag_name(name) in actions_of(command):  # no_check, as in --no-check: check=False
-        raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
+        raise UserError(f"{name}={value!r}: {_describe_unknown(command, name)}")
     translation = translate_argument(command, name, str(value))
     if translation is None:
-        raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
-    return {} if value is None else _accepted(command, name, value, translation)
+        raise UserError(f"{name}={value!r}: {_describe_unknown(command, name)}")
+    return {} if value is None else _apply_translation(command, name, value, translation)
 
 
 def _translate_setting(command: str, name: str, field: dataclasses.Field, value: Any) -> dict[str, Any]:
@@ -137,19 +140,19 @@ def _translate_setting(command: str, name: str, field: dataclasses.Field, value:
             if translation is None:
                 elements.append(element)
             else:
-                elements += _accepted(command, name, element, translation).get(field.name, [])
+                elements += _apply_translation(command, name, element, translation).get(field.name, [])
         return {field.name: elements}
     translation = translate_value(command, name, str(value)) if isinstance(value, str | int | float | list) else None
     if translation is not None:
-        return _accepted(command, name, value, translation)
+        return _apply_translation(command, name, value, translation)
     if isinstance(value, list) and not takes_list:
         raise UserError(f"{name}={value!r}: must be one value, not a list")
     return {field.name: value}
 
 
-def _accepted(command: str, name: str, value: Any, translation: Translation) -> dict[str, Any]:
-    """Returns the settings of a translation, and prints why it sets nothing, or what it makes of the value. Numbers
-    that it passes on stay numbers. Raises UserError if it is a refusal."""
+def _apply_translation(command: str, name: str, value: Any, translation: Translation) -> dict[str, Any]:
+    """Returns the settings of a translation, and prints why it sets nothing, or how it understands the value. Raises
+    UserError if it is a refusal."""
     if translation.refusal:
         reason = flags_as_keywords(translation.refusal, actions_of(command))
         raise UserError(f"{name}={value!r}: {reason}")
@@ -158,18 +161,24 @@ def _accepted(command: str, name: str, value: Any, translation: Translation) -> 
         print(f"{name}={value!r}: without effect ({reason})", flush=True)
     if translation.note:
         print(f"{name}={value!r}: {translation.note}", flush=True)
+    return _retyped(translation.settings, value)
+
+
+def _retyped(settings: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    """Returns the ``settings`` of a translation, which are text, with those numbers that it has taken from ``value`` as
+    numbers again."""
     parts = value if isinstance(value, list) else [value]
     part_by_text = {str(part): part for part in parts}
-    settings: dict[str, Any] = {}
-    for setting, texts in translation.settings.items():
+    retyped: dict[str, Any] = {}
+    for name, texts in settings.items():
         if isinstance(texts, list):
-            settings[setting] = [part_by_text.get(text, text) for text in texts]
+            retyped[name] = [part_by_text.get(text, text) for text in texts]
         else:
-            settings[setting] = part_by_text.get(texts, texts) if isinstance(texts, str) else texts
-    return settings
+            retyped[name] = part_by_text.get(texts, texts) if isinstance(texts, str) else texts
+    return retyped
 
 
-def _unknown(command: str, name: str) -> str:
+def _describe_unknown(command: str, name: str) -> str:
     """Describes an unknown keyword, with the closest keyword of ``command``."""
     known = [*_fields_by_keyword(COMMANDS[command].settings), *hyperparameters_of(command)]
     return f"unknown{suggestion(name, known)}"

@@ -68,17 +68,21 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores of a validation, or of best.pt during its training, by the names of results.csv without
-        "metrics/": "AP", "AP50", "precision", "f1", ... A validation also has the AP by size ("ap_small", ...) and
-        "best_confidence", the confidence of precision, recall and f1. nan if a score is undefined, for example without
-        objects. Raises UserError if there are no scores, or their file is damaged."""
+        """The scores of the newest validation that was written to the folder (results.json) or, in the folder of a
+        training without one, those of best.pt, by the names of results.csv without "metrics/": "AP", "AP50",
+        "precision", "f1", ... A validation also has the AP by size ("ap_small", ...) and "best_confidence", the
+        confidence of precision, recall and f1. nan if a score is undefined, for example without objects. Raises
+        UserError if there are no scores, or their file is damaged."""
         results = self.folder / "results.json"
         if results.is_file():
             return _scores_in(results)
         from utils.files.checkpoint_file import read_part
 
         stored = read_part(self.best, "metrics") or {}
-        return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
+        scores = {name.removeprefix("metrics/"): stored[name] for name in stored if name.startswith("metrics/")}
+        if not scores:
+            raise UserError(f"{self.best}: contains no scores; lockstep.val computes them")
+        return scores
 
     def load(self, **settings: Any) -> Predictor:
         """Loads the best weights, or the newest if there was no validation, as a model for detection, like

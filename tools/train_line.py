@@ -11,7 +11,7 @@ from utils.config.settings import TrainConfig
 
 
 def train_line(data: Path, splits: Collection[str], *, max_bad: float) -> str:
-    """Returns the command that trains on ``data``, or a line that says why none does.
+    """Returns the command that trains on ``data``, or the reason why the data cannot be trained on.
 
     Args:
         splits: names of the splits of ``data``.

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +38,7 @@ class Bounds(NamedTuple):
         is_line: text must be a single line.
         is_filled: text must not be blank, a list not empty.
         is_folder: text must name a new folder, perhaps below others: not "", ".", "/" or anything with "..".
+        is_output: text is the path of a file or folder that is written; `check` expands a leading ``~``.
     """
 
     low: float | None = None
@@ -46,6 +48,7 @@ class Bounds(NamedTuple):
     is_line: bool = False
     is_filled: bool = False
     is_folder: bool = False
+    is_output: bool = False
 
 
 UNBOUNDED = Bounds()
@@ -161,7 +164,8 @@ def _note_missing(
 
 
 def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) -> Any:
-    """Returns ``value`` converted to the type ``hint``: integers to floats, lists to tuples, mappings to dataclasses.
+    """Returns ``value`` converted to the type ``hint``: integers to floats, lists to tuples, mappings to dataclasses,
+    and paths of outputs to paths without ``~``.
 
     Args:
         hint: a class, a dataclass, or a TypedDict, whose undeclared keys are kept unchecked; a list, dict or tuple of
@@ -182,6 +186,8 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     bounds = hint_bounds if bounds is None else bounds
     if bounds is not None:
         _check_bounds(value, location, bounds)
+        if bounds.is_output:
+            value = os.path.expanduser(value)
     return value
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from utils.errors import UserError
 from utils.files.paths import check_output_folder
-from utils.files.temporary_folder import replace_path, temporary_folder
+from utils.files.temporary_folder import creating_folder, replace_path, temporary_folder
 from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
@@ -42,7 +41,6 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
     """Renders the demo set with images of ``size`` x ``size`` pixels into ``root``, unless it is there already, and
     returns its YAML. ``root`` is never left incomplete. Raises UserError if it contains something else or cannot be
     written."""
-    root = Path(os.path.expanduser(root))
     wanted = {"version": VERSION, "train": train_images, "val": val_images, "size": size, "seed": seed}
     if _is_complete(root, wanted):
         return root / YAML_NAME
@@ -50,8 +48,7 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
         raise UserError(f"{root}: exists and is not a demo data set; choose an empty or new folder")
     check_output_folder(root.parent)
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(root) as scratch:
+        with creating_folder(root.parent), temporary_folder(root) as scratch:
             _write_set(scratch / "set", wanted)
             replace_path(scratch / "set", root)
     except OSError as error:

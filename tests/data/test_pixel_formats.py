@@ -20,7 +20,7 @@ from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, render_samples, write_rectangles
-from tools.check.checks.scan import scan_dataset
+from tools.check.scan_splits import scan_dataset
 from tools.shard.write_shards import write_set as write_shards
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig

@@ -86,6 +86,17 @@ def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data,
     assert [path.name for path in tmp_path.iterdir()] == left
 
 
+@pytest.mark.parametrize("name", ["data", "os.path.abspath(data)"])
+def test_a_refusal_of_the_content_names_the_parameter(command, tmp_path, monkeypatch, name):
+    """The user has not written the file, which is removed."""
+    monkeypatch.chdir(tmp_path)
+    read = "import json; data = json.loads(pathlib.Path(sys.argv[2][1:]).read_text())['data']"
+    command(f"{read}; report_error(f'{{{name}}}: has no images (see {{{name}}})'); sys.exit(2)")
+    with pytest.raises(lockstep.Error) as caught:
+        lockstep.train({})
+    assert str(caught.value) == caught.value.result.reason == "data: has no images (see data)"
+
+
 def test_a_refused_data_set_leaves_the_file_that_another_call_has_written(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command("write_result(folder='a')")

@@ -353,6 +353,12 @@ def test_false_replaces_the_value_of_a_resumed_run(name, value):
     assert getattr(command.config, name) == value
 
 
+def test_weights_that_cannot_be_used_are_one_of_several_mistakes():
+    """``pretrained`` is compared with them."""
+    with refused("2 mistakes: (1) weights: must be text, ..., got an object of type bytes; (2) epochs: must be a ..."):
+        parsed_keywords("train", {"weights": b"x", "pretrained": True, "epochs": "x"})
+
+
 def test_text_is_not_parsed_as_a_list():
     assert parsed_keywords("train", {"classes": '["cat"]'}).config.classes == ['["cat"]']
 

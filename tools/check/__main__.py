@@ -4,7 +4,7 @@ python -m tools.check DATA.yaml
 python -m tools.check DATA.yaml --weights best.pt --json > issues.json
 python -m tools.check DATA.yaml --imgsz 1280 --split train --out checked
 
-Shows its findings in report.html, in a new folder below runs/check. Exit status: 0 if there is nothing to report, 1 if
+Shows the issues in report.html, in a new folder below runs/check. Exit status: 0 if there is nothing to report, 1 if
 there is, 2 if the check could not run. The data set is not changed.
 """
 

@@ -16,16 +16,10 @@ from tools.check.checks.box_sizes import box_sizes
 from tools.check.checks.class_use import class_use
 from tools.check.checks.duplicates import image_issues
 from tools.check.checks.examine_labels import examine_labels
-from tools.check.checks.scan import (
-    missing_splits,
-    refused_splits,
-    scan_dataset,
-    scan_issues,
-    scan_readable,
-    without_objects,
-)
-from tools.check.out_folder import make_out
+from tools.check.checks.scan import missing_splits, refused_splits, scan_issues, without_objects
+from tools.check.out_folder import check_out
 from tools.check.result import CheckResult, LabelErrors
+from tools.check.scan_splits import scan_dataset, scan_readable
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
@@ -40,7 +34,7 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     model = _open_model(config)
     spec = _open_data(config, model)
     if config.out:
-        make_out(spec, Path(config.out))
+        check_out(spec, Path(config.out))
     workers = available_cores() if config.workers < 0 else config.workers
     splits, split_issues = _scan(config, spec, workers)
     imgsz = config.imgsz or TrainConfig.imgsz

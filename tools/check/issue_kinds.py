@@ -9,14 +9,14 @@ from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLA
 
 # Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
 MISSING_SPLIT = "missing split"
-NOT_CHECKED = "unreadable split"
+UNREADABLE_SPLIT = "unreadable split"
 REFUSED = "refused split"
 NO_OBJECTS = "split without objects"
 DAMAGED = "damaged image"
-COPIED = "copies of one image across splits"
-ACROSS = "near-duplicates across splits"
-WITHIN = "near-duplicates within a split"
-AUGMENTED = "augmented copies within a split"
+COPIES_ACROSS_SPLITS = "copies of one image across splits"
+DUPLICATES_ACROSS_SPLITS = "near-duplicates across splits"
+DUPLICATES_WITHIN_SPLIT = "near-duplicates within a split"
+AUGMENTED_COPIES = "augmented copies within a split"
 DOUBLED = "doubled box"
 TWO_CLASSES = "one box, two classes"
 TINY = "tiny box"
@@ -25,7 +25,7 @@ UNUSED = "unused classes"
 NOT_TRAINED = "class without training boxes"
 IMBALANCE = "class balance differs between splits"
 
-DUPLICATES = (COPIED, ACROSS, WITHIN)
+DUPLICATES = (COPIES_ACROSS_SPLITS, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT)
 
 
 class Advice(NamedTuple):
@@ -40,9 +40,11 @@ ADVICE = {
         "training refuses the data set as it is", "add the split; for 'val', --val-fraction 0.2 is enough"
     ),
     REFUSED: Advice("training, or scoring on it, ends with this message", "see the message"),
-    NOT_CHECKED: Advice("the other splits are checked", "restore its files, or name the other splits with --split"),
+    UNREADABLE_SPLIT: Advice(
+        "the other splits are checked", "restore its files, or name the other splits with --split"
+    ),
     NO_OBJECTS: Advice("nothing can be scored; if it is 'val', training writes no best.pt", "label its objects"),
-    DAMAGED: Advice("decoders repair such files in their own way", "get a better copy, or delete image and label"),
+    DAMAGED: Advice("decoders differ in how they repair such files", "get a better copy, or delete image and label"),
     scan_kinds.BAD_IMAGE: Advice("training leaves these files out", "get a better copy, or delete it"),
     scan_kinds.MISSING_IMAGE: Advice("training leaves these out", "correct the list, or restore the file"),
     scan_kinds.BAD_LABEL: Advice("training leaves these images out", "correct the label file"),
@@ -51,7 +53,7 @@ ADVICE = {
     scan_kinds.NO_AREA: Advice("training leaves these boxes out", "delete the row, or draw the box again"),
     scan_kinds.NOT_FINITE: Advice("training leaves these images out", "correct the row"),
     scan_kinds.OUTSIDE: Advice("training leaves these boxes out", "delete the row, or draw the box again"),
-    scan_kinds.DUPLICATE: Advice("trained on once, scored as often as pycocotools does", "delete the second row"),
+    scan_kinds.DUPLICATE: Advice("trained on once, but scored each time, as in pycocotools", "delete the second row"),
     scan_kinds.FRACTIONS: Advice("training leaves these boxes out", "multiply them by the image's width and height"),
     scan_kinds.SIZE: Advice("their labels are for another image: training leaves them out", "label the image as it is"),
     scan_kinds.SCALED: Advice("training scales the boxes to the image", "nothing, or label the image as it is"),
@@ -80,9 +82,11 @@ ADVICE = {
     scan_kinds.LABELED_PER_NAME: Advice(
         "training uses the image with each", "keep the right one of the two label files"
     ),
-    scan_kinds.SHARED_LABEL: Advice("one of the images may be another one", "delete all but one of the images"),
+    scan_kinds.SHARED_LABEL: Advice(
+        "the label file may belong to only one of these images", "delete all but one of the images"
+    ),
     scan_kinds.NAMED_OTHERWISE: Advice(
-        "training goes by the names of files", "correct its <filename>, or rename the file"
+        "training matches labels to images by file name", "correct its <filename>, or rename the file"
     ),
     scan_kinds.UNSUPPORTED: Advice("training does not read these files", "convert it, or delete it"),
     scan_kinds.MISREAD: Advice("training reads them as the format says", "see the message"),
@@ -94,10 +98,16 @@ ADVICE = {
         "the model cannot learn these, and they are scored", "move images of it into the training split"
     ),
     IMBALANCE: Advice("scores say less about how the model was trained", "split the images again, at random"),
-    COPIED: Advice("Roboflow made them from one image, so scores are too high", "keep all copies in one split"),
-    ACROSS: Advice("the same image is trained on and scored on: scores are too high", "keep all copies in one split"),
-    WITHIN: Advice("training samples duplicated images more often", "keep one copy, unless several are intended"),
-    AUGMENTED: Advice(
+    COPIES_ACROSS_SPLITS: Advice(
+        "Roboflow made them from one image, so scores are too high", "keep all copies in one split"
+    ),
+    DUPLICATES_ACROSS_SPLITS: Advice(
+        "the same image is trained on and scored on: scores are too high", "keep all copies in one split"
+    ),
+    DUPLICATES_WITHIN_SPLIT: Advice(
+        "training samples duplicated images more often", "keep one copy, unless several are intended"
+    ),
+    AUGMENTED_COPIES: Advice(
         "Roboflow made them; training augments images by itself", "nothing, or export without augmentation"
     ),
     DOUBLED: Advice("two boxes of one class with IoU above 0.9: one object is counted twice", "delete one of the two"),

@@ -10,24 +10,20 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec, FilesSplit, joined_parts
 from data.source.searched_folders import problem_of_output
 from engine.run.new_folder import increment_path
-from utils.errors import UserError, os_reason
+from utils.errors import UserError
 from utils.files.paths import check_output_folder
 from utils.program_folders import cache_folder
 
 PROJECT = "runs/check"
 
 
-def make_out(spec: DatasetSpec, out: Path) -> None:
-    """Creates the folder ``--out``. Raises UserError if it cannot be created, or is among the images or labels
-    of ``spec``."""
+def check_out(spec: DatasetSpec, out: Path) -> None:
+    """Raises UserError if the folder ``--out`` cannot be created or written, or is among the images or labels of
+    ``spec``. Creates nothing, since the check may fail."""
     problem = problem_of_output(out, spec) or _problem_of_labels(out, spec)
     if problem:
         raise UserError(f"--out {out}: {problem}; name another folder")
     check_output_folder(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be created ({os_reason(error)})") from None
 
 
 def new_folder(spec: DatasetSpec) -> Path:

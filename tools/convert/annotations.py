@@ -115,11 +115,12 @@ class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
     def __init__(self, source_images: SourceImages, extracted: ExtractedImages, *, is_per_image: bool) -> None:
-        """``is_per_image``: whether an annotation file is named after its image. Its name is then that of no split."""
+        """``is_per_image``: whether an annotation file is named after its image. Its name then never denotes a
+        split."""
         self.source_images = source_images
         self.extracted = extracted
         self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
-        self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
+        self.ignored_names: set[str] = set()  # names of boxes that are regions to ignore, even if none has an area
         self.skipped = SkippedShapes()
         self._is_per_image = is_per_image
         self._images: dict[Path, AnnotatedImage] = {}
@@ -166,17 +167,26 @@ class Annotations:
         return split_of_folders(image, root) or split_of_file(file, root)
 
     def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
-        """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
+        """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError unless it has a class name,
+        and corners that are in order and have a finite area."""
         box = box._replace(name=box.name.strip())
-        check_box(box, location)
-        if min(box.x2 - box.x1, box.y2 - box.y1) < MIN_SIDE_PX:
+        if not box.name or one_line(box.name) != box.name:
+            raise UserError(f"{location}: {box.name!r} is not the name of a class, which is one line of text")
+        w = box.x2 - box.x1
+        h = box.y2 - box.y1
+        corners = " ".join(f"{value:g}" for value in box[1:5])
+        if w < 0 or h < 0:
+            raise UserError(f"{location}: '{box.name}' has x2 < x1 or y2 < y1 (x1 y1 x2 y2: {corners})")
+        if not math.isfinite(w * h):
+            raise UserError(f"{location}: '{box.name}' is larger than any image (x1 y1 x2 y2: {corners})")
+        if min(w, h) < MIN_SIDE_PX:
             self.skipped.add("box", location)
             return None
         return box
 
     def drop_left_out(self) -> None:
-        """Drops the images whose shapes were all skipped, once all entries are added: as backgrounds they would teach
-        the model to ignore their objects."""
+        """Drops the images whose shapes were all skipped. Call it after all entries. As backgrounds, these images would
+        teach the model to ignore their objects."""
         for path, annotated in list(self._images.items()):
             if annotated.boxes or not annotated.has_skipped_shape:
                 continue
@@ -199,6 +209,10 @@ class Annotations:
         """Returns the classes of the objects, sorted."""
         return sorted(self.num_objects)
 
+    def ignored_classes(self) -> list[str]:
+        """Returns the classes whose boxes are regions to ignore, sorted."""
+        return sorted(self.ignored_names & self.num_objects.keys())
+
 
 def bounding_box(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedBox:
     """Returns the box around points."""
@@ -216,16 +230,3 @@ def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, 
 
 def _shown(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
-
-
-def check_box(box: AnnotatedBox, location: str) -> None:
-    """Raises UserError unless a box has a class name, and corners that are in order and have a finite area."""
-    if not box.name or one_line(box.name) != box.name:
-        raise UserError(f"{location}: {box.name!r} is not the name of a class, which is one line of text")
-    w = box.x2 - box.x1
-    h = box.y2 - box.y1
-    corners = " ".join(f"{value:g}" for value in box[1:5])
-    if w < 0 or h < 0:
-        raise UserError(f"{location}: '{box.name}' has x2 < x1 or y2 < y1 (x1 y1 x2 y2: {corners})")
-    if not math.isfinite(w * h):
-        raise UserError(f"{location}: '{box.name}' is larger than any image (x1 y1 x2 y2: {corners})")

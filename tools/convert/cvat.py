@@ -66,10 +66,10 @@ def _box(shape: ElementTree.Element, name: str, location: str, annotations: Anno
 
     if shape.tag == "box":
         x1, y1, x2, y2 = map(value, ("xtl", "ytl", "xbr", "ybr"))
-        return _turned(name, ((x1 + x2) / 2, (y1 + y2) / 2), ((x2 - x1) / 2, (y2 - y1) / 2), rotation())
+        return _box_around_rotated(name, ((x1 + x2) / 2, (y1 + y2) / 2), ((x2 - x1) / 2, (y2 - y1) / 2), rotation())
     if shape.tag == "ellipse":
         cx, cy, rx, ry = map(value, ("cx", "cy", "rx", "ry"))
-        return _turned(name, (cx, cy), (rx, ry), rotation(), is_round=True)
+        return _box_around_rotated(name, (cx, cy), (rx, ry), rotation(), is_round=True)
     if shape.tag == "mask":
         return AnnotatedBox.of_xywh(name, *map(value, ("left", "top", "width", "height")))
     if shape.tag == "cuboid" and shape.get("points") is None:
@@ -82,7 +82,7 @@ def _box(shape: ElementTree.Element, name: str, location: str, annotations: Anno
     return around_polygon(name, points, shape.tag, location)
 
 
-def _turned(
+def _box_around_rotated(
     name: str, center: tuple[float, float], half_sides: tuple[float, float], degrees: float, *, is_round: bool = False
 ) -> AnnotatedBox:
     """Returns the box around a rectangle or an ellipse that is rotated about its center."""

@@ -26,7 +26,7 @@ def read_kitti(file: Path, annotations: Annotations) -> None:
             number(value, f"{location}: fields 2 to 4")
         x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
-    annotations.ignored |= {box.name for box in boxes if box.name.lower() == "dontcare"}
+    annotations.ignored_names |= {box.name for box in boxes if box.name.lower() == "dontcare"}
     annotations.add(Entry(image=file.stem, boxes=boxes, location=str(file), file=file, is_complete=True))
 
 

@@ -14,7 +14,7 @@ from utils.errors import UserError, one_line
 from utils.schema import check
 
 _WITHOUT_AREA = ("point", "points", "line", "linestrip")
-_OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
+_TWO_POINT_SHAPES = ("rectangle", "mask")  # opposite corners
 _IGNORE = "__ignore__"  # class name of regions to ignore
 
 
@@ -29,7 +29,7 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
         raise UserError(f"{file}: its 'imagePath' is {image.name}, but another image has the name of this file")
     shapes = check(content.get("shapes"), list, f"{file}: shapes")
     boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]
-    annotations.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}
+    annotations.ignored_names.add(_IGNORE)
     size = parse_size(content.get("imageWidth"), content.get("imageHeight"), location)
     annotations.add(Entry(image=image, boxes=boxes, location=location, file=file, size=size, is_complete=True))
 
@@ -47,6 +47,6 @@ def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | 
         (cx, cy), (x, y) = points
         radius = math.hypot(x - cx, y - cy)
         return AnnotatedBox(name, cx - radius, cy - radius, cx + radius, cy + radius)
-    if kind in _OF_TWO_POINTS and len(points) == 2:
+    if kind in _TWO_POINT_SHAPES and len(points) == 2:
         return bounding_box(name, points)
     return around_polygon(name, points, kind, location)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
@@ -29,11 +29,9 @@ class SourceImages:
         exactly one image matches.
         """
         matches = [self.paths[i] for i in self._names.find(name)]
-        if len(matches) > 1:  # CVAT's names do not include the folder of the subset
-            matches = [path for path in matches if split in path.parts] or matches
-            num_shared_folders = [len(Path(os.path.commonpath([path, near])).parts) for path in matches]
-            nearest = max(num_shared_folders)
-            matches = [path for path, shared in zip(matches, num_shared_folders) if shared == nearest]
+        if len(matches) > 1:
+            in_split = [path for path in matches if split in path.parts]  # CVAT's names do not include its folder
+            matches = _nearest(in_split or matches, near)
         if len(matches) != 1:
             reason = f"{len(matches)} files below {self.root} fit" if matches else self._not_found(name)
             image = f"image {one_line(name)[:200]!r}"
@@ -73,6 +71,13 @@ class SourceImages:
     def has_stem(self, stem: str) -> bool:
         """Returns whether there is an image with this stem."""
         return loose(stem) in self._stems
+
+
+def _nearest(paths: Sequence[Path], near: Path) -> list[Path]:
+    """Returns those of ``paths`` that share the most folders with ``near``."""
+    num_shared_folders = [len(Path(os.path.commonpath([path, near])).parts) for path in paths]
+    most = max(num_shared_folders)
+    return [path for path, num_shared in zip(paths, num_shared_folders) if num_shared == most]
 
 
 def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -25,15 +25,15 @@ from utils.config.commands import COMMANDS
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.paths import check_new_path, normal_path
-from utils.files.temporary_folder import temporary_folder
+from utils.files.temporary_folder import creating_folder, temporary_folder
 from utils.strings import aligned, counted
 
 
-def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = TrainConfig.max_bad) -> list[str]:
+def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: float = TrainConfig.max_bad) -> list[str]:
     """Writes the objects of ``source`` as COCO JSON, and a data set YAML.
 
     Args:
-        name: a format of `FORMATS`, or "auto".
+        format_name: a format of `FORMATS`, or "auto".
         max_bad: see `IndexSettings`.
 
     Returns a table of the objects by class, lines about what is left out, and the command that trains. Raises UserError
@@ -42,25 +42,24 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
     _check_paths(source, out)
     source = normal_path(source)
     out = normal_path(out)
-    format_name, files = _annotation_files(source, name)
-    reader = FORMATS[format_name]
-    if reader.check is not None:
-        reader.check(source, files)
+    annotation_format, files = _annotation_files(source, format_name)
+    if annotation_format.check is not None:
+        annotation_format.check(source, files)
     with _all_or_nothing(out.parent, out.stem) as folder:
         root = source if source.is_dir() else source.parent
         extracted = ExtractedImages(folder / out.stem, root)
-        annotations = Annotations(SourceImages(root), extracted, is_per_image=reader.is_per_image)
-        if reader.is_per_image and source.is_dir():
-            files = _with_unrecognized(files, source, reader, annotations)
+        annotations = Annotations(SourceImages(root), extracted, is_per_image=annotation_format.is_per_image)
+        if annotation_format.is_per_image and source.is_dir():
+            files = _with_unrecognized(files, source, annotation_format, annotations.source_images)
         for file in files:
-            reader.read(file, annotations)
+            annotation_format.read(file, annotations)
         if not annotations.num_objects:
-            reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
+            reason = f"{counted(len(files), 'file')} of {annotation_format.title} without objects"
             raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped.summary())))}")
         annotations.drop_left_out()
         written = write_dataset(annotations, folder, out, max_bad)
     return [
-        *_table(reader.title, annotations, written, out),
+        *_table(annotation_format.title, annotations, written, out),
         train_line(out.with_suffix(".yaml"), annotations.images_by_split(), max_bad=max_bad),
     ]
 
@@ -75,27 +74,34 @@ def _check_paths(source: Path, out: Path) -> None:
         check_new_path(path)
 
 
-def _with_unrecognized(files: Sequence[Path], source: Path, reader: Format, annotations: Annotations) -> list[Path]:
-    """Returns ``files`` and the unrecognized files that seem to be of their format, in order. All are named after
-    images.
-
-    These are the files next to recognized ones; reading a damaged one raises an error. If blank files are valid, these
-    are also the files in folders where all are blank, as in a split without objects, unless an image of them has
-    another file.
-    """
+def _with_unrecognized(
+    files: Sequence[Path], source: Path, annotation_format: Format, images: SourceImages
+) -> list[Path]:
+    """Returns ``files`` and the unrecognized files that seem to be of their format, in order: those next to recognized
+    ones (reading a damaged one raises an error) and, if blank files are valid, those in `_blank_folders`. All are named
+    after images."""
     recognized = set(files)
-    images = annotations.source_images
     files_of_folder: dict[Path, list[Path]] = {}
-    for file in files_below(source, reader.suffixes):
+    for file in files_below(source, annotation_format.suffixes):
         if file in recognized or images.has_stem(file.stem):
             files_of_folder.setdefault(file.parent, []).append(file)
     folders = {file.parent for file in recognized}
-    if reader.may_be_blank:
-        labeled = {images.find_of_file(file) for folder in folders for file in files_of_folder[folder]}
-        for folder, in_folder in files_of_folder.items():
-            if all(map(_is_blank, in_folder)) and labeled.isdisjoint(map(images.find_of_file, in_folder)):
-                folders.add(folder)
+    if annotation_format.may_be_blank:
+        folders |= _blank_folders(files_of_folder, folders, images)
     return [file for folder, in_folder in files_of_folder.items() if folder in folders for file in in_folder]
+
+
+def _blank_folders(
+    files_of_folder: Mapping[Path, Sequence[Path]], recognized: Iterable[Path], images: SourceImages
+) -> set[Path]:
+    """Returns the folders whose files are all blank, as in a split without objects, unless an image of them has a file
+    in one of the folders ``recognized``."""
+    labeled = {images.find_of_file(file) for folder in recognized for file in files_of_folder[folder]}
+    return {
+        folder
+        for folder, files in files_of_folder.items()
+        if all(map(_is_blank, files)) and labeled.isdisjoint(map(images.find_of_file, files))
+    }
 
 
 def _is_blank(file: Path) -> bool:
@@ -106,31 +112,26 @@ def _is_blank(file: Path) -> bool:
 @contextmanager
 def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
     """Yields a temporary folder whose files move to ``folder``, which is created, if the block succeeds."""
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary_folder(folder / stem) as temporary:
-            yield temporary
-            for path in sorted(temporary.iterdir()):
-                check_new_path(folder / path.name)
-            for path in sorted(temporary.iterdir()):  # the YAML last
-                path.rename(folder / path.name)
-    except BaseException:
-        with suppress(OSError):  # another program has written files there
-            for path in created:
-                path.rmdir()
-        raise
+    with creating_folder(folder), temporary_folder(folder / stem) as temporary:
+        yield temporary
+        for path in sorted(temporary.iterdir()):
+            check_new_path(folder / path.name)
+        for path in sorted(temporary.iterdir()):  # the YAML last
+            path.rename(folder / path.name)
 
 
-def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
-    """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one
-    format."""
+def _annotation_files(source: Path, format_name: str) -> tuple[Format, list[Path]]:
+    """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one format,
+    or some files that may have the format that is named."""
     files_of = detect(source)
-    if name != "auto":
-        if name not in files_of:
+    if format_name != "auto":
+        files = files_of.get(format_name, [])
+        if not files_of:  # such as a CreateML JSON that begins with many images without objects
+            files = _files_with_content(source, FORMATS[format_name].suffixes)
+        if not files:
             hint = _found_hint(files_of) or _blank_hint(source)
-            raise UserError(f"{source}: has no file of {FORMATS[name].title}{hint}")
-        return name, files_of[name]
+            raise UserError(f"{source}: has no file of {FORMATS[format_name].title}{hint}")
+        return FORMATS[format_name], files
     if len(files_of) > 1:
         raise UserError(f"{source}: has files of several formats{_found_hint(files_of)}")
     if not files_of:
@@ -147,10 +148,17 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
                 raise UserError(f"{file}: COCO JSON, which {COMMANDS['train'].title} reads as it is; {instead}")
         if source.suffix.lower() == ".json":
             load_json(source, "JSON")  # raises UserError if it is malformed
-        known = f"no format is recognized{_blank_hint(source)}; formats are {', '.join(FORMATS)}"
+        known = f"no format is recognized{_blank_hint(source)}; formats for --from are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")
-    return next(iter(files_of.items()))
+    ((format_name, files),) = files_of.items()
+    return FORMATS[format_name], files
+
+
+def _files_with_content(source: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Returns the files at ``source``, a file or a folder, with one of ``suffixes``, except blank ones."""
+    files = files_below(source, suffixes) if source.is_dir() else [source]
+    return [file for file in files if file.suffix.lower() in suffixes and not _is_blank(file)]
 
 
 def _is_dataset(source: Path) -> bool:
@@ -186,7 +194,7 @@ def _table(title: str, annotations: Annotations, written: WrittenDataset, out: P
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     images_by_split = annotations.images_by_split()
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in images_by_split.items())
-    lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
+    lines += [f"{name}: its boxes are regions to ignore" for name in annotations.ignored_classes()]
     used = list(chain.from_iterable(images_by_split.values()))
     groups = sum(box.crowd for annotated in used for box in annotated.boxes)
     if groups:

@@ -22,7 +22,7 @@ from data.labels.ledger import Ledger, refusal_message
 from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.listing.list_rows import is_row
+from data.source.listing.list_rows import check_rows
 from data.source.yaml_paths import checked_path, is_yaml
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.values import image_size
@@ -43,7 +43,7 @@ class _WrittenSplit(NamedTuple):
     """The images of a split, and the files that describe it."""
 
     images: list[AnnotatedImage]
-    entry: Path  # folder of the images, or a list of them, for the YAML
+    images_path: Path  # folder of the images, or a list of them
     json_file: Path
 
 
@@ -74,11 +74,13 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path, max_bad: fl
     names = annotations.class_names()
     splits = _write_splits(annotations.images_by_split(), names, folder, out)
     classes: dict[str, Any] = {"names": names}
-    if annotations.ignored:
-        classes["ignore"] = sorted(annotations.ignored)
+    ignored = annotations.ignored_classes()
+    if ignored:
+        classes["ignore"] = ignored
     yaml_file = folder / out.with_suffix(".yaml").name
-    content = {"path": ".", **_entries(splits, folder, out.parent), **classes}  # valid when the files have been moved
-    _write_yaml(yaml_file, {**content, "path": "..", **_entries(splits, out.parent)})  # valid now
+    before_the_move = {"path": "..", **_yaml_splits(splits, out.parent), **classes}
+    after_the_move = {"path": ".", **_yaml_splits(splits, folder, out.parent), **classes}
+    _write_yaml(yaml_file, before_the_move)
     scans = _scan(yaml_file, out)
     _check_listed(splits, scans)
     num_boxes = scans.num_boxes()
@@ -86,7 +88,7 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path, max_bad: fl
         if num_boxes[name] != expected:
             raise UserError(f"{out}: has {num_boxes[name]} of {expected} objects of '{name}'")
     notes = _notes(splits, scans, out, max_bad)
-    _write_yaml(yaml_file, content)
+    _write_yaml(yaml_file, after_the_move)
     return WrittenDataset(num_boxes, notes)
 
 
@@ -101,21 +103,14 @@ def _write_splits(
         others = [image.path for other, rest in images_by_split.items() if other != split for image in rest]
         base = _folder_of(paths, others)
         write_whole(json_file, json.dumps(_coco(annotated, names, base)))
-        entry = base
-        if entry is None:
-            entry = json_file.with_suffix(".txt")
-            _write_list(entry, [_relative(path, folder, out.parent) for path in paths])
-        splits[split] = _WrittenSplit(list(annotated), entry, json_file)
+        images_path = base
+        if images_path is None:
+            images_path = json_file.with_suffix(".txt")
+            rows = [_relative(path, folder, out.parent) for path in paths]
+            check_rows(rows)
+            write_whole(images_path, "".join(f"{row}\n" for row in rows))
+        splits[split] = _WrittenSplit(list(annotated), images_path, json_file)
     return splits
-
-
-def _write_list(file: Path, rows: Sequence[str]) -> None:
-    """Writes a list of images. Raises UserError for a path that it cannot contain."""
-    for row in rows:
-        if not is_row(row):
-            reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
-            raise UserError(f"{row!r}: {reason}; rename it")
-    write_whole(file, "".join(f"{row}\n" for row in rows))
 
 
 def _folder_of(images: Sequence[Path], others: Sequence[Path]) -> Path | None:
@@ -135,7 +130,7 @@ def _folder_of(images: Sequence[Path], others: Sequence[Path]) -> Path | None:
 
 def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
     """Returns the content of a COCO JSON. ``base``: see `_folder_of`."""
-    entries: list[dict[str, Any]] = []
+    image_records: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     category_ids = {name: i for i, name in enumerate(names, 1)}
     for number, annotated in enumerate(images, 1):
@@ -143,7 +138,7 @@ def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | N
         if "\\" in path.name:
             raise UserError(rf"{path.name!r}: has a \, which separates folders in a COCO JSON; rename the image")
         name = path.relative_to(base).as_posix() if base else path.name
-        entries.append({"id": number, "file_name": name, **_size_entries(annotated)})
+        image_records.append({"id": number, "file_name": name, **_size_record(annotated)})
         for box in annotated.boxes:
             w = box.x2 - box.x1
             h = box.y2 - box.y1
@@ -157,10 +152,10 @@ def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | N
             }
             annotations.append(annotation)
     categories = [{"id": i, "name": name} for name, i in category_ids.items()]
-    return {"images": entries, "annotations": annotations, "categories": categories}
+    return {"images": image_records, "annotations": annotations, "categories": categories}
 
 
-def _size_entries(annotated: AnnotatedImage) -> dict[str, int]:
+def _size_record(annotated: AnnotatedImage) -> dict[str, int]:
     """Returns the width and height of an image; empty if they can't be read, as the scan then leaves the image out and
     reports it."""
     try:
@@ -170,10 +165,10 @@ def _size_entries(annotated: AnnotatedImage) -> dict[str, int]:
     return {"width": width, "height": height}
 
 
-def _entries(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, Any]:
-    """Returns the YAML's entries of the splits and of their annotations, relative to ``folders`` (`_relative`). Raises
-    UserError if a YAML cannot contain a path."""
-    images = {name: _yaml_path(_relative(split.entry, *folders)) for name, split in splits.items()}
+def _yaml_splits(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, Any]:
+    """Returns the paths of the splits and of their annotations in the YAML, relative to ``folders`` (`_relative`).
+    Raises UserError if a YAML cannot contain a path."""
+    images = {name: _yaml_path(_relative(split.images_path, *folders)) for name, split in splits.items()}
     annotations = {name: _yaml_path(_relative(split.json_file, *folders)) for name, split in splits.items()}
     return {**images, "annotations": annotations}
 

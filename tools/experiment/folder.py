@@ -86,7 +86,7 @@ class ContinuedFolder:
 
     def remove_if_untrained(self) -> None:
         """Removes the stored settings and the outputs, if this process has started the work and no epoch has been
-        trained, so that the work can start anew here with corrected settings."""
+        trained, so that the command can start over here with corrected settings."""
         has_trained = any(path.name in ("last.pt", "results.csv") for path in self.path.rglob("*"))
         if has_trained or not self._was_started_here:
             return

@@ -80,11 +80,8 @@ class StoredSettings:
             raise UserError(f"{folder}: {change}, or choose another --name")
 
     def _value_difference(self, stored_values: Mapping[str, Any], stored_digests: Mapping[str, str]) -> str:
-        """Describes the first difference from the stored values; "" if there is none. A file may have moved if its
-        content, or that of the data, is compared by a digest."""
-        compared_contents = stored_digests.keys() & self._digests.keys()
-        if not compared_contents.isdisjoint(self._data_digests):
-            compared_contents.add("data")
+        """Describes the first difference from the stored values; "" if there is none."""
+        may_move = self._settings_that_may_move(stored_digests)
         settings = dataclasses.asdict(self._config)
         defaults = _defaults_by_name(self._config)
         paths = names_with(type(self._config), is_path=True)
@@ -93,11 +90,17 @@ class StoredSettings:
             current = self._values.get(name, defaults.get(name))
             is_same = stored == current
             if not is_same and name in paths:
-                is_same = _may_be_same_file(stored, current, is_content_compared=name in compared_contents)
+                is_same = _may_be_same_file(stored, current, is_content_compared=name in may_move)
             if not is_same:
                 shown_name = flag_name(name) if name in settings else name
                 return f"{shown_name} {_shown(stored)}, not {_shown(current)}"
         return ""
+
+    def _settings_that_may_move(self, stored_digests: Mapping[str, str]) -> set[str]:
+        """Returns the settings whose file may have moved since the start, because digests compare its content. The YAML
+        of the data may if they compare the data."""
+        compared = stored_digests.keys() & self._digests.keys()
+        return compared if compared.isdisjoint(self._data_digests) else {*compared, "data"}
 
     def _digest_difference(self, digests: Mapping[str, str]) -> str:
         """Describes the first difference from the stored ``digests``, and what to do; "" if there is none."""

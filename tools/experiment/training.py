@@ -72,8 +72,8 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
 
 
 def can_begin(config: TrainConfig, scratch: Path) -> bool:
-    """Starts a training, without trackers but with the user's callbacks, and ends it as soon as it has begun. Returns
-    whether it has.
+    """Starts a training, without trackers but with the user's callbacks, and stops it once it has begun. Returns
+    whether it began.
 
     ``scratch``: beside this path is a temporary folder for the training. Raises `Stopped` if a signal arrives.
     """

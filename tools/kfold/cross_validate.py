@@ -17,7 +17,7 @@ from tools.experiment.training import train, train_config
 from tools.kfold.folds import make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold, read_if_scored
-from tools.kfold.write_folds import FOLD_OUTPUTS, data_of
+from tools.kfold.write_folds import FOLD_OUTPUTS, data_of, fold_name
 from utils.child import RunFailed, RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
@@ -49,7 +49,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         experiment.store_or_verify_settings(recipe_values(config))
         try:
             make_folds(config, experiment.spec, folder.path, fitness)
-            log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
+            _log_start(folder.path, config.folds)
             for results in cross_validate(config, signals, data_folder=folder.path, folder=folder.path):
                 number = len(results.folds)
                 log.info(
@@ -63,6 +63,16 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         log.info("%s", line)
     message = "pooled out-of-fold %s %.4f (the best epoch of each fold was chosen on its own images); results are in %s"
     log.info(message, fitness.name, fitness.score_of(results.pooled), folder.path)
+
+
+def _log_start(folder: Path, num_folds: int) -> None:
+    """Logs how many folds are scored, and where the log of a training is if any is left."""
+    names = [fold_name(number) for number in range(num_folds)]
+    num_scored = sum((folder / name / DETECTIONS_FILE).is_file() for name in names)
+    if num_scored:
+        get_logger().info("continuing %s: %d of %d folds are scored", folder, num_scored, num_folds)
+    if num_scored < num_folds:
+        get_logger().info("training; each fold has a log: %s", folder / names[0] / "train.log")
 
 
 def cross_validate(
@@ -80,7 +90,7 @@ def cross_validate(
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
     for number in range(config.folds):
-        run = folder / f"fold{number + 1}"
+        run = folder / fold_name(number)
         fold = read_if_scored(run / DETECTIONS_FILE)
         if fold is None:
             data = data_of(data_folder, number)

@@ -1,6 +1,6 @@
 """Divides a data set into folds.
 
-Legend: N images in all, K folds. Folds are numbered from 1 in file names and messages, from 0 in the code.
+Legend: N images in all, K folds.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     warning = rare_classes(index, config.folds)
     if warning:
         get_logger().warning("%s", warning)
-    if spec.classes or spec.class_of:
-        index = _with_all_classes(index, spec, config)
-    write_folds(folder, spec, index, group=group, fold=fold)
+    # Each training selects classes itself.
+    all_classes = _with_all_classes(index, spec, config) if spec.classes or spec.class_of else index
+    write_folds(folder, spec, all_classes, group=group, fold=fold)
     images = counted(len(index), "image")
     groups = counted(group.max() + 1, "group")
     get_logger().info("%s in %s, %d folds; lists: %s", images, groups, config.folds, folder)
@@ -85,7 +85,7 @@ def _check_scorable(
 
 
 def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
-    """Returns the images of ``index`` with the boxes of all classes, because each training selects classes itself."""
+    """Returns the images of ``index`` with the boxes of all classes."""
     labeled = joined_index(spec.as_labeled(), replace(config, single_cls=False))
     position_of = {path: position for position, path in enumerate(labeled.paths)}
     return labeled.take(np.array([position_of[path] for path in index.paths], np.int64))

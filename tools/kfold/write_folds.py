@@ -1,6 +1,6 @@
 """Writes the folds of a data set: the lists, the labels and the YAML for training each, and the table of all.
 
-Folds are numbered from 1 in file names and messages, from 0 in the code.
+Folds are numbered from 1 in file names (`fold_name`) and messages, from 0 in the code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec, FilesSplit
-from data.source.listing.list_rows import is_row
+from data.source.listing.list_rows import check_rows
 from tools.experiment.experiment import SPLITS
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole
@@ -40,7 +40,7 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: 
     breaks or has spaces around it.
     """
     paths = [str(index.path(i)) for i in range(len(index))]
-    _check_listable(paths, spec)
+    check_rows(paths)
     source_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
     has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in source_splits)
     if not has_label_files:
@@ -61,7 +61,7 @@ def _write_lists(folder: Path, number: int, images: dict[str, np.ndarray], paths
     split."""
     lists: dict[str, str] = {}
     for split, numbers in images.items():
-        lists[split] = f"{folder.absolute()}/fold{number + 1}_{split}.txt"
+        lists[split] = f"{folder.absolute()}/{fold_name(number)}_{split}.txt"
         write_whole(lists[split], "".join(f"{paths[i]}\n" for i in numbers.tolist()), durable=True)
     return lists
 
@@ -71,21 +71,19 @@ def _write_annotations(folder: Path, number: int, images: dict[str, np.ndarray],
     `_write_lists`."""
     annotations: dict[str, str] = {}
     for split, numbers in images.items():
-        annotations[split] = f"{folder.absolute()}/fold{number + 1}_{split}.json"
+        annotations[split] = f"{folder.absolute()}/{fold_name(number)}_{split}.json"
         write_whole(annotations[split], json.dumps(_coco_content(index, numbers)), durable=True)
     return annotations
 
 
 def data_of(folder: Path, number: int) -> Path:
-    """Returns the path of the data set YAML for fold ``number``, counted from 0."""
-    return folder / f"fold{number + 1}.yaml"
+    """Returns the path of the data set YAML for fold ``number``."""
+    return folder / f"{fold_name(number)}.yaml"
 
 
-def _check_listable(paths: Sequence[str], spec: DatasetSpec) -> None:
-    """Raises UserError for a path that cannot be in a list with one path per line."""
-    for path in paths:
-        if not is_row(path):
-            raise UserError(f"{spec.source}: {path!r}: lists cannot hold such a name; rename the image and its label")
+def fold_name(number: int) -> str:
+    """Returns the name of fold ``number`` in file names, and of the folder of its training."""
+    return f"fold{number + 1}"
 
 
 def _check_names_differ(paths: Sequence[str], spec: DatasetSpec) -> None:

@@ -58,7 +58,7 @@ class Space:
         known: dict[str, Scalar] = {}
         for name, distribution in self.ranges.items():
             for value in (effective[name], base[name]):  # the recipe's own value wins if both are in the range
-                if _holds(distribution, value):
+                if _contains(distribution, value):
                     known[name] = value
         return known
 
@@ -103,7 +103,7 @@ def _suggested(trial: Trial, name: str, distribution: Distribution) -> Scalar:
     return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
 
 
-def _holds(distribution: Distribution, value: Scalar) -> bool:
+def _contains(distribution: Distribution, value: Scalar) -> bool:
     """Returns whether ``distribution`` can draw ``value``."""
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices

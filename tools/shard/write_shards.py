@@ -33,7 +33,7 @@ from utils.errors import UserError, os_reason
 from utils.files.array_file import write_arrays
 from utils.files.paths import check_new_path
 from utils.files.safe_io import write_whole
-from utils.files.temporary_folder import temporary_folder
+from utils.files.temporary_folder import creating_folder, temporary_folder
 from utils.flat_strings import FlatStrings
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
@@ -62,7 +62,7 @@ def write_set(
     Args:
         spec: with all splits, even those that are not written, so that their images in a shared label file do not
             count as lost.
-        max_bytes: size of a tar file, unless an image is larger.
+        max_bytes: approximate size of a tar file, unless an image is larger.
         settings: how the splits are read, and how many threads read the images.
         splits: names of the splits to write; empty for all.
 
@@ -74,8 +74,7 @@ def write_set(
         raise UserError(f"{out}: {problem}; name another folder")
     indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(out.absolute()) as temporary:
+        with creating_folder(out.absolute().parent), temporary_folder(out.absolute()) as temporary:
             folder = temporary / out.name
             folder.mkdir()
             content: dict[str, Any] = {"path": "."}
@@ -138,7 +137,8 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
 
 
 class _TarFiles:
-    """The tar files of a split. A new one is started when the next image would make one larger than ``max_bytes``."""
+    """The tar files of a split. A new one is started when the next image would make one larger than ``max_bytes``, not
+    counting its headers, its label and the padding."""
 
     def __init__(self, folder: Path, split: str, max_bytes: int) -> None:
         self.names: list[str] = []

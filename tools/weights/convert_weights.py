@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.description import RunDescription
 from models.detector import Detector
 from models.weights.download import fetch_weights
 from models.weights.load import detector_of
@@ -19,10 +21,8 @@ from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safeten
 from utils.files.paths import check_new_path
 from utils.strings import counted
 
-# Keys of our checkpoints that are not copied: keys that are written anew, and the state of a run.
-NOT_COPIED = frozenset(
-    ("config", "ema", "format", "model", "optimizer", "program", "progress", "rank_buffers", "run", "scaler", "version")
-)
+# Keys of our checkpoints that are copied: what describes the detector and how it was trained, but not a run's state.
+COPIED = {"metrics", *(field.name for field in fields(RunDescription))} - {"config"}
 
 
 def convert(source: str, target: str | Path, *, offline: bool = False) -> str:
@@ -45,7 +45,7 @@ def convert(source: str, target: str | Path, *, offline: bool = False) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_safetensors(target, stored.tensors, {"format": "pt"})
         return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their own names"
-    copied = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
+    copied = {key: value for key, value in stored.content.items() if key in COPIED}
     description = copied | {"model_spec": detector.spec, "names": list(detector.names)}
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix == ".pt":

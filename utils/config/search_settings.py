@@ -20,7 +20,7 @@ class KfoldConfig(TrainConfig):
     )
     near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
     noplots: bool = setting(True, help="do not write plots for each training", scope="run")
-    project: str = setting("runs/kfold", Bounds(is_line=True), help="folder of runs", scope="run")
+    project: str = setting("runs/kfold", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class SearchConfig(KfoldConfig):
     folds: int = setting(
         0, Bounds(2, sentinel=0), aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
     )
-    project: str = setting("runs/search", Bounds(is_line=True), help="folder of searches", scope="run")
+    project: str = setting("runs/search", Bounds(is_line=True, is_output=True), help="folder of searches", scope="run")
 
     @property
     def unit(self) -> str:

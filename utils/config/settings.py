@@ -408,7 +408,7 @@ class TrainConfig(DataSettings):
         help="services that also receive settings, results and reports",
         scope="run",
     )
-    project: str = setting("runs/train", Bounds(is_line=True), help="folder of runs", scope="run")
+    project: str = setting("runs/train", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
 
     @property
     def folder(self) -> Path:
@@ -440,7 +440,7 @@ class ValConfig(_DetectionsConfig, DataSettings):
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
     )
     save_json: bool = setting(True, help="write predictions.json in COCO format")
-    project: str = setting("runs/val", Bounds(is_line=True), help="folder of runs", scope="run")
+    project: str = setting("runs/val", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,7 +479,7 @@ class DetectConfig(_DetectionsConfig):
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, Bounds(1), help="process every n-th frame of a video")
     max_frames: int = setting(0, Bounds(0), help="stop a video or stream after n frames; 0: never")
-    project: str = setting("runs/detect", Bounds(is_line=True), help="folder of runs", scope="run")
+    project: str = setting("runs/detect", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)

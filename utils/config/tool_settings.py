@@ -19,6 +19,7 @@ ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
     "imagefolder",
 )
 MAX_SHARD_MEGABYTES = 549_755  # half of `data.image_io.shards.SPAN`
+_OUTPUT = Bounds(is_output=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class CheckConfig:
     device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
     json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", scope="run")
-    out: str = setting("", help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run")
+    out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run")
     noplots: bool = setting(False, help="write no report.html", scope="run")
 
 
@@ -48,7 +49,9 @@ class ConvertConfig:
     """The flags of ``python -m tools.convert``."""
 
     source: str = setting(positional="EXPORT", help="folder of the export, or its annotation file")
-    out: str = setting(positional="OUT.json", help="file to write; out.yaml appears next to it", scope="run")
+    out: str = setting(
+        bounds=_OUTPUT, positional="OUT.json", help="file to write; out.yaml appears next to it", scope="run"
+    )
     from_: str = setting(
         "auto", Bounds(choices=("auto", *ANNOTATION_FORMATS)), help="format; auto: by what the files contain"
     )
@@ -62,7 +65,7 @@ class ShardConfig:
     """The flags of ``python -m tools.shard``."""
 
     data: str = setting(positional="DATA", help=DATA_HELP)
-    out: str = setting(positional="OUT", help="new folder", scope="run")
+    out: str = setting(bounds=_OUTPUT, positional="OUT", help="new folder", scope="run")
     split: list[str] = setting(factory=list, help="splits to write; default: all")
     megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
     workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
@@ -77,7 +80,9 @@ class WeightsConfig:
     """The flags of ``python -m tools.weights``."""
 
     source: str = setting(positional="SOURCE", help="checkpoint, or a name from configs/weights.yaml")
-    target: str = setting(positional="TARGET", help="file to write: .safetensors, or .pt for our own format")
+    target: str = setting(
+        bounds=_OUTPUT, positional="TARGET", help="file to write: .safetensors, or .pt for our own format"
+    )
     offline: bool = setting(False, help="never download weights", scope="machine")
 
 
@@ -85,4 +90,4 @@ class WeightsConfig:
 class DemoConfig:
     """The flags of ``python -m tools.demo``."""
 
-    out: str = setting(positional="OUT", help="an empty or new folder", scope="run")
+    out: str = setting(bounds=_OUTPUT, positional="OUT", help="an empty or new folder", scope="run")

@@ -1,4 +1,5 @@
-"""A folder in which files are written before they are renamed to their final names."""
+"""Folders for files that are written: temporary ones, from which they are renamed, and new ones that remain only if the
+writing succeeds."""
 
 from __future__ import annotations
 
@@ -35,6 +36,21 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def creating_folder(folder: Path) -> Iterator[None]:
+    """Creates ``folder`` and those above it. If the block fails or is interrupted, removes those that it has created,
+    unless they contain something by then. Raises OSError if the folder cannot be created."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # another program has written files there
+            for path in created:
+                path.rmdir()
+        raise
 
 
 def program_folder_name(purpose: str) -> str:

@@ -7,7 +7,7 @@ Each line is a JSON mapping. All processes of a run append to the file, and the 
 | folder | training, validation | the run's folder |
 | begun | `report_begun` | true once a run has its folder, or a scoring of `tools.kfold` its model and data |
 | files | export.py | the exported files |
-| issues, and the rest of the ``--json`` output | tools.check | findings in a data set |
+| issues, and the rest of the ``--json`` output | tools.check | issues of a data set |
 | error | `utils.process.entrypoint.run_main` | the line about the error that ended a process |
 | cause | `utils.process.entrypoint.run_main` | the `Cause` of this error, for `outcome_of` |
 """

@@ -10,7 +10,7 @@ and masks may have the stems.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from data.image_io.file_kinds import is_image
 from data.source.walk import Folders
+from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
 
@@ -145,7 +146,15 @@ def is_list(entry: Path) -> bool:
     return entry.suffix.lower() == ".txt" and entry.is_file()
 
 
-def is_row(path: str) -> bool:
+def check_rows(paths: Iterable[str]) -> None:
+    """Raises UserError for a path that a list to be written cannot contain."""
+    for path in paths:
+        if not _is_row(path):
+            reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
+            raise UserError(f"{path!r}: {reason}; rename it, and its label file")
+
+
+def _is_row(path: str) -> bool:
     """Returns whether a list, which is UTF-8, can contain ``path``: one with a line break or outer spaces would be read
     differently."""
     try:

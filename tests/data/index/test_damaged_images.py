@@ -13,7 +13,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from tests.data.index.small_set import load, take_messages
 from tests.helpers.damaged_jpegs import write_jpegs
 from tests.helpers.messages import refused
-from tools.check.checks.scan import scan_dataset
+from tools.check.scan_splits import scan_dataset
 
 
 def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):

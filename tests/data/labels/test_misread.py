@@ -19,7 +19,8 @@ from engine.report.photos import Album, Overlay, PhotoFile
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.messages import refused
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
+from tools.check.scan_splits import scan_dataset
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_a_folder_of_the_user_is_not_overwritten_and_interrupted_rendering_leave
         ensure_demo(tmp_path, **SMALL)
     monkeypatch.setattr(Path, "write_bytes", full_disk)
     with refused("set: cannot write the demo data set (No space left on device)"):
-        ensure_demo(tmp_path / "set", **SMALL)
+        ensure_demo(tmp_path / "new" / "set", **SMALL)
     with refused(f"{tmp_path}/thesis.txt: is not a folder; choose another folder"):  # not "File exists"
         ensure_demo(tmp_path / "thesis.txt" / "set", **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]

@@ -27,7 +27,8 @@ from data.source.open import open_data
 from tests.data.source.labeled_folder import ACCENTED, NUM_IMAGES, OTHER_TEXT, TEXT, VOC_TEXT, Folder, write_voc
 from tests.helpers.index_fingerprint import index_fingerprint
 from tests.helpers.tiny import write_dataset
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
+from tools.check.scan_splits import scan_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 

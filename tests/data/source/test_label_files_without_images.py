@@ -20,7 +20,8 @@ from data.source.walk import Folders
 from tests.data.source.labeled_folder import BOX, NUM_IMAGES, OTHER_TEXT, TEXT, write_one_labeled_of_two, write_voc
 from tests.helpers.three_formats import voc_text
 from tests.helpers.tiny import write_dataset
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
+from tools.check.scan_splits import scan_dataset
 from utils.errors import UserError
 
 

@@ -29,7 +29,8 @@ from engine.checkpoint.data_location import describe_location, find_location
 from tests.helpers.index_fingerprint import index_fingerprint
 from tests.helpers.three_formats import voc_text, write_three_formats
 from tests.helpers.tiny import write_dataset
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
+from tools.check.scan_splits import scan_dataset
 from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext

@@ -12,8 +12,8 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.issues.issue import CheckedSplit
 from tests.helpers.editable_set import EditableSet
 from tools.check.checks.box_pairs import MAX_PARTNERS, SAME_IOU, box_pairs
-from tools.check.checks.scan import scan_dataset
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
+from tools.check.scan_splits import scan_dataset
 
 
 def many_boxes(folder: Path, kind: str, count: int) -> CheckedSplit:

@@ -22,23 +22,23 @@ from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
 from tools.check.issue_kinds import (
-    ACROSS,
-    AUGMENTED,
-    COPIED,
+    AUGMENTED_COPIES,
+    COPIES_ACROSS_SPLITS,
     DOUBLED,
+    DUPLICATES_ACROSS_SPLITS,
+    DUPLICATES_WITHIN_SPLIT,
     IMBALANCE,
     MISSING_SPLIT,
     NO_OBJECTS,
-    NOT_CHECKED,
     NOT_TRAINED,
     REFUSED,
     SMALL_OBJECTS,
     TINY,
     TWO_CLASSES,
+    UNREADABLE_SPLIT,
     UNUSED,
-    WITHIN,
 )
-from tools.check.out_folder import make_out, new_folder
+from tools.check.out_folder import check_out, new_folder
 from tools.shard.__main__ import main as write_shards
 from utils.errors import UserError
 from utils.process.entrypoint import run_main
@@ -175,10 +175,10 @@ def test_near_duplicates_within_and_across_splits(data, capsys):
     other = cv2.imread(str(data.image("train/1")))
     data.add("train/copy", cv2.convertScaleAbs(other, alpha=1, beta=15))
     issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
-    assert set(issues) == {ACROSS, WITHIN}
-    assert issues[ACROSS]["images"] == ["images/train/0.png", "images/val/copy.png"]
-    assert issues[ACROSS]["splits"] == ["train", "val"]
-    assert issues[WITHIN]["images"] == ["images/train/1.png", "images/train/copy.png"]
+    assert set(issues) == {DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT}
+    assert issues[DUPLICATES_ACROSS_SPLITS]["images"] == ["images/train/0.png", "images/val/copy.png"]
+    assert issues[DUPLICATES_ACROSS_SPLITS]["splits"] == ["train", "val"]
+    assert issues[DUPLICATES_WITHIN_SPLIT]["images"] == ["images/train/1.png", "images/train/copy.png"]
     assert issues_of(capsys, data, "--split", "val") == []
 
 
@@ -192,18 +192,22 @@ def test_copies_of_one_image_by_roboflow(data, capsys):
     data.add("train/a_jpg.rf.4e5f", np.rot90(image).copy())
     data.add("train/b_jpg.rf.0a1b", smooth_image(rng, 96, 96))
     (issue,) = issues_of(capsys, data)
-    assert issue["kind"] == AUGMENTED
+    assert issue["kind"] == AUGMENTED_COPIES
     assert (issue["split"], issue["text"]) == ("train", "3 of 8 images are Roboflow's copies of 1 image")
     data.add("val/b_jpg.rf.2c3d", smooth_image(rng, 96, 96))
     across, within = issues_of(capsys, data)
-    assert across["kind"] == COPIED
+    assert across["kind"] == COPIES_ACROSS_SPLITS
     assert across["images"] == ["images/train/b_jpg.rf.0a1b.png", "images/val/b_jpg.rf.2c3d.png"]
     assert across["text"] == "(train) is a copy of the same image as images/val/b_jpg.rf.2c3d.png (val)"
     assert within == issue
     page = check(capsys, data.yaml)[1].splitlines()[-1].removeprefix("report: ")
-    assert COPIED in Path(page).read_text(encoding="utf-8")
+    assert COPIES_ACROSS_SPLITS in Path(page).read_text(encoding="utf-8")
     data.add("val/x", cv2.convertScaleAbs(image, alpha=1, beta=-9))  # no copy by its name
-    assert {issue["kind"] for issue in issues_of(capsys, data)} == {COPIED, ACROSS, AUGMENTED}
+    assert {issue["kind"] for issue in issues_of(capsys, data)} == {
+        COPIES_ACROSS_SPLITS,
+        DUPLICATES_ACROSS_SPLITS,
+        AUGMENTED_COPIES,
+    }
 
 
 def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
@@ -300,7 +304,7 @@ def test_a_split_that_cannot_be_read_is_an_issue_and_the_others_are_checked(data
         (data.root / "val.txt").write_text("images/val/8.png\nimages/val/9.png\n")
         reason = "val.txt"
     unread, clipped = issues_of(capsys, data)
-    assert (unread["kind"], unread["split"], clipped["kind"]) == (NOT_CHECKED, "val", CLIPPED)
+    assert (unread["kind"], unread["split"], clipped["kind"]) == (UNREADABLE_SPLIT, "val", CLIPPED)
     assert reason in unread["text"]
     status, out = check(capsys, data.yaml, "--noplots")
     assert status == 1
@@ -335,7 +339,7 @@ def test_an_image_without_contrast_is_found_in_two_splits_by_its_name(data, caps
     (data.root / "list.txt").write_text("images/train/0.png\n")
     data.yaml.write_text(yaml.safe_dump(values))
     (issue,) = issues_of(capsys, data)
-    assert (issue["kind"], issue["text"]) == (ACROSS, "listed in train and val")
+    assert (issue["kind"], issue["text"]) == (DUPLICATES_ACROSS_SPLITS, "listed in train and val")
     assert issue["images"] == ["images/train/0.png"] * 2
 
 
@@ -346,7 +350,7 @@ def test_a_file_that_a_link_shows_in_another_split_is_found_in_both(data, capsys
     (data.root / "images/val").symlink_to("train")
     (data.root / "labels/val").symlink_to("train")
     data.add("train/0", np.zeros((128, 160, 3), np.uint8))
-    issues = [issue for issue in issues_of(capsys, data) if issue["kind"] == ACROSS]
+    issues = [issue for issue in issues_of(capsys, data) if issue["kind"] == DUPLICATES_ACROSS_SPLITS]
     assert {issue["text"] for issue in issues} == {"listed in train and val"}
     assert ["images/train/0.png", "images/val/0.png"] in [issue["images"] for issue in issues]
 
@@ -407,7 +411,7 @@ def test_the_page_is_not_written_among_the_images(data, tmp_path, monkeypatch, h
     monkeypatch.chdir(data.root / here)
     assert new_folder(spec) == tmp_path / "cache/lockstep/check/exp"
     with pytest.raises(UserError, match=r"--out page: is in .* searches for images"):
-        make_out(spec, Path("page"))
+        check_out(spec, Path("page"))
     assert data.content() == before
 
 
@@ -421,8 +425,8 @@ def test_out_is_not_among_the_labels(data, tmp_path):
     (tmp_path / "link").symlink_to(data.root / "labels")
     for described, out in ((data.yaml, "labels/val"), (data.yaml, "../link/val/page"), (voc, "voc"), (joined, "voc")):
         with pytest.raises(UserError, match=r"which has labels of .*; name another folder"):
-            make_out(load_dataset_spec(described), data.root / out)
-    make_out(load_dataset_spec(data.yaml), data.root / "labels/page")
+            check_out(load_dataset_spec(described), data.root / out)
+    check_out(load_dataset_spec(data.yaml), data.root / "labels/page")
 
 
 def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_path, monkeypatch):
@@ -437,8 +441,8 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
     spec = load_dataset_spec(Path("my.yaml"))
     assert str(new_folder(spec)) == "runs/check/exp"
     with pytest.raises(UserError, match="searches for images"):
-        make_out(spec, data.root / "images/train/page")
-    make_out(spec, data.root / "page")
+        check_out(spec, data.root / "images/train/page")
+    check_out(spec, data.root / "page")
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
@@ -458,6 +462,12 @@ def test_what_was_found_is_printed_although_the_page_has_a_bug(data, result_file
         assert (len(content["issues"]), content["report"]) == (1, None)
     else:
         assert "1 (training clips them to their image)" in out
+
+
+def test_refused_data_leaves_no_folder(data, tmp_path, capsys):
+    shutil.rmtree(data.root / "images")
+    assert "images/train: not found" in error_of(capsys, main, data.yaml, "--out", tmp_path / "new" / "page")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):

@@ -14,7 +14,7 @@ from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.scripts import call
 from tests.helpers.tiny import write_weights
 from tools.check.checks.examine_labels import examine_labels
-from tools.check.checks.scan import scan_dataset
+from tools.check.scan_splits import scan_dataset
 from utils.config.settings import ValConfig
 
 

@@ -23,10 +23,11 @@ from tests.helpers.synthetic_index import smooth_image
 from tools.check.checks.box_pairs import box_pairs
 from tools.check.checks.box_sizes import box_sizes
 from tools.check.checks.duplicates import image_issues
-from tools.check.checks.scan import scan_dataset, scan_issues
-from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
+from tools.check.checks.scan import scan_issues
+from tools.check.issue_kinds import DOUBLED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT, TINY, TWO_CLASSES
 from tools.check.page.write_page import FILE_NAME, write_page
 from tools.check.result import CheckResult, LabelErrors
+from tools.check.scan_splits import scan_dataset
 from utils.boxes import scale_boxes
 from utils.detections import DetectionTable
 from utils.pixels import GRAY
@@ -41,7 +42,6 @@ def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int =
     splits = scan_dataset(spec, tuple(spec.splits), workers=2)
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
     issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
-    out.mkdir(exist_ok=True)
     label_errors = LabelErrors(detections=detections or {})
     result = CheckResult(spec, splits, issues, label_errors, imgsz, "best.pt" if detections else "")
     assert write_page(result, out) == out / FILE_NAME
@@ -70,6 +70,17 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
     locations = {row[2] for row in read.tables["Issues, with their locations"][1:]}
     assert locations >= {"labels/train/0.txt:2", "images/val/0.png"}
     assert len(photos_of(read)) == 3
+
+
+def test_an_unreadable_image_without_a_card_is_still_an_issue(data, tmp_path):
+    without = "There is no issue with an image or a box."
+    read, _ = page_of(data, tmp_path / "before")
+    assert without in read.sections["Images and boxes"]
+    data.image("val/0").write_bytes(b"not an image")
+    read, _ = page_of(data, tmp_path / "after")
+    assert cards(read, "Images and boxes") == {}
+    assert without not in read.sections["Images and boxes"]
+    assert "cannot be read, so they are only listed under All issues." in read.sections["Images and boxes"]
 
 
 def drawn_box(photo: np.ndarray, style: str) -> tuple[int, int, int, int]:
@@ -128,12 +139,26 @@ def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
     other = cv2.imread(str(data.image("train/1")))
     data.add("train/again", cv2.convertScaleAbs(other, alpha=1, beta=15))
     read, _ = page_of(data, tmp_path / "out")
-    assert cards(read, "Near-duplicates") == {ACROSS: 1, WITHIN: 1}
+    assert cards(read, "Near-duplicates") == {DUPLICATES_ACROSS_SPLITS: 1, DUPLICATES_WITHIN_SPLIT: 1}
     text = read.sections["Near-duplicates"]
     assert "1 group of near-duplicates across splits; 1 group of near-duplicates within a split" in text
     assert "train: images/train/0.png" in text
     assert "val: images/val/copy.png" in text
     assert "2 more like these." in text
+
+
+def test_the_page_states_how_many_groups_of_near_duplicates_it_shows(data, tmp_path, monkeypatch):
+    for name in ("train/0", "train/1", "train/2"):
+        data.add(f"{name}copy", cv2.convertScaleAbs(cv2.imread(str(data.image(name))), alpha=1, beta=15))
+    read, _ = page_of(data, tmp_path / "all")
+    assert "3 groups of near-duplicates within a split. Two images of each group" in read.sections["Near-duplicates"]
+    monkeypatch.setattr("tools.check.page.galleries.MAX_PAIR_CARDS", 2)
+    read, _ = page_of(data, tmp_path / "some")
+    assert cards(read, "Near-duplicates") == {DUPLICATES_WITHIN_SPLIT: 2}
+    assert (
+        "3 groups of near-duplicates within a split. Two images of each of 2 groups are"
+        in read.sections["Near-duplicates"]
+    )
 
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):

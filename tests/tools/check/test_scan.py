@@ -16,8 +16,9 @@ from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.checks.box_pairs import box_pairs
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
 from tools.check.issue_kinds import DOUBLED
+from tools.check.scan_splits import scan_dataset
 from tools.convert.to_coco import convert
 from tools.shard.write_shards import write_set
 

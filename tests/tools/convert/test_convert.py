@@ -144,6 +144,17 @@ def test_createml_of_apples_documentation(images, tmp_path):
     assert boxes_of(tmp_path / "out.yaml").total() == 3
 
 
+def test_createml_that_begins_with_many_images_without_objects_is_read_by_its_name(images, tmp_path):
+    """The format is recognized by the beginning of a file."""
+    write_createml(images)
+    path = images / CREATEML
+    path.write_text(f"[{' ' * 65_536}{path.read_text()[1:]}")
+    with refused("set: no format is recognized; formats for --from are cvat, ..."):
+        convert(images, tmp_path / "out.json")
+    convert(images, tmp_path / "out.json", "createml")
+    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
 def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_path, monkeypatch):
     write_createml(images)
     home = tmp_path / "my sets"

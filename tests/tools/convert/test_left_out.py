@@ -34,6 +34,24 @@ from tools.convert.to_coco import convert
 from utils.errors import UserError
 
 
+@pytest.mark.parametrize("write", [write_labelme, write_kitti])
+def test_a_region_to_ignore_without_an_area_is_left_out(write, images, tmp_path):
+    """The name of its class is then not among the names of the data set."""
+    write(images)
+    if write is write_labelme:
+        file = images / "one.json"
+        content = json.loads(file.read_text())
+        content["shapes"].append({"label": "__ignore__", "points": [[3, 3], [3, 9]], "shape_type": "rectangle"})
+        file.write_text(json.dumps(content))
+    else:
+        file = images / "label_2" / "one.txt"
+        file.write_text(f"{file.read_text()}DontCare -1 -1 -10 5.00 5.00 5.00 5.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
+    lines = convert(images, tmp_path / "out.json")
+    assert f"left out because they have no area: box (1); the first in {file}" in lines
+    assert not any("regions to ignore" in line for line in lines)
+    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
 def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_path):
     write_cvat(images)
     file = images / "annotations.xml"

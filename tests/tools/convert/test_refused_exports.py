@@ -219,8 +219,9 @@ def test_wrong_files_are_named(write, name, old, new, message, images):
 def test_unclear_formats_are_refused_with_the_reason(images, tmp_path, capsys):
     check_refusal(
         images,
-        "set: no format is recognized; formats are cvat, labelbox, labelme, vott, createml, csv, kitti, huggingface, "
-        "imagefolder; if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these",
+        "set: no format is recognized; formats for --from are cvat, labelbox, labelme, vott, createml, csv, kitti, "
+        "huggingface, imagefolder; if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of "
+        "these",
     )
     rows = [("filename", "class", *CORNERS), ("one.png", "cat", 0.1, 0.2, 0.5, 0.9)]
     write_rows(images / "labels.csv", rows)
@@ -239,7 +240,18 @@ def test_unclear_formats_are_refused_with_the_reason(images, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("auto", "no format is recognized{}; formats are ..."), ("kitti", "has no file of KITTI{}")]
+    ("name", "message"),
+    [("createml", "set/a.json: must be a list, got {'a': 1}"), ("kitti", "set: has no file of KITTI")],
+)
+def test_files_of_the_named_format_are_read_though_none_is_recognized(name, message, images):
+    (images / "a.json").write_text('{"a": 1}')
+    check_refusal(images, message, name)
+    check_refusal(images / "a.json", message.replace("set:", "set/a.json:"), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("auto", "no format is recognized{}; formats for --from are ..."), ("kitti", "has no file of KITTI{}")],
 )
 def test_files_without_content_are_counted(images, name, reason):
     (images / "label_2").mkdir()
@@ -339,7 +351,7 @@ def test_an_image_name_that_a_list_cannot_contain_is_refused(stem, images):
     (images / "two.json").unlink()
     (images / "two.png").rename(images / f"{stem}.png")
     reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
-    with refused(f"{stem + '.png'!r}: {reason}; rename it"):
+    with refused(f"{stem + '.png'!r}: {reason}; rename it, and its label file"):
         convert(images, images / "out.json")
     assert not list(images.glob("out*"))
 

@@ -115,7 +115,7 @@ def test_folds_are_scored_alone_and_together(whole):
 
 
 @pytest.mark.slow
-def test_a_killed_cross_validation_continues(root_and_flags, whole, tmp_path):
+def test_a_killed_cross_validation_continues(root_and_flags, whole, tmp_path, capsys):
     root, flags = root_and_flags
     killed = root / "killed"
     with Processes(tmp_path / "log") as processes:
@@ -126,8 +126,15 @@ def test_a_killed_cross_validation_continues(root_and_flags, whole, tmp_path):
     first = (killed / "fold1" / "last.pt").stat().st_mtime_ns
     assert not (killed / "results.csv").exists()
     main([*flags, "--name", "killed"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"continuing {killed}: 1 of 2 folds are scored" in lines
+    assert any(line.startswith("training; each fold has a log: ") for line in lines)
     assert (killed / "fold1" / "last.pt").stat().st_mtime_ns == first
     assert table(killed) == table(whole[0])
+    main([*flags, "--name", "killed"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"continuing {killed}: 2 of 2 folds are scored" in lines
+    assert not any(line.startswith("training; ") for line in lines)
     for number in (1, 2):
         weights = [read_checkpoint(folder / f"fold{number}" / "best.pt")["ema"] for folder in (whole[0], killed)]
         assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
@@ -226,7 +233,7 @@ def test_an_image_whose_name_has_a_newline_is_refused(tmp_path, capsys, root_and
         folder = tmp_path / "set" / kind / "train"
         (folder / f"000.{suffix}").rename(folder / f"a\nb.{suffix}")
     line = error_of(capsys, main, *flags, "--data", str(data), "--project", str(tmp_path), "--no-near-duplicates")
-    assert "a\\nb.png': lists cannot hold such a name" in line
+    assert "a\\nb.png': has a line break or outer spaces, or is not UTF-8, so it cannot be in a list" in line
 
 
 def test_a_data_set_of_which_a_part_is_in_shards_is_refused(root_and_flags, tmp_path, capsys):

@@ -26,7 +26,7 @@ from utils.config.settings import (
     ValConfig,
     names_with,
 )
-from utils.config.tool_settings import CheckConfig, ConvertConfig
+from utils.config.tool_settings import CheckConfig, ConvertConfig, DemoConfig, ShardConfig, WeightsConfig
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.schema import build
@@ -42,6 +42,25 @@ def test_flags_override_defaults():
     argv = ["--epochs", "100", "--resume", "--set", "lr0=1"]
     assert parse_command(TrainConfig, argv).explicit_flags == {"epochs", "resume", "override"}
     assert parse_command(TrainConfig, ["--noval"]).explicit_flags == {"val_every"}
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "name"),
+    [
+        *((cls, "--project=~/new", "project") for cls in (TrainConfig, KfoldConfig, SearchConfig)),
+        (ValConfig, "--weights=a.pt --project ~/new", "project"),
+        (DetectConfig, "--weights=a.pt --source=a.jpg --project=~/new", "project"),
+        (CheckConfig, "a.yaml --out=~/new", "out"),
+        (ConvertConfig, "export ~/new", "out"),
+        (ShardConfig, "a.yaml ~/new", "out"),
+        (WeightsConfig, "a.pt ~/new", "target"),
+        (DemoConfig, "~/new", "out"),
+    ],
+)
+def test_paths_of_outputs_may_begin_with_the_home_folder(cls, argv, name, monkeypatch):
+    """A shell does not expand it in ``--out=~/new``; a folder called ~ would be created."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert getattr(parse_config(cls, argv.split()), name) == "/home/me/new"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
-from utils.files.temporary_folder import program_folder_name, replace_path, temporary_folder
+from utils.errors import UserError
+from utils.files.temporary_folder import creating_folder, program_folder_name, replace_path, temporary_folder
 
 HOLD = """
 import sys, time
@@ -83,6 +84,26 @@ def test_an_error_names_the_folder_that_the_user_knows(tmp_path: Path):
     with pytest.raises(FileNotFoundError) as error, temporary_folder(tmp_path / "gone" / "shards"):
         pass
     assert error.value.filename == str(tmp_path / "gone" / "shards")
+
+
+@pytest.mark.parametrize("error", [UserError("refused"), KeyboardInterrupt()])
+def test_a_new_folder_remains_only_if_it_is_used(tmp_path: Path, error: BaseException):
+    def use(folder: Path, name: str = "") -> None:
+        with creating_folder(folder):
+            if name:
+                (folder.parent / name).touch()
+            raise error
+
+    (tmp_path / "own").mkdir()
+    with pytest.raises(type(error)):
+        use(tmp_path / "own" / "a" / "b")
+    assert os.listdir(tmp_path / "own") == []
+    with pytest.raises(type(error)):
+        use(tmp_path / "own" / "a" / "b", "file of another program")
+    assert os.listdir(tmp_path / "own" / "a") == ["file of another program"]
+    with creating_folder(tmp_path / "used" / "a"):
+        pass
+    assert (tmp_path / "used" / "a").is_dir()
 
 
 def test_links_and_folders_are_replaced_but_no_folder_by_a_file(tmp_path: Path):

@@ -17,7 +17,13 @@ from data.image_io.content import read_bytes
 from data.image_io.shards import shard_index
 from data.index.shared_images import real_paths
 from engine.issues.issue import CheckedSplit, Issue
-from tools.check.issue_kinds import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN
+from tools.check.issue_kinds import (
+    AUGMENTED_COPIES,
+    COPIES_ACROSS_SPLITS,
+    DAMAGED,
+    DUPLICATES_ACROSS_SPLITS,
+    DUPLICATES_WITHIN_SPLIT,
+)
 from utils.errors import UserError
 from utils.strings import counted, listed
 
@@ -102,14 +108,14 @@ def _files_in_several_splits(images: _PooledImages) -> Iterator[Issue]:
         if len(name_in_split) > 1:
             splits = tuple(name_in_split)
             message = f"listed in {' and '.join(splits)}"
-            yield Issue(ACROSS, message, "", tuple(name_in_split.values()), splits=splits)
+            yield Issue(DUPLICATES_ACROSS_SPLITS, message, "", tuple(name_in_split.values()), splits=splits)
 
 
 def _copies(images: _PooledImages, copies: Iterable[np.ndarray]) -> Iterator[Issue]:
     """Yields the images whose Roboflow copies are in several splits."""
     for group in copies:
         if images.are_across_splits(group) and not images.are_one_file(group):
-            yield images.issue(COPIED, group, "is a copy of the same image as")
+            yield images.issue(COPIES_ACROSS_SPLITS, group, "is a copy of the same image as")
 
 
 def _near_duplicates(images: _PooledImages, groups: Iterable[np.ndarray], original: np.ndarray) -> Iterator[Issue]:
@@ -117,7 +123,7 @@ def _near_duplicates(images: _PooledImages, groups: Iterable[np.ndarray], origin
     ``original``: int64 (N,)."""
     for group in groups:
         if not images.are_one_file(group) and len(np.unique(original[group])) > 1:
-            kind = ACROSS if images.are_across_splits(group) else WITHIN
+            kind = DUPLICATES_ACROSS_SPLITS if images.are_across_splits(group) else DUPLICATES_WITHIN_SPLIT
             yield images.issue(kind, group, "is nearly")
 
 
@@ -129,4 +135,4 @@ def _augmented(images: _PooledImages, original: np.ndarray) -> Iterator[Issue]:
         if num_copies.size:
             originals = counted(num_copies.size, "image")
             message = f"{num_copies.sum():,} of {counts.sum():,} images are Roboflow's copies of {originals}"
-            yield Issue(AUGMENTED, message, split.name)
+            yield Issue(AUGMENTED_COPIES, message, split.name)

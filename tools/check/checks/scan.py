@@ -1,4 +1,4 @@
-"""Scans the splits of a data set, and reports missing and refused splits, and the scan's findings in their files."""
+"""Reports missing and refused splits, and the findings of the scan in the files of the others."""
 
 from __future__ import annotations
 
@@ -7,33 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from data.index.index import Scan
-from data.index.index_settings import IndexSettings
-from data.index.load import scan_for_check
 from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
-from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, NOT_CHECKED, REFUSED
+from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED
 from utils.errors import UserError
-
-
-def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
-    """Scans ``splits`` and decodes all images; nothing is cached. Raises UserError as `load_index`."""
-    return [_scan_split(spec, split, workers) for split in splits]
-
-
-def scan_readable(spec: DatasetSpec, *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
-    """Scans all splits as `scan_dataset` does. A split that cannot be read is only an issue, because some data sets are
-    published without the images of their test split. Raises the first error if no split can be read."""
-    scanned: list[CheckedSplit] = []
-    errors: dict[str, UserError] = {}  # by split
-    for split in spec.splits:
-        try:
-            scanned.append(_scan_split(spec, split, workers))
-        except UserError as error:
-            errors[split] = error
-    if not scanned:
-        raise next(iter(errors.values()))
-    return scanned, [Issue(NOT_CHECKED, str(error), split) for split, error in errors.items()]
 
 
 def missing_splits(spec: DatasetSpec) -> list[Issue]:
@@ -60,17 +38,6 @@ def without_objects(splits: Iterable[CheckedSplit]) -> list[Issue]:
         for split in splits
         if split.objects_problem and not split.refusals
     ]
-
-
-def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
-    scanned = scan_for_check(spec, split, IndexSettings(workers=workers))
-    return CheckedSplit(
-        name=split,
-        index=scanned.index,
-        parts=scanned.scans,
-        refusals=scanned.refusals,
-        objects_problem=scanned.objects_problem,
-    )
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:

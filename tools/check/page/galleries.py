@@ -38,7 +38,7 @@ class IssueGalleries(Galleries):
 
     def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """Draws images and boxes with other issues, one card per image."""
-        groups = by_kind(i for i in issues if i.images and i.kind not in (*DUPLICATES, *LABEL_ERRORS))
+        groups = by_kind(filter(is_about_image, issues))
         by_image: dict[tuple[str, str], list[Issue]] = {}
         for group in groups.values():
             by_split = [[issue for issue in group if issue.split == split] for split in self._splits]
@@ -101,6 +101,11 @@ class IssueGalleries(Galleries):
             return PhotoFile(path, height, width, index.pixels), np.zeros(0, np.int64)
         except (UserError, OSError):
             return None
+
+
+def is_about_image(issue: Issue) -> bool:
+    """Returns whether an issue is about an image or its boxes, and neither a duplicate nor a label error."""
+    return bool(issue.images) and issue.kind not in (*DUPLICATES, *LABEL_ERRORS)
 
 
 def alternating(groups: Sequence[Sequence[T]]) -> list[T]:

@@ -14,7 +14,7 @@ from engine.report.photos import COLORS, Album
 from tools.check.checks.box_sizes import SIZE_STEP
 from tools.check.issue_kinds import DUPLICATES, advice_about
 from tools.check.out_folder import new_folder
-from tools.check.page.galleries import IssueGalleries
+from tools.check.page.galleries import IssueGalleries, is_about_image
 from tools.check.result import CheckResult
 from utils.drawing import page
 from utils.errors import UserError, first_line
@@ -35,7 +35,9 @@ def write_page(result: CheckResult, out: Path | None) -> Path | None:
     """
     try:
         content = _content(result)
-        path = (out or new_folder(result.spec)) / FILE_NAME
+        folder = out or new_folder(result.spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE_NAME
         title = f"Check of {Path(result.spec.source).stem}"
         subtitle = f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
@@ -58,14 +60,15 @@ def _content(result: CheckResult) -> dict[str, Any]:
         "facts": _facts(result),
         "trust_notes": result.label_errors.trust_notes,
         "model": Path(result.weights).name,
-        "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
+        "num_errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "max_errors": MAX_LABEL_ERRORS,
         "thresholds": _thresholds(result.label_errors.detections),
         "label_legend": LABEL_LEGEND,
-        "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
+        "group_counts": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
         **_galleries(result),
+        "has_image_issues": any(map(is_about_image, issues)),
         "data": census_content(censuses, indexes, imgsz=result.imgsz, stride=SIZE_STEP),
-        "listed": _issues_table(kinds),
+        "issues_table": _issues_table(kinds),
     }
 
 

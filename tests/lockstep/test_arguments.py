@@ -1,4 +1,4 @@
-"""Keyword arguments become the settings of a command, or are refused in one line."""
+"""Arguments of the functions become the settings of a command, or are refused in one line."""
 
 from __future__ import annotations
 

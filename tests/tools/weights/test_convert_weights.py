@@ -12,9 +12,10 @@ import yaml
 import val
 from models.weights.catalog import CATALOG
 from models.weights.load import load_detector
+from models.weights.read import read_weights
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import error_of
-from tests.helpers.tiny import write_dataset, write_weights
+from tests.helpers.tiny import write_dataset, write_detector, write_weights
 from tools.weights import __main__ as weights_command
 from utils.process.entrypoint import run_main
 
@@ -49,6 +50,19 @@ def test_converting_keeps_the_detector(own, tmp_path, capsys, suffix):
     words = ["--data", data, "--weights", tmp_path / f"new{suffix}", "--project", tmp_path]
     run_main(val.main, [*map(str, words), "--device", "cpu", "--workers", "0", "--imgsz", "64", "--noplots"])
     assert "AP" in capsys.readouterr().out
+
+
+def test_the_state_of_a_run_is_not_copied(own, tmp_path):
+    """A last.pt that is saved during a validation by other processes (`--eval-ranks`) has tensors of that epoch."""
+    state = {"optimizer": {}, "pending": {"weights": torch.zeros(1)}, "ended_by_callback": False}
+    description = {"bits": 16, "tile": 32, "metrics": {"metrics/AP": 0.5}}
+    last = write_detector(tmp_path / "last.pt", load_detector(own)[0], **state, **description)
+    run_main(weights_command.main, [str(last), str(tmp_path / "new.safetensors")])
+    run_main(weights_command.main, [str(tmp_path / "new.safetensors"), str(tmp_path / "new.pt")])
+    for name in ("new.safetensors", "new.pt"):
+        content = read_weights(tmp_path / name).content
+        assert {key: content[key] for key in description} == description
+        assert content.keys().isdisjoint(state)
 
 
 def test_the_documentation_shows_the_catalog():

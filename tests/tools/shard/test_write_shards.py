@@ -29,7 +29,8 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import call
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
-from tools.check.checks.scan import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_issues
+from tools.check.scan_splits import scan_dataset
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
 from utils.config.tool_settings import MAX_SHARD_MEGABYTES
@@ -303,9 +304,10 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device", "x.tar")
 
     monkeypatch.setattr("tools.shard.write_shards.write_arrays", fail)
+    settings = IndexSettings(cache_dir=str(tmp_path / "cache"))
     with refused("x.tar: no space left on device"):
-        written(source, tmp_path / "new" / "out")
-    assert list((tmp_path / "new").glob("*out*")) == []
+        write_set(load_dataset_spec(source), tmp_path / "new" / "out", 10**9, settings)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_cannot_be_created_is_refused_before_the_scan(source: Path, tmp_path: Path):

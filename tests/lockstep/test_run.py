@@ -11,6 +11,7 @@ import pytest
 
 import lockstep
 from tests.helpers.messages import refused
+from utils.files.checkpoint_file import write_checkpoint
 
 
 def test_a_notebook_shows_scores_and_curves(tmp_path):
@@ -42,3 +43,9 @@ def test_damaged_scores_are_refused_and_not_shown(tmp_path, content, message):
     with refused(f"{tmp_path}/{message}", lockstep.Error):
         _ = run.metrics
     assert run._repr_html_() == f"<p>{tmp_path}</p>"
+
+
+def test_a_checkpoint_without_scores_is_an_error(tmp_path):
+    write_checkpoint({"model": {}, "metrics": {}}, tmp_path / "best.pt")
+    with refused(f"{tmp_path}/best.pt: contains no scores; lockstep.val computes them", lockstep.Error):
+        _ = lockstep.Run(tmp_path).metrics
