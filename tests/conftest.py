@@ -26,7 +26,7 @@ from utils.process.result_file import RESULT_VARIABLE, claim_result_file
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 from tests.helpers.repository import ROOT, SHARED  # noqa: E402
-from tests.helpers.session import open_session_folder  # noqa: E402
+from tests.helpers.session import keep_files_in_memory, open_session_folder  # noqa: E402
 
 PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
 MAX_ID_CHARACTERS = 80
@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:  # set by nohup or a shell's "&"; programs would inherit it
             signal.signal(number, usual)
+    keep_files_in_memory()
     session = contextlib.ExitStack()
     folder = session.enter_context(open_session_folder())
     os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +52,27 @@ def _namespaces() -> None:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory) -> list[str]:
+def disk() -> Iterator[Path]:
+    """A folder outside of /dev/shm, where those of other tests may be."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def large(disk) -> list[str]:
     """A data set with images of 1.2 MB."""
-    folder = tmp_path_factory.mktemp("large")
+    folder = disk / "large"
+    folder.mkdir()
     data = write_dataset(folder / "set", train=4, val=2, size=640)
     model = write_model(folder / "tiny.yaml")
     return ["--data", str(data), "--model", str(model), *SMALL, "--imgsz", "640", "--epochs", "1"]
 
 
 @pytest.fixture(scope="module")
-def crowded(tmp_path_factory) -> list[str]:
+def crowded(disk) -> list[str]:
     """A data set whose batches have 24,000 boxes, 0.6 MB: two of them are in transit at a time, and a third is read."""
-    folder = tmp_path_factory.mktemp("crowded")
+    folder = disk / "crowded"
+    folder.mkdir()
     data = write_dataset(folder / "set", train=48, val=2)
     model = write_model(folder / "tiny.yaml")
     rng = np.random.default_rng(0)
@@ -78,8 +89,10 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("kind", "more"), [("large", ["--cache", "ram"]), *OTHERS])
-def test_training_needs_no_shared_memory_of_the_file_system(request, tmp_path, kind, more):
-    flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(tmp_path)]
+def test_training_needs_no_shared_memory_of_the_file_system(request, disk, monkeypatch, kind, more):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(disk / "cache"))
+    project = disk / f"runs of {kind}{''.join(more)}"
+    flags = [*request.getfixturevalue(kind), "--workers", "1", *more, "--project", str(project)]
     done = train_in_small_memory(*flags)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "exp" / "last.pt").is_file()
+    assert (project / "exp" / "last.pt").is_file()
