@@ -65,7 +65,9 @@ def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
         "the size of tiles": index.tile,
         f"the list of {split} images": _digest(index.paths.data, index.paths.offsets),
         f"the sizes of the {split} images": _digest(index.image_hw),
-        f"the {split} labels": _digest(index.offsets, index.boxes_xywh_px, index.classes, index.crowd),
+        f"the {split} labels": _digest(
+            index.offsets, index.boxes_xywh_px, index.classes, index.crowd, index.incomplete
+        ),
     }
 
 
