@@ -10,6 +10,8 @@ import resource
 import shutil
 import stat
 import subprocess
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +106,27 @@ def test_a_cache_returns_the_pixels_of_the_files(kind, index, cached):
     assert same_as_the_files(cache, index)
     assert same_as_the_files(pickle.loads(pickle.dumps(cache)), index)
     assert len(pickle.dumps(cache)) < 3000
+
+
+@pytest.mark.parametrize("kind", ["ram", "full"])
+def test_no_more_images_are_decoded_at_once_than_there_is_memory_for(kind, tmp_path, cached, monkeypatch):
+    index = write_rectangles(tmp_path / "images", [(60, 80)] * 8)
+    lock = threading.Lock()
+    now_and_most = [0, 0]
+
+    def read_slowly(*args, **options):
+        with lock:
+            now_and_most[0] += 1
+            now_and_most[1] = max(now_and_most)
+        time.sleep(0.005)
+        with lock:
+            now_and_most[0] -= 1
+        return read_source(*args, **options)
+
+    monkeypatch.setattr(decoding, "read_source", read_slowly)
+    monkeypatch.setattr(decoding, "available_memory", lambda: 4 * 2 * 3 * (60 * 80 * 3))  # a quarter is for two images
+    assert same_as_the_files(cached(kind, index, 0), index)
+    assert now_and_most == [0, 2]
 
 
 def test_memory_is_freed_with_its_cache(index, cached):
