@@ -239,4 +239,7 @@ def _stored_images(path: Path, count: int) -> Sequence[int]:
             keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == KEY.size]
     if keys and name != os.fsencode(path.name):
         raise CacheError("was not filled under this name")
-    return [KEY.unpack(key)[0] for key in keys]
+    numbers = [KEY.unpack(key)[0] for key in keys]
+    if any(number >= count for number in numbers):
+        raise CacheError("damaged")
+    return numbers

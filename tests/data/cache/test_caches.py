@@ -9,6 +9,7 @@ import pickle
 import resource
 import shutil
 import stat
+import struct
 import subprocess
 import threading
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
+import lmdb
 import numpy as np
 import pytest
 
@@ -350,6 +352,16 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
     assert same_as_the_files(cached("disk", index), index)
     assert decoded in (["003.png", "004.png"], ["004.png"])
+
+
+def test_an_unfinished_disk_cache_with_a_flipped_bit_in_a_key_is_created_again(index, cached):
+    """Such as a kill leaves: not marked as complete."""
+    path = cached("disk", index).path
+    path.with_suffix(".complete").unlink()
+    disk_cache.unmap_disk_caches()
+    with lmdb.open(os.fspath(path), subdir=False, lock=False) as environment, environment.begin(write=True) as written:
+        written.put(struct.pack(">Q", 3 | 1 << 40), written.pop(struct.pack(">Q", 3)))
+    assert same_as_the_files(cached("disk", index), index)
 
 
 def _first_pixels(cache, i):
