@@ -65,7 +65,7 @@ class TiledIndex:
         self.image = np.repeat(np.arange(len(image_index)), [len(grid) for grid in grids])
         self.windows = np.array([window for grid in grids for window in grid], np.float32).reshape(-1, 4)
         self._grid = self.windows[:, :2].astype(np.int64)
-        self._max_shift = 0 if seed is None else round(side * overlap / 2)
+        self._max_shift = 0 if seed is None else round(side * overlap) // 2
         self._nearby = self._find_nearby_boxes()
         self.tile_index = self._index_on_grid()
 
