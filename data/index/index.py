@@ -196,9 +196,11 @@ class DatasetIndex(LabelArrays):
 
     def names_ignored_everywhere(self) -> list[str]:
         """Returns the classes that have no boxes and are ignored in a region of every image."""
+        num_classes = len(self.names)
         named = self.crowd & (self.classes >= 0)
-        regions = np.bincount(self.classes[named], minlength=len(self.names))
-        is_ignored = (self.boxes_per_class(len(self.names)) == 0) & (regions >= max(len(self), 1))
+        pairs = np.unique((self.image_of_box * num_classes + self.classes)[named])  # of an image and a class
+        images = np.bincount(pairs % num_classes, minlength=num_classes)
+        is_ignored = (self.boxes_per_class(num_classes) == 0) & (images >= max(len(self), 1))
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:

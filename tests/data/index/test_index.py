@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tests.data.index.small_set import (
 )
 from tests.helpers.messages import refused
 from tests.helpers.scoring import coco_evaluate, make_table
+from tests.helpers.synthetic_index import index_of
 from tests.helpers.three_formats import voc_text, write_image
 from utils.boxes import xywh_to_xyxy
 
@@ -198,6 +200,22 @@ def test_some_classes_are_those_among_all_and_share_their_cache(root, tmp_path, 
         "nothing to train on"
     ):
         load(root, cache, change=lambda spec: spec.use_classes(["fly"]))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "classes", "ignored"), [([0, 4, 5, 6], [0, 0, 0, 1, 1, 1], []), ([0, 2, 4, 6], [0, 1] * 3, ["cat"])]
+)
+def test_a_class_is_ignored_everywhere_if_each_image_has_a_region_of_it(offsets, classes, ignored):
+    """Three images have a dog each. All three regions of cats are in the first image, or one in each."""
+    index = index_of(
+        names=["cat", "dog"],
+        paths=["a", "b", "c"],
+        image_hw=np.full((3, 2), 100),
+        offsets=np.array(offsets),
+        boxes_xywh_px=np.full((6, 4), 9),
+        classes=np.array(classes),
+    )
+    assert replace(index, crowd=index.classes == 0).names_ignored_everywhere() == ignored
 
 
 def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
