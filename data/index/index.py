@@ -102,18 +102,12 @@ class DatasetIndex(LabelArrays):
 
     def image_digest(self) -> str:
         """Returns a digest of the names and sizes of all images, without their labels."""
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (self.paths.data, self.paths.offsets, self.image_hw):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return digest_of_arrays(self.paths.data, self.paths.offsets, self.image_hw)
 
     def label_digest(self) -> str:
         """Returns a digest of the sizes and labels of all images. It does not depend on paths and modification times,
         so that a copy of the files has the same digest."""
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return digest_of_arrays(self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd)
 
     def path(self, i: int) -> str:
         """Returns the absolute path of image i."""
@@ -279,6 +273,14 @@ def origins_of_scan(count: int) -> np.ndarray:
 def digest_of(*values: Any) -> str:
     """Returns a digest of JSON values, 32 hex digits."""
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+
+
+def digest_of_arrays(*arrays: np.ndarray) -> str:
+    """Returns a digest of the bytes of arrays, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def source_name(spec: DatasetSpec, split: str, *settings: object) -> str:
