@@ -2,7 +2,7 @@
 
 An index is identified by
 
-- `source`: data set, split and settings, whatever the content: cache files that it names are replaced by newer ones;
+- `cache_key`: data set, split and settings, whatever the content: cache files that it names are replaced by newer ones;
 - `image_files`, `selection` and `image_digest()`: which cache file has its decoded images (data/cache/named_files.py);
 - `label_digest()`: whether a run or an experiment that continues has the same data.
 
@@ -86,7 +86,8 @@ class DatasetIndex(LabelArrays):
     repeated: np.ndarray  # bool (M,) equal to an earlier box of the same image
     row_number: np.ndarray  # int32 (M,), see `data.labels.rows`; -1 for a region that is in no label file
     report: ScanReport
-    source: str = ""  # identifies split and settings but not the content, so that caches of older content are replaced
+    # Identifies data set, split and settings but not the content, so that caches of older content are replaced.
+    cache_key: str = ""
     image_files: str = ""  # digest of the names, sizes and times of all image files of the split, including unused ones
     selection: str = ""  # identifies the settings that select images: held-out images and classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None if `ground_truth` takes them from the paths
@@ -283,7 +284,7 @@ def digest_of_arrays(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def source_name(spec: DatasetSpec, split: str, *settings: object) -> str:
-    """Returns a value for `DatasetIndex.source`. ``settings``: JSON values that determine which images and labels are
-    used."""
+def cache_key_of(spec: DatasetSpec, split: str, *settings: object) -> str:
+    """Returns a value for `DatasetIndex.cache_key`. ``settings``: JSON values that determine which images and labels
+    are used."""
     return f"{split}-{digest_of(str(normal_path(spec.source)), *settings)}"

@@ -192,10 +192,10 @@ def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, 
 )
 def test_the_cache_of_another_data_set_under_the_name_of_this_one_is_not_read(kind, imgsz, suffixes, index, cached):
     """Its images have the same sizes, and a disk cache may be incomplete."""
-    other = cached(kind, replace(index, source="train-1"), imgsz).path
+    other = cached(kind, replace(index, cache_key="train-1"), imgsz).path
     image = Path(index.path(0))
     image.write_bytes(cv2.imencode(".png", 255 - cv2.imread(str(image)))[1].tobytes())
-    index = replace(index, source="train-2")
+    index = replace(index, cache_key="train-2")
     path = cached(kind, index, imgsz).path
     path.with_suffix(".complete").unlink(missing_ok=True)
     for suffix in suffixes:
@@ -217,8 +217,8 @@ def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, deco
 @pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
 def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index, cached, tmp_path):
     """A process that reads an older cache keeps its images, and caches of other data sets stay."""
-    index = replace(index, source="train-0123")
-    other = cached(kind, replace(index, source="train-4567"), imgsz)
+    index = replace(index, cache_key="train-0123")
+    other = cached(kind, replace(index, cache_key="train-4567"), imgsz)
     before = cached(kind, index, imgsz)
     expected = before[3].tobytes()
     half = before.path.with_name(before.path.name.replace(CacheName.of(index).content, "half"))

@@ -233,8 +233,8 @@ def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
     assert list(load(root, tmp_path / "cache", fraction=0.6).paths) == list(parts[3].paths)
     seeds = [load(root, tmp_path / "cache", fraction=0.4, seed=seed) for seed in range(8)]
     assert len({tuple(part.paths) for part in seeds}) > 3
-    assert len({part.source for part in seeds}) == 8  # else each would remove the cached images of the others
-    assert len({load(root, tmp_path / "cache", seed=seed).source for seed in (0, 1)}) == 1
+    assert len({part.cache_key for part in seeds}) == 8  # else each would remove the cached images of the others
+    assert len({load(root, tmp_path / "cache", seed=seed).cache_key for seed in (0, 1)}) == 1
     assert len(load(root, tmp_path / "cache", fraction=1e-6)) == 1
 
 
