@@ -162,7 +162,7 @@ def test_tiles_without_objects_are_repeated_less_often():
 
 def test_tiles_that_show_no_object_are_refused(caplog):
     index = replace(boxed_index(), crowd=np.ones(160, bool))
-    with refused("tile 128: no tile shows 30% of an object; use larger tiles"):
+    with refused("tile 128: no tile shows 30 % of an object; use larger tiles"):
         check_tiles(TiledIndex(index, SIDE, hyp=Hyperparameters()))
     check_tiles(tiled(visibility=0.9))
     assert "of 1" in caplog.text
