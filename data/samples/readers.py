@@ -170,7 +170,7 @@ class TileReader(SampleReader):
 
     def origin_of(self, i: int) -> SampleOrigin:
         height, width = self.index.image_hw[self.tiles.image[i]].tolist()
-        left, top = self.tiles.windows[i, :2].tolist()
+        left, top = self.tiles.corners_on_grid[i].tolist()
         return SampleOrigin((height, width), left, top)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
