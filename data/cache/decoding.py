@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +13,6 @@ from utils.logger import progress
 from utils.machine.resources import available_memory
 from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
-
-
-class ImageCache(Protocol):
-    """Decoded source images by number, regardless of storage."""
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Returns an image, (h, w, C), read-only. Raises UserError for damage."""
 
 
 class Decoding(NamedTuple):
