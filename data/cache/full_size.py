@@ -1,4 +1,4 @@
-"""Holds the images that tiles are cut from, decoded at full size, in one file per node (`data.cache.mapped`).
+"""Holds the images that tiles are cut from, decoded at full size, in a file per split and node (`data.cache.mapped`).
 
 Only the file's size is checked, and its end: the file's name, which is written last. Unlike in `--cache disk`, an
 image has no checksum, because a tile reads a small part of it: bytes that change after the file is complete are not
