@@ -224,7 +224,7 @@ def test_unmarked_pages_of_several_sizes_are_refused(tmp_path):
 @pytest.mark.parametrize("planar", ["contig", "separate"])
 @pytest.mark.parametrize("tile", [(16, 16), (32, 48), (80, 16)])
 def test_uncompressed_tiles_of_any_size_are_read(tmp_path, planar, tile):
-    """OpenCV fails at those whose bytes are not a multiple of 1024."""
+    """OpenCV fails on those whose bytes are not a multiple of 1024."""
     path = tmp_path / "a.tif"
     image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
     stored = image if planar == "contig" else np.moveaxis(image, -1, 0)
