@@ -93,7 +93,7 @@ class DiskCacheWriter:
         title = f"disk_cache/{leaders.handle.group_name}"
         rank = leaders.group_rank
         with StoreBarrier(ctx.store, title, rank=rank, names=names, group_ranks=leaders.ranks) as barrier, self.lock:
-            local = self._local_state()
+            local = self._local_state()  # acquires the lock, unless the file is complete; released after this block
             barrier.wait_all()
             states = _gather_states(local, leaders)
             have_same_data = len({state.name for state in states}) == 1
