@@ -22,8 +22,11 @@ from utils.pixels import PixelFormat
 
 tifffile = pytest.importorskip("tifffile")
 
-
 GRAY = ("minisblack", "miniswhite")
+# Tags of pages beside the image.
+OVERVIEW = {"subfiletype": 1}
+MASK = {"subfiletype": 4, "photometric": "mask"}
+UNMARKED = {}
 
 
 class Kind(NamedTuple):
@@ -173,15 +176,6 @@ def test_only_the_first_page_is_read_as_rgb(tmp_path):
             image = np.full((3, size, size), size * 257, np.uint16)
             file.write(image, photometric="rgb", planarconfig="separate", metadata=None)
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), np.full((16, 16, 3), 16))
-
-
-OVERVIEW = {"subfiletype": 1}
-
-
-MASK = {"subfiletype": 4, "photometric": "mask"}
-
-
-UNMARKED = {}
 
 
 @pytest.mark.parametrize("others", [[OVERVIEW], [MASK], [OVERVIEW, MASK, {**MASK, "subfiletype": 5}], [UNMARKED]])
