@@ -201,6 +201,7 @@ class DatasetIndex(LabelArrays):
     def ground_truth(self) -> GroundTruth:
         """Returns the labels for evaluation, with crowd regions. A region in which all classes are ignored becomes one
         region per class, because each region of the ground truth has a class."""
+        # With three classes, a region of the class -1 becomes three, of the classes 0, 1 and 2.
         copies = np.where(self.classes == IGNORED, len(self.names), 1)
         rows = np.repeat(np.arange(len(copies)), copies)
         number_of_copy = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
