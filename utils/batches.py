@@ -24,7 +24,7 @@ class SampleKey(NamedTuple):
     """Identifies a training sample. Together with the data set, seed and hyper-parameters, it determines every
     pixel."""
 
-    index: int  # type: ignore[assignment]  # image in the data set; hides tuple.index, which is not used
+    index: int  # type: ignore[assignment]  # an image or a tile; hides tuple.index, which is not used
     epoch: int
     position: int  # index in the epoch's permutation; unique within an epoch
     canvas_hw: tuple[int, int]  # height and width to render, pixels

@@ -53,7 +53,7 @@ class Mosaic(Augmentation):
         self,
         uniforms: np.ndarray,
         *,
-        slots: np.ndarray,
+        quadrants: np.ndarray,
         is_mosaic: np.ndarray,
         sizes: np.ndarray,
         canvas_wh: np.ndarray,
@@ -62,12 +62,12 @@ class Mosaic(Augmentation):
 
         Args:
             uniforms: (M, 6), numbers of each patch's layer.
-            slots: (M,), position in the mosaic, left to right, top to bottom.
+            quadrants: (M,), position in the mosaic, left to right, top to bottom.
             is_mosaic: bool (M,).
             sizes, canvas_wh: (M, 2).
         """
         points = np.floor((0.5 + uniforms[:, self._POINT]) * canvas_wh)
-        ends_at_point = np.stack([slots % 2 == 0, slots < 2], 1)
+        ends_at_point = np.stack([quadrants % 2 == 0, quadrants < 2], 1)
         mosaic_corners = np.where(ends_at_point, points - sizes, points)
         return np.where(is_mosaic[:, None], mosaic_corners, np.floor((canvas_wh - sizes) / 2))
 

@@ -33,25 +33,26 @@ def place_patches(
     corners: np.ndarray,
     sizes: np.ndarray,
     frame_wh: np.ndarray,
-    outer: np.ndarray,
+    frame_to_canvas: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> Placement:
-    """Computes regions and matrices of sources pasted on frames that ``outer`` maps to the canvas.
+    """Computes regions and matrices of sources pasted on frames.
 
     Args:
         source_hw: (M, 2).
         corners, sizes: x, y and width, height (M, 2) on the frame, whole numbers.
         frame_wh: (M, 2).
-        outer: (M, 3, 3), from frame to canvas.
+        frame_to_canvas: (M, 3, 3).
         canvas_wh: (M, 2).
     """
     source_wh = source_hw[:, ::-1].astype(np.float64)
     region = _crop_to_frame(source_wh, corners, sizes, frame_wh)
     gain = sizes / source_wh
-    matrix = np.empty_like(outer)
-    matrix[:, :, 0] = outer[:, :, 0] * gain[:, :1]
-    matrix[:, :, 1] = outer[:, :, 1] * gain[:, 1:]
-    matrix[:, :, 2] = outer[:, :, 0] * corners[:, :1] + outer[:, :, 1] * corners[:, 1:] + outer[:, :, 2]
+    matrix = np.empty_like(frame_to_canvas)
+    along_x, along_y, origin = np.moveaxis(frame_to_canvas, 2, 0)  # (M, 3) each
+    matrix[:, :, 0] = along_x * gain[:, :1]
+    matrix[:, :, 1] = along_y * gain[:, 1:]
+    matrix[:, :, 2] = along_x * corners[:, :1] + along_y * corners[:, 1:] + origin
     is_seen = _touches_canvas(region, matrix, canvas_wh)
     aligned = np.flatnonzero(are_axis_aligned(matrix))
     snapped = _snap(region[aligned], matrix[aligned], canvas_wh[aligned])

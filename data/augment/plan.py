@@ -7,7 +7,7 @@ steps: paste four images onto a canvas of twice the size, then cut out a randoml
 The plans of a batch are computed together, because a NumPy operation takes about as long for one number as for many. A
 plan is bitwise equal in any batch.
 
-Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
+Coordinates: see `data.augment.transforms`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Region = tuple[int, int, int, int]  # x1, y1, x2, y2 in source pixels
 class Patch:
     """A source image, or a region of it, on the canvas."""
 
-    index: int  # image in the data set
+    index: int  # number of the sample: an image or a tile
     region: Region  # the region to render
     matrix: np.ndarray  # (3, 3) source to canvas
 
@@ -128,7 +128,13 @@ class SamplePlanner:
             mosaic_uniforms, inputs.keys, indices=inputs.images, allow_mosaic=inputs.allow_mosaic, pool=self._pool
         )
         canvas_hw = np.array([key.canvas_hw for key in inputs.keys])
-        placed = self._place(inputs, members, canvas_hw[:, ::-1].astype(np.float64), run_epochs)
+        placed = self._place(
+            inputs,
+            members,
+            mosaic_uniforms=mosaic_uniforms,
+            canvas_wh=canvas_hw[:, ::-1].astype(np.float64),
+            run_epochs=run_epochs,
+        )
         patches = [
             Patch(image, (x1, y1, x2, y2), matrix)
             for image, (x1, y1, x2, y2), matrix in zip(
@@ -148,28 +154,36 @@ class SamplePlanner:
         return layers
 
     def _place(
-        self, inputs: _LayerInputs, members: Sequence[Sequence[int]], canvas_wh: np.ndarray, run_epochs: int
+        self,
+        inputs: _LayerInputs,
+        members: Sequence[Sequence[int]],
+        *,
+        mosaic_uniforms: np.ndarray,
+        canvas_wh: np.ndarray,
+        run_epochs: int,
     ) -> Placement:
         """Places all patches of the L layers, whose images are ``members``, in order."""
         counts = np.array([len(images) for images in members])
-        is_mosaic = counts > 1
-        frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
-        layer = np.repeat(np.arange(len(members)), counts)
-        slots = np.concatenate([np.arange(count) for count in counts])
-        sources = self._source_hw[np.array([i for images in members for i in images])]
-        sizes = fitted_sizes(sources, canvas_wh[layer])
-        uniforms = inputs.uniforms_of(self._mosaic)[layer]
+        frame_wh = np.where((counts > 1)[:, None], 2 * canvas_wh, canvas_wh)
+        frame_to_canvas = self._compose(inputs, frame_wh, canvas_wh, run_epochs)
+        layer = np.repeat(np.arange(len(members)), counts)  # of each patch
+        source_hw = self._source_hw[list(chain.from_iterable(members))]
+        patch_canvas_wh = canvas_wh[layer]
+        sizes = fitted_sizes(source_hw, patch_canvas_wh)
         corners = self._mosaic.corners(
-            uniforms, slots=slots, is_mosaic=is_mosaic[layer], sizes=sizes, canvas_wh=canvas_wh[layer]
+            mosaic_uniforms[layer],
+            quadrants=np.concatenate([np.arange(count) for count in counts]),
+            is_mosaic=counts[layer] > 1,
+            sizes=sizes,
+            canvas_wh=patch_canvas_wh,
         )
-        outer = self._compose(inputs, frame_wh, canvas_wh, run_epochs)
         return place_patches(
-            sources,
+            source_hw,
             corners=corners,
             sizes=sizes,
             frame_wh=frame_wh[layer],
-            outer=outer[layer],
-            canvas_wh=canvas_wh[layer],
+            frame_to_canvas=frame_to_canvas[layer],
+            canvas_wh=patch_canvas_wh,
         )
 
     def _compose(

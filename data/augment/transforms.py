@@ -8,8 +8,9 @@ change rendered pixels afterwards (`data.render.user_transforms`).
 Arithmetic is elementwise, and trigonometry uses `math`: matrix products of linear algebra libraries and NumPy's
 trigonometry may round differently in longer arrays.
 
-Frames: "source" means continuous pixel coordinates of the source image, where pixel i covers [i, i + 1); "canvas" means
-the same for the rendered image.
+Coordinates are continuous: pixel i covers [i, i + 1). "source" means those of the source image, "canvas" those of the
+rendered image, and "frame" those of what images are pasted on: the canvas or, for a mosaic, a picture of twice its
+size.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 from data.augment.augmentation import Augmentation, SharedColumns
 
 MIN_SCALE = 0.05
-# Minimum distance of a perspective transform's horizon, in half-canvases, which keeps the image from folding over.
+# Minimum distance of a perspective transform's horizon, in half-frames, which keeps the image from folding over.
 HORIZON = 1 / 0.6
 
 _RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
@@ -38,10 +39,10 @@ class GeometricTransform(Augmentation, ABC):
     """Base class of augmentations that move pixels."""
 
     @abstractmethod
-    def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-        """Returns matrices (L, 3, 3) from frames of sizes ``from_wh`` (L, 2) to canvases ``canvas_wh`` (L, 2).
+    def matrices(self, uniforms: np.ndarray, frame_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+        """Returns matrices (L, 3, 3) from frames of sizes ``frame_wh`` (L, 2) to canvases ``canvas_wh`` (L, 2).
 
-        The sizes differ only for the first transform. ``uniforms``: (L, `num_uniforms`) in [0, 1).
+        After the first transform, frames are canvases. ``uniforms``: (L, `num_uniforms`) in [0, 1).
         """
 
     def anneal(self, uniforms: np.ndarray, scale_range: np.ndarray) -> np.ndarray:
@@ -110,10 +111,10 @@ class RandomPerspective(GeometricTransform):
         narrowed[:, self._SCALE] = np.where(scale_range < 1, 0.5 + (scale - 0.5) * scale_range, scale)
         return narrowed
 
-    def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+    def matrices(self, uniforms: np.ndarray, frame_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
         hyp = self.hyp
         jitter = 2 * uniforms - 1
-        center_x, center_y = (from_wh / 2).T
+        center_x, center_y = (frame_wh / 2).T
         tilt_x, tilt_y = (jitter[:, self._TILT] * hyp.perspective).T
         nearest = np.maximum((np.abs(tilt_x) * center_x + np.abs(tilt_y) * center_y) * HORIZON, 1.0)
         tilt_x = tilt_x / nearest
@@ -147,7 +148,7 @@ class RandomFlip(GeometricTransform):
     num_uniforms = 2
     columns = SharedColumns.FLIP
 
-    def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
+    def matrices(self, uniforms: np.ndarray, frame_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
         matrix = np.tile(np.eye(3), (len(uniforms), 1, 1))
         for axis, probability in enumerate((self.hyp.fliplr, self.hyp.flipud)):
             is_flipped = uniforms[:, axis] < probability

@@ -1,4 +1,5 @@
-"""``--cache disk``: holds decoded source images in one LMDB file per node, mapped read-only by all ranks and workers.
+"""``--cache disk``: holds decoded source images in an LMDB file per split and node, mapped read-only by all its ranks
+and workers.
 
 Images are committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file
 is read only after it is complete, and is never written again afterwards. On several nodes, each image can be decoded

@@ -93,7 +93,7 @@ class DiskCacheWriter:
         title = f"disk_cache/{leaders.handle.group_name}"
         rank = leaders.group_rank
         with StoreBarrier(ctx.store, title, rank=rank, names=names, group_ranks=leaders.ranks) as barrier, self.lock:
-            local = self._local_state()
+            local = self._local_state()  # acquires the lock, unless the file is complete; released after this block
             barrier.wait_all()
             states = _gather_states(local, leaders)
             have_same_data = len({state.name for state in states}) == 1
@@ -239,4 +239,7 @@ def _stored_images(path: Path, count: int) -> Sequence[int]:
             keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == KEY.size]
     if keys and name != os.fsencode(path.name):
         raise CacheError("was not filled under this name")
-    return [KEY.unpack(key)[0] for key in keys]
+    numbers = [KEY.unpack(key)[0] for key in keys]
+    if any(number >= count for number in numbers):
+        raise CacheError("damaged")
+    return numbers

@@ -1,4 +1,4 @@
-"""Holds the images that tiles are cut from, decoded at full size, in one file per node (`data.cache.mapped`).
+"""Holds the images that tiles are cut from, decoded at full size, in a file per split and node (`data.cache.mapped`).
 
 Only the file's size is checked, and its end: the file's name, which is written last. Unlike in `--cache disk`, an
 image has no checksum, because a tile reads a small part of it: bytes that change after the file is complete are not
@@ -20,7 +20,7 @@ from data.cache.named_files import CacheName, discard
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
 from utils.files.temporary_folder import temporary_folder
-from utils.machine.resources import available_memory, check_space
+from utils.machine.resources import check_space
 from utils.program_folders import cache_folder
 
 
@@ -49,18 +49,9 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
         size = int(pixel_offsets(source_hw, index.pixels)[-1])
         free = shutil.disk_usage(folder).free
         check_space("tile", size, free=free, place=folder, remedy="choose another --cache-dir")
-        decoding = _with_memory_for(decoding, index, source_hw)
         with temporary_folder(path) as temporary, open(temporary / "pixels", "x+b") as file:
             decode_into(file.fileno(), index, source_hw, decoding, title=f"tile: {path}")
             os.pwrite(file.fileno(), os.fsencode(path.name), size)
             os.fsync(file.fileno())
             os.replace(temporary / "pixels", path)
         return open_file()  # while locked: a run whose images differ removes the file
-
-
-def _with_memory_for(decoding: Decoding, index: DatasetIndex, source_hw: np.ndarray) -> Decoding:
-    """Returns ``decoding`` with no more threads than fit in a quarter of the available memory."""
-    # A decoder holds up to three images: the file, the decoded pixels, and the converted pixels.
-    decoder_bytes = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
-    max_threads = int(available_memory() / 4 / decoder_bytes)
-    return decoding._replace(threads=max(min(decoding.threads, max_threads), 1))

@@ -64,7 +64,8 @@ def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
 def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
     """Decodes all images of ``index`` into an open file. ``title``: start of the line in the log, and of messages.
 
-    Raises UserError if there is not enough space, or an image cannot be decoded.
+    Decodes no more images at once than there is memory for. Raises UserError if there is not enough space, or an image
+    cannot be decoded.
     """
     offsets = pixel_offsets(source_hw, index.pixels)
     size = int(offsets[-1])
@@ -82,4 +83,5 @@ def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, dec
     def decode(i: int) -> None:
         pixels[offsets[i] : offsets[i + 1]] = decoding.read(index, i, source_hw).reshape(-1).view(np.uint8)
 
-    decoding.for_each(range(len(index)), decode, title="caching images")
+    limited = decoding.within_memory(source_hw, index.pixels)  # now that memory for the cache itself is allocated
+    limited.for_each(range(len(index)), decode, title="caching images")

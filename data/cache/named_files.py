@@ -21,10 +21,10 @@ class CacheName(NamedTuple):
     """The name of a cache file, which identifies the data set, the version of its images, and the selected images.
 
     Labels and class names are not part of it, so that editing them causes no decoding. With a size and a suffix it is,
-    for example, ``lockstep-1000-train-SOURCE-CONTENT-SELECTION-IMAGES-640.lmdb``.
+    for example, ``lockstep-1000-train-KEY-CONTENT-SELECTION-IMAGES-640.lmdb``.
     """
 
-    source: str  # identifies user, data set and split, whatever the content
+    key: str  # identifies user, data set and split, whatever the content
     content: str  # digest of the image files of the split, their pixel format, and the version of this code
     selection: str  # digest of the settings that select images
     images: str  # digest of the selected images
@@ -33,7 +33,7 @@ class CacheName(NamedTuple):
     def of(cls, index: DatasetIndex) -> CacheName:
         """Names the caches of the images of ``index``."""
         return cls(
-            source=f"lockstep-{os.getuid()}-{index.source}",
+            key=f"lockstep-{os.getuid()}-{index.cache_key}",
             content=digest_of(_VERSION, index.image_files, index.pixels.content())[:16],
             selection=digest_of(index.selection)[:16],
             images=index.image_digest()[:16],
@@ -45,11 +45,11 @@ class CacheName(NamedTuple):
         A file of the same images that was written with other settings is reused.
         """
         path = folder / f"{'-'.join(self)}-{imgsz}{suffix}"
-        same_images = f"{glob.escape(self.source)}-{self.content}-*-{self.images}-{imgsz}{suffix}"
+        same_images = f"{glob.escape(self.key)}-{self.content}-*-{self.images}-{imgsz}{suffix}"
         return path if path.exists() else next(folder.glob(same_images), path)
 
     def replaces(self, name: str) -> bool:
-        """Returns whether the file ``name``, of the same source, is out of date: its images have changed, or the same
+        """Returns whether the file ``name``, with the same key, is out of date: its images have changed, or the same
         settings now select others. Caches for other settings are kept, because runs may alternate between settings."""
         if f"-{self.content}-" not in name:
             return True
@@ -60,7 +60,7 @@ class CacheName(NamedTuple):
 
         A process that reads a removed cache keeps its mapping until it ends.
         """
-        for path in folder.glob(f"{glob.escape(self.source)}-*"):
+        for path in folder.glob(f"{glob.escape(self.key)}-*"):
             if path.suffix in _SUFFIXES and self.replaces(path.name):
                 with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
                     holder = lock.acquire()

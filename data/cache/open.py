@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from data.cache.decoding import Decoding, ImageCache
+from data.cache.decoding import Decoding
 from data.cache.device import open_device_cache
 from data.cache.disk import open_disk_cache
 from data.cache.full_size import open_full_size_cache
+from data.cache.image_cache import ImageCache
 from data.cache.ram import open_ram_cache
 from data.index.index import DatasetIndex
 from data.render.pyramid import PyramidLayout

@@ -33,7 +33,7 @@ def open_ram_cache(ctx: DistributedContext, index: DatasetIndex, imgsz: int, dec
     source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
     if ctx.store is None:
         return _fill_memory(index, source_hw, decoding)
-    key = f"ram_cache/{ctx.node_rank}/{index.source}/{imgsz}"
+    key = f"ram_cache/{ctx.node_rank}/{index.cache_key}/{imgsz}"
     if not ctx.is_node_leader:
         return MappedImages(Path(os.fsdecode(ctx.store.get(key))), source_hw, index.pixels)
     cache = _fill_memory(index, source_hw, decoding)

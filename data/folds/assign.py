@@ -58,22 +58,24 @@ def _stratify(boxes: np.ndarray, images: np.ndarray, shuffled: np.ndarray, folds
     counts = np.column_stack([boxes, images])  # images count as one more class, distributed last
     fold_of = np.full(len(counts), -1)
     missing = np.tile(counts.sum(0) / folds, (folds, 1))  # float64 (K, C + 1)
+    totals = boxes.sum(0)  # of the remaining groups
     remaining = shuffled
     while len(remaining):
-        column = _rarest_class(boxes[remaining])
+        column = _rarest_class(totals)
         members = remaining[counts[remaining, column] > 0] if column != _IMAGES else remaining
         members = members[np.argsort(-counts[members, column], kind="stable")]
         for group in members.tolist():
             fold = _fold_lacking_most(missing, column)
             fold_of[group] = fold
             missing[fold] -= counts[group]
+            totals -= boxes[group]
         remaining = shuffled[fold_of[shuffled] < 0]
     return fold_of
 
 
-def _rarest_class(boxes: np.ndarray) -> int:
-    """Returns the class with the fewest boxes, at least one, in groups, int64 (G, C); `_IMAGES` if there is no box."""
-    totals = boxes.sum(0)
+def _rarest_class(totals: np.ndarray) -> int:
+    """Returns the class with the fewest boxes, at least one, by the boxes of each class, int64 (C,); `_IMAGES` if there
+    is no box."""
     if not totals.any():
         return _IMAGES
     return int(np.flatnonzero(totals == totals[totals > 0].min())[0])

@@ -32,9 +32,9 @@ def scan_settings(config: TrainConfig) -> IndexSettings:
 
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
-    """Returns the names of about this ``fraction`` of the images: those in some of up to `MAX_FOLDS` folds, so that
-    near-duplicates and copies stay together, and every class is divided. Raises UserError if all images are in one
-    group."""
+    """Divides the images into at most `MAX_FOLDS` folds, in which near-duplicates and copies stay together and every
+    class is spread evenly, and returns the names of those in the first few: about this ``fraction`` of all. Raises
+    UserError if all images are in one group."""
     group = groups_of(index, "", near_duplicates=True)
     max_folds = min(int(group.max()) + 1, MAX_FOLDS)
     if max_folds < 2:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import cv2
@@ -20,6 +19,7 @@ from data.image_io.reduce import read_reduced
 from data.source.folder_splits import split_of
 from utils.errors import UserError
 from utils.logger import progress
+from utils.machine.threads import map_ahead
 from utils.pixels import RGB8, PixelFormat, as_rgb8
 
 SIDE = 32  # side of a thumbnail, pixels
@@ -136,7 +136,7 @@ def read_signatures(
     """Reads the signatures in ``workers`` threads. Returns the signatures, and the decoder's warnings about damaged
     images by number."""
     thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
-    readable = np.ones(len(paths), bool)
+    comparable = np.zeros(len(paths), bool)
     warnings: dict[int, str] = {}
 
     def read(i: int) -> None:
@@ -146,16 +146,15 @@ def read_signatures(
         try:
             image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), on_warning, pixels)
         except UserError as error:
-            readable[i] = False
             warnings[i] = str(error).removeprefix(f"{paths[i]}: ")
         else:
             thumbnails[i] = thumbnail(as_rgb8(image))
+            comparable[i] = thumbnails[i].std() >= MIN_CONTRAST
 
-    with ThreadPoolExecutor(workers) as pool:
-        for _ in progress(pool.map(read, range(len(paths))), desc="comparing images", total=len(paths)):
-            pass
-    contrast = thumbnails.reshape(len(paths), SIDE * SIDE).std(1)
-    return Signatures(perceptual_hashes(thumbnails), thumbnails, readable & (contrast >= MIN_CONTRAST)), warnings
+    done = map_ahead(read, range(len(paths)), threads=workers)
+    for _ in progress(done, desc="comparing images", total=len(paths)):
+        pass
+    return Signatures(perceptual_hashes(thumbnails), thumbnails, comparable), warnings
 
 
 def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:

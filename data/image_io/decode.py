@@ -136,6 +136,8 @@ def decode_stored(
         raise UserError(f"{path}: {misread_kind} is not supported; convert it to PNG")
     if header.kind == "apng":
         data = without_animation(data)
+    elif data.startswith((b"P2", b"P3")):
+        data += b"\n"  # OpenCV needs a character after the last number of a text PNM
     values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
 

@@ -30,7 +30,7 @@ class _TiffLayout(NamedTuple):
     """The numbers of a TIFF through which a tag is found."""
 
     byte_order: str  # < or >
-    offset: struct.Struct  # offset of the first directory; begins at the byte that equals its size
+    offset: struct.Struct  # offset of the first directory, at byte 4, in a BigTIFF at byte 8
     num_entries: struct.Struct  # number of entries, at the start of a directory
     entry: struct.Struct  # tag, type, number of values, and the values, or their offset if they are longer
 

@@ -53,7 +53,7 @@ _READ_IN_ANY_LAYOUT = {
 # Not if each channel has a plane of its own, as GDAL writes them (INTERLEAVE=BAND): in planes of 16 bits, OpenCV takes
 # neighbors for the channels of a pixel.
 _READ_WITHOUT_PLANES = {(Photometric.RGB, 16, 3), (Photometric.RGB, 16, 4), (Photometric.YCBCR, 8, 3)}
-# Only in strips, without planes: OpenCV fails at tiles of 1 bit or of gray and alpha, and multiplies gray by alpha if
+# Only in strips, without planes: OpenCV fails on tiles of 1 bit or of gray and alpha, and multiplies gray by alpha if
 # they have planes.
 _READ_IN_STRIPS = {
     (Photometric.WHITE_IS_ZERO, 1, 1),
@@ -63,7 +63,7 @@ _READ_IN_STRIPS = {
     *((Photometric.BLACK_IS_ZERO, bits, 1) for bits in (10, 12, 14)),
     *((Photometric.RGB, bits, 3) for bits in (10, 12, 14)),
 }
-# OpenCV fails at uncompressed tiles whose number of bytes is not a multiple of this.
+# OpenCV fails on uncompressed tiles whose number of bytes is not a multiple of this.
 _TILE_BYTES_UNIT = 1024
 
 

@@ -104,7 +104,7 @@ def _predictor_problem(fields: PixelFields) -> str:
 
 def _strip_problem(fields: PixelFields) -> str:
     """Says how the strips contradict the size of the image; "" if they do not, or are unknown."""
-    byte_counts = fields.values(Field.StripByteCounts)  # empty if missing, or of very many strips
+    byte_counts = fields.values(Field.StripByteCounts)  # empty if missing, unreadable, or very many
     if not byte_counts or _is_in_one_piece(fields):
         return ""
     is_subsampled = fields.value(Field.PhotometricInterpretation) == Photometric.YCBCR
@@ -120,9 +120,11 @@ def _strip_problem(fields: PixelFields) -> str:
 
 
 def _is_in_one_piece(fields: PixelFields) -> bool:
-    """Returns whether the strips, of unknown numbers of rows, are the uncompressed image in one piece, as which
-    decoders read them then. The last strip may be padded by less than a row, because more may be rows of a longer
-    image; strips without bytes are ignored."""
+    """Returns whether an image has no field RowsPerStrip and needs none.
+
+    Decoders then read all strips as one. That is right if the image is uncompressed, and its strips are contiguous and
+    together have the bytes of the image. The last strip may be padded by less than a row.
+    """
     if fields.compression != Compression.NONE or Field.RowsPerStrip in fields.stored:
         return False
     if fields.has_planes:  # decoders read one strip of each plane
@@ -130,12 +132,12 @@ def _is_in_one_piece(fields: PixelFields) -> bool:
     if list(fields.stored) != sorted(fields.stored):  # RowsPerStrip with a wrong bit may be an Orientation
         return False
     listed = zip(fields.values(Field.StripOffsets), fields.values(Field.StripByteCounts))
-    strips = [(offset, num_bytes) for offset, num_bytes in listed if num_bytes > 0]
+    strips = [(offset, num_bytes) for offset, num_bytes in listed if num_bytes > 0]  # those of a sparse file have none
     total_bytes = sum(num_bytes for _, num_bytes in strips)
     last_bytes = strips[-1][1] if strips else 0
     is_contiguous = all(start + size == next_start for (start, size), (next_start, _) in itertools.pairwise(strips))
     needed_bytes = fields.first_strip_bytes()
-    # A last strip that the size does not need may be a part of a larger image.
+    # A last strip that the size does not need, or a row more than it needs, may be a part of a larger image.
     has_needed_strips = total_bytes - last_bytes < needed_bytes <= total_bytes < needed_bytes + fields.row_bytes()
     return is_contiguous and has_needed_strips
 

@@ -37,15 +37,15 @@ class IndexCache:
     """Names the cache file of a split, and the report of its scan in the same folder."""
 
     path: Path  # may not exist
-    source: str  # see `DatasetIndex.source`
+    cache_key: str  # see `DatasetIndex.cache_key`
     fingerprint: str  # see `fingerprint_of`
 
     @classmethod
-    def find(cls, folder: Path, source: str, fingerprint: str) -> IndexCache:
-        """Finds the file with ``fingerprint`` from any source, so that a data set that has been moved, or that another
+    def find(cls, folder: Path, cache_key: str, fingerprint: str) -> IndexCache:
+        """Finds the file with ``fingerprint`` of any key, so that a data set that has been moved, or that another
         YAML names, is not scanned again. Without one, names the file to write."""
-        path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{source}-{fingerprint}.index")
-        return cls(path, source, fingerprint)
+        path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{cache_key}-{fingerprint}.index")
+        return cls(path, cache_key, fingerprint)
 
     @property
     def report_path(self) -> Path:
@@ -78,7 +78,7 @@ class IndexCache:
                 index.report.write(self.report_path)
         except OSError as error:
             get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
-        for old in {*folder.glob(f"{self.source}-*")} - {self.path, self.report_path}:
+        for old in {*folder.glob(f"{self.cache_key}-*")} - {self.path, self.report_path}:
             with contextlib.suppress(OSError):  # another process may have removed it
                 old.unlink()
         with contextlib.suppress(OSError):

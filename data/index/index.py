@@ -2,7 +2,7 @@
 
 An index is identified by
 
-- `source`: data set, split and settings, whatever the content: cache files that it names are replaced by newer ones;
+- `cache_key`: data set, split and settings, whatever the content: cache files that it names are replaced by newer ones;
 - `image_files`, `selection` and `image_digest()`: which cache file has its decoded images (data/cache/named_files.py);
 - `label_digest()`: whether a run or an experiment that continues has the same data.
 
@@ -86,7 +86,8 @@ class DatasetIndex(LabelArrays):
     repeated: np.ndarray  # bool (M,) equal to an earlier box of the same image
     row_number: np.ndarray  # int32 (M,), see `data.labels.rows`; -1 for a region that is in no label file
     report: ScanReport
-    source: str = ""  # identifies split and settings but not the content, so that caches of older content are replaced
+    # Identifies data set, split and settings but not the content, so that caches of older content are replaced.
+    cache_key: str = ""
     image_files: str = ""  # digest of the names, sizes and times of all image files of the split, including unused ones
     selection: str = ""  # identifies the settings that select images: held-out images and classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None if `ground_truth` takes them from the paths
@@ -102,18 +103,12 @@ class DatasetIndex(LabelArrays):
 
     def image_digest(self) -> str:
         """Returns a digest of the names and sizes of all images, without their labels."""
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (self.paths.data, self.paths.offsets, self.image_hw):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return digest_of_arrays(self.paths.data, self.paths.offsets, self.image_hw)
 
     def label_digest(self) -> str:
         """Returns a digest of the sizes and labels of all images. It does not depend on paths and modification times,
         so that a copy of the files has the same digest."""
-        digest = hashlib.blake2b(digest_size=16)
-        for array in (self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return digest_of_arrays(self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd)
 
     def path(self, i: int) -> str:
         """Returns the absolute path of image i."""
@@ -196,14 +191,17 @@ class DatasetIndex(LabelArrays):
 
     def names_ignored_everywhere(self) -> list[str]:
         """Returns the classes that have no boxes and are ignored in a region of every image."""
+        num_classes = len(self.names)
         named = self.crowd & (self.classes >= 0)
-        regions = np.bincount(self.classes[named], minlength=len(self.names))
-        is_ignored = (self.boxes_per_class(len(self.names)) == 0) & (regions >= max(len(self), 1))
+        pairs = np.unique((self.image_of_box * num_classes + self.classes)[named])  # of an image and a class
+        images = np.bincount(pairs % num_classes, minlength=num_classes)
+        is_ignored = (self.boxes_per_class(num_classes) == 0) & (images >= max(len(self), 1))
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
         """Returns the labels for evaluation, with crowd regions. A region in which all classes are ignored becomes one
         region per class, because each region of the ground truth has a class."""
+        # With three classes, a region of the class -1 becomes three, of the classes 0, 1 and 2.
         copies = np.where(self.classes == IGNORED, len(self.names), 1)
         rows = np.repeat(np.arange(len(copies)), copies)
         number_of_copy = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
@@ -279,7 +277,15 @@ def digest_of(*values: Any) -> str:
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 
-def source_name(spec: DatasetSpec, split: str, *settings: object) -> str:
-    """Returns a value for `DatasetIndex.source`. ``settings``: JSON values that determine which images and labels are
-    used."""
+def digest_of_arrays(*arrays: np.ndarray) -> str:
+    """Returns a digest of the bytes of arrays, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def cache_key_of(spec: DatasetSpec, split: str, *settings: object) -> str:
+    """Returns a value for `DatasetIndex.cache_key`. ``settings``: JSON values that determine which images and labels
+    are used."""
     return f"{split}-{digest_of(str(normal_path(spec.source)), *settings)}"

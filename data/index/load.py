@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from data.index.check_split import check_backgrounds, check_losses, check_objects, objects_problem
 from data.index.full_split import LoadedSplit
-from data.index.index import DatasetIndex, Scan, digest_of, source_name
+from data.index.index import DatasetIndex, Scan, cache_key_of, digest_of
 from data.index.index_settings import IndexSettings
 from data.index.join_parts import join_parts
 from data.index.log_split import log_split
@@ -68,27 +68,27 @@ def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
     Joined data sets are checked one by one, because a loss that is small overall may be all of a small data set.
     """
     full_split = "train" if spec.is_held_out(split) else split
-    source = spec.split(full_split)
-    if isinstance(source, JoinedSplit):
+    split_files = spec.split(full_split)
+    if isinstance(split_files, JoinedSplit):
         part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
-        full = join_parts(spec, full_split, [_read(part, full_split, part_settings) for part in source.parts])
+        full = join_parts(spec, full_split, [_read(part, full_split, part_settings) for part in split_files.parts])
     else:
-        if isinstance(source, ShardSplit):
-            full = read_shards(source.index, spec)
+        if isinstance(split_files, ShardSplit):
+            full = read_shards(split_files.index, spec)
         else:
             full = read_files(spec, full_split, settings)
         with settings.refusing():
             check_losses(full, spec, full_split, settings.max_bad)
     used = select_used(full.index, spec, split, settings)
-    used = replace(used, source=_cache_source(spec, split, settings), selection=_selection(spec, full.index))
+    used = replace(used, cache_key=_cache_key(spec, split, settings), selection=_selection(spec, full.index))
     return LoadedSplit(spec, split, full, used)
 
 
-def _cache_source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
-    """Returns `DatasetIndex.source`. With ``fraction``, runs with other seeds use other images and separate caches."""
+def _cache_key(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
+    """Returns `DatasetIndex.cache_key`. With ``fraction``, runs with other seeds use other images and other caches."""
     if settings.fraction == 1:
-        return source_name(spec, split, settings.single_cls, settings.fraction)
-    return source_name(spec, split, settings.single_cls, settings.fraction, settings.seed)
+        return cache_key_of(spec, split, settings.single_cls, settings.fraction)
+    return cache_key_of(spec, split, settings.single_cls, settings.fraction, settings.seed)
 
 
 def _selection(spec: DatasetSpec, full: DatasetIndex) -> str:

@@ -1,6 +1,6 @@
 """Decides for each image of a split whether it is used, or left out for one reason.
 
-The arrays of the index, the costs of the findings, and hence the ledger depend on this decision alone.
+The arrays of the index, the losses of the findings, and hence the ledger depend on this decision alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def decide_outcomes(
     is_used[list(reason_of)] = False
     is_incomplete = np.zeros(len(num_labeled), bool)
     is_incomplete[[f.image for f in findings if f.kind in kinds.ROW_LOST]] = True
-    return Outcomes(is_used, is_incomplete, _with_costs(findings, reason_of, num_labeled))
+    return Outcomes(is_used, is_incomplete, _with_losses(findings, reason_of, num_labeled))
 
 
 def _order(finding: Finding) -> tuple[int, int]:
@@ -79,17 +79,17 @@ def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
     )
 
 
-def _with_costs(
+def _with_losses(
     findings: Sequence[Finding], reason_of: dict[int, Finding], num_labeled: Sequence[int]
 ) -> list[Finding]:
     """Returns the findings with their losses. The reason for leaving out an image gets all of its labeled objects; in
     other images, each lost row gets one object, since no row is lost for two reasons."""
-    costed = []
+    with_losses = []
     for finding in findings:
         if finding.image in reason_of:
             if finding is reason_of[finding.image]:
                 finding = finding._replace(lost_images=1, lost_objects=num_labeled[finding.image])
         elif finding.kind in kinds.ROW_LOST:
             finding = finding._replace(lost_objects=1)
-        costed.append(finding)
-    return costed
+        with_losses.append(finding)
+    return with_losses

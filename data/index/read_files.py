@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from data.index.cache_file import IndexCache, file_rows, fingerprint_of
 from data.index.full_split import FullSplit
-from data.index.index import Scan, source_name
+from data.index.index import Scan, cache_key_of
 from data.index.index_settings import IndexSettings
 from data.index.scan import scan_split
 from data.source.dataset_spec import DatasetSpec, class_names
@@ -30,8 +30,8 @@ def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSp
     single_cls = settings.single_cls and not (spec.classes or spec.class_of)
     image_rows = file_rows(listing.images)
     fingerprint = fingerprint_of(labeled, split, listing, image_rows, single_cls=single_cls)
-    source = source_name(spec, split, single_cls)
-    cache = IndexCache.find(cache_folder(settings.cache_dir), source, fingerprint)
+    cache_key = cache_key_of(spec, split, single_cls)
+    cache = IndexCache.find(cache_folder(settings.cache_dir), cache_key, fingerprint)
     index = cache.open(class_names(labeled, single_cls), spec.root) if settings.use_cache else None
     note = " (cached)"
     scans: tuple[Scan, ...] = ()

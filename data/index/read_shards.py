@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from dataclasses import replace
@@ -14,7 +13,7 @@ import numpy as np
 from data.image_io.shards import Shards, open_shards, require
 from data.index.cache_file import restored_index
 from data.index.full_split import FullSplit
-from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, origins_of_scan
+from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of_arrays, origins_of_scan
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import IGNORED, DatasetSpec
@@ -51,10 +50,7 @@ def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
 
 def _image_files(shards: Shards) -> str:
     """Returns `DatasetIndex.image_files` for shards, using checksums of the images instead of modification times."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in ("paths.data", "paths.offsets", "size", "crc"):
-        digest.update(shards.arrays[name].data)
-    return digest.hexdigest()
+    return digest_of_arrays(*(shards.arrays[name] for name in ("paths.data", "paths.offsets", "size", "crc")))
 
 
 def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

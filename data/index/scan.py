@@ -52,9 +52,9 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     num_labeled = [image.num_labeled or 0 for image in content.images]
     outcomes = decide_outcomes(content.findings + cleaned.findings, cleaned.boxes, content.source, num_labeled)
 
-    content = replace(content, findings=outcomes.findings)  # with those about cleaned rows, each with its losses
-    check_names_fit(content, len(cleaned.boxes.image), spec, split)
-    messages = advice_on_scan(content, cleaned.box_advice, spec)
+    decided = replace(content, findings=outcomes.findings)  # with those about cleaned rows, each with its losses
+    check_names_fit(decided, len(cleaned.boxes.image), spec, split)
+    messages = advice_on_scan(decided, cleaned.box_advice, spec)
     advice = [Finding(split, kinds.MISREAD, message) for message in messages]
     findings = [*listing.findings, *content.source.findings, *advice, *outcomes.findings]
 
@@ -62,7 +62,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     if not outcomes.is_used.all():
         index = index.take(np.flatnonzero(outcomes.is_used))
     ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
-    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(content)))
+    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(decided)))
     return ScanResult(index.recounted(), content.source, findings)
 
 

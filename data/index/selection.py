@@ -36,7 +36,7 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
     if is_divided:
         images = _divide(index, spec, split)
     if has_other_classes:
-        images = _without_unknown(images, index, spec, split)
+        images = _without_doubtful_backgrounds(images, index, spec, split)
     if settings.fraction != 1:
         images = _sample(images, settings)
 
@@ -112,25 +112,25 @@ def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_c
     return tuple(id_of_merged_class(index.categories, ids_of_number[number]) for number in range(num_classes))
 
 
-def _without_unknown(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
+def _without_doubtful_backgrounds(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
     """Returns ``images``, int64 (n,), without those that have lost labels and no object. The lost labels, already
     counted by the ledger, may have been of the used classes, so that the images must not become backgrounds."""
     has_object = np.bincount(index.image_of_box[~index.crowd], minlength=len(index)) > 0
-    is_unknown = (index.incomplete & ~has_object)[images]
-    num_unknown = int(is_unknown.sum())
-    if not num_unknown:
+    is_doubtful = (index.incomplete & ~has_object)[images]
+    num_doubtful = int(is_doubtful.sum())
+    if not num_doubtful:
         return images
-    is_worth_a_warning = num_unknown >= WARNED_SHARE * len(images)
+    is_worth_a_warning = num_doubtful >= WARNED_SHARE * len(images)
     get_logger().log(
         logging.WARNING if is_worth_a_warning else logging.INFO,
         "%s: '%s': %d of %s left out because of labels that can't be used and no object of the classes in use: they "
         "may not be backgrounds",
         spec.source,
         split,
-        num_unknown,
+        num_doubtful,
         counted(len(images), "image"),
     )
-    return images[~is_unknown]
+    return images[~is_doubtful]
 
 
 def _sample(images: np.ndarray, settings: IndexSettings) -> np.ndarray:

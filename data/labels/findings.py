@@ -55,7 +55,7 @@ ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE, FRAC
 class Finding(NamedTuple):
     """One line of the report."""
 
-    where: str  # file, or file:line, relative to the data set
+    where: str  # file, or file:line, relative to the data set; for `MISREAD`, the split or a joined data set's YAML
     kind: str  # one of the kinds above
     text: str  # description of the problem
     image: int = -1  # number in `LabelSource.images`; -1 if it is about none of these

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import numpy as np
-
-from data.index.index import DatasetIndex
+from data.index.index import DatasetIndex, digest_of_arrays
 from data.render.user_transforms import UserTransforms
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.agreement import check_agreement
@@ -63,14 +59,9 @@ def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
         "the class names": list(index.names),
         "the channels and bits of the images": str(index.pixels),
         "the size of tiles": index.tile,
-        f"the list of {split} images": _digest(index.paths.data, index.paths.offsets),
-        f"the sizes of the {split} images": _digest(index.image_hw),
-        f"the {split} labels": _digest(index.offsets, index.boxes_xywh_px, index.classes, index.crowd),
+        f"the list of {split} images": digest_of_arrays(index.paths.data, index.paths.offsets),
+        f"the sizes of the {split} images": digest_of_arrays(index.image_hw),
+        f"the {split} labels": digest_of_arrays(
+            index.offsets, index.boxes_xywh_px, index.classes, index.crowd, index.incomplete
+        ),
     }
-
-
-def _digest(*arrays: np.ndarray) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

@@ -6,7 +6,7 @@ given device an image does not depend on the rest of its batch. `data.render.ope
 interpolation.
 
 Legend: B images of height H and width W, L layers, and P source pixels of C channels, as in `data.render.table`, which
-also explains the frames.
+also explains the coordinates.
 """
 
 from __future__ import annotations

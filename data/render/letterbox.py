@@ -41,8 +41,8 @@ class CanvasRule:
     Attributes:
         imgsz: longer side of the scaled image, pixels.
         stride: divisor of the canvas sides.
-        is_square: whether all canvases are squares with sides of ``imgsz``; otherwise each is the smallest rectangle of
-            whole strides that leaves `PADDING` around the image.
+        is_square: whether all canvases are squares, with sides of ``imgsz`` rounded up to whole strides; otherwise each
+            is the smallest rectangle of whole strides that leaves `PADDING` around the image.
         fixed_hw: the only canvas that the model takes, pixels; None if it takes any.
     """
 

@@ -51,7 +51,7 @@ def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
 class Patches(NamedTuple):
     """The pixels that each patch reads from its image."""
 
-    index: np.ndarray  # type: ignore[assignment]  # int64 (M,) image; hides tuple.index, which nobody calls
+    index: np.ndarray  # type: ignore[assignment]  # int64 (M,) sample; hides tuple.index, which nobody calls
     level: np.ndarray  # int64 (M,)
     box: np.ndarray  # int64 (M, 4) x1, y1, x2, y2, in pixels of the level
 

@@ -3,9 +3,9 @@
 Legend: N source images, B images of the batch, L layers (the first layer of each image, then the second layers of mixed
 images), K slots per layer (1, or 4 if there is a mosaic), M patches in all.
 
-Frames: "canvas" is the rendered image, and "source" the full source image, as in `data.augment.transforms`. A patch is
-read from a level of `pyramid`, a smaller copy of its source; "level" means continuous coordinates of that copy, where
-pixel i covers [i, i + 1), and "centers" means level coordinates minus 0.5, so that integers are pixel centers.
+Coordinates: "canvas" and "source" as in `data.augment.transforms`, of the full source image. A patch is read from a
+level of `pyramid`, a smaller copy of its source; "level" means continuous coordinates of that copy, where pixel i
+covers [i, i + 1), and "centers" means level coordinates minus 0.5, so that integers are pixel centers.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _place_patches(
 
 
 class _LevelPatches(NamedTuple):
-    """The patches of a batch, each in the frame of the level that it reads."""
+    """The patches of a batch, each in the coordinates of the level that it reads."""
 
     canvas_to_level: np.ndarray  # float64 (M, 3, 3)
     region: np.ndarray  # float64 (M, 4), `Column.REGION`

@@ -31,6 +31,8 @@ from utils.machine.packages import require_package
 from utils.rng import Stream, keyed_generator
 from utils.schema import suggestion
 
+_ABSTRACT_CLASSES = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D", "BaseCompose")
+
 
 class UserTransforms:
     """The user's pipeline, whose result depends only on the seed, the key and the input."""
@@ -54,7 +56,7 @@ class UserTransforms:
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
         self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
         rows = np.arange(len(boxes))
-        marked_rows = np.where(labels[:, 0] < 0, ~rows, rows)  # see `_label_rows`
+        marked_rows = np.where(labels[:, 0] < 0, ~rows, rows)  # ``~row``, which is negative, marks an ignore region
         try:
             result = self._compose(image=image, bboxes=boxes, rows=marked_rows)
         except Exception as error:  # the user's transforms may raise any error
@@ -133,12 +135,11 @@ def _make(package: ModuleType, entry: Any) -> Any:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise UserError(f"{setting}: needs mappings such as {{name: Blur, p: 0.1}}, got {entry!r}")
     name = entry["name"]
-    bases = (package.BasicTransform, package.BaseCompose)
-    known = {key: value for key, value in vars(package).items() if inspect.isclass(value) and issubclass(value, bases)}
-    if name not in known:
-        raise UserError(f"{setting}: no transform is called '{name}'{suggestion(name, known)}")
+    transform_classes = _transform_classes(package)
+    if name not in transform_classes:
+        raise UserError(f"{setting}: no transform is called '{name}'{suggestion(name, transform_classes)}")
     arguments = {key: value for key, value in entry.items() if key != "name"}
-    if issubclass(known[name], package.BaseCompose):
+    if issubclass(transform_classes[name], package.BaseCompose):
         nested = arguments.get("transforms")
         if not isinstance(nested, list) or not nested:
             raise UserError(f"{setting}: {name} needs a list of transforms under 'transforms'")
@@ -146,15 +147,25 @@ def _make(package: ModuleType, entry: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # a warning means that an argument would be ignored
-            return known[name](**arguments)
-    except (ValueError, TypeError, UserWarning) as error:
+            return transform_classes[name](**arguments)
+    except Exception as error:  # such as ZeroDivisionError by a OneOf whose transforms all have p: 0
         raise UserError(f"{setting}: {name}: {_one_line(error)}") from None
 
 
+def _transform_classes(package: ModuleType) -> dict[str, type]:
+    """Returns the classes of transforms by name, without those from which others are only derived."""
+    bases = (package.BasicTransform, package.BaseCompose)
+    return {
+        name: value
+        for name, value in vars(package).items()
+        if inspect.isclass(value) and issubclass(value, bases) and name not in _ABSTRACT_CLASSES
+    }
+
+
 def _one_line(error: BaseException) -> str:
-    """Returns the message of an error on one line; pydantic's messages have several."""
+    """Returns the message of an error on one line, or its type if it has none; pydantic's messages have several."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = [line for line in lines if not line.startswith("For further information")]
     if len(summary) > 2 and "validation error" in summary[0]:
         summary = summary[1:]
-    return ": ".join(summary[:2])
+    return ": ".join(summary[:2]) or type(error).__name__

@@ -15,7 +15,7 @@ class BatchRequest:
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]
     slot: int | None = None  # slot of `data.loading.shared_memory` to render into
-    run_epochs: int = 1  # length of the whole run, by which training samples are augmented
+    run_epochs: int = 1  # epochs of the whole run; close_mosaic and close_scale count from its end
     samples_per_image: tuple[int, ...] = ()  # number of consecutive samples that form each image; empty: one each
 
     @property

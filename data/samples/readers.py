@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.cache.decoding import ImageCache
+from data.cache.image_cache import ImageCache
 from data.image_io.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule
@@ -170,7 +170,7 @@ class TileReader(SampleReader):
 
     def origin_of(self, i: int) -> SampleOrigin:
         height, width = self.index.image_hw[self.tiles.image[i]].tolist()
-        left, top = self.tiles.windows[i, :2].tolist()
+        left, top = self.tiles.corners_on_grid[i].tolist()
         return SampleOrigin((height, width), left, top)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:

@@ -47,10 +47,11 @@ def sample_weights(reader: SampleReader, *, tile_backgrounds: float, repeat_fact
 def with_whole_sum(weights: np.ndarray) -> np.ndarray:
     """Returns ``weights``, float64 (N,), not negative, adjusted so that their sum is the nearest whole number.
 
-    Only fractional parts change, all by the same factor; or, if a part would exceed 1, all distances from 1 change by
-    the same factor. The whole part of each weight stays, so a sample with a weight of 1 occurs exactly once in each
-    epoch. If there are fractional parts, their new sum is at least 1: otherwise a sample meant for a few epochs would
-    never occur. It then occurs in more epochs than its weight implies.
+    Only fractional parts change, all by the same factor: 1, 0.3, 0.3 become 1, 0.5, 0.5. Or, if a part would exceed 1,
+    all distances from 1 change by the same factor: 0.2, 0.6, 0.95 become 0.36, 0.68, 0.96. The whole part of each
+    weight stays, so a sample with a weight of 1 occurs exactly once in each epoch. If there are fractional parts, their
+    new sum is at least 1: otherwise a sample meant for a few epochs would never occur. It then occurs in more epochs
+    than its weight implies.
     """
     nearest = np.rint(weights)
     weights = np.where(np.abs(weights - nearest) < _WHOLE_TOLERANCE, nearest, weights)
@@ -87,7 +88,7 @@ def check_tiles(tiles: TiledIndex) -> None:
     """Raises UserError if no tile has an object; warns if some objects are too large for any tile."""
     side = tiles.side
     if not tiles.has_object.any():
-        raise UserError(f"tile {side}: no tile shows {tiles.visibility:.0%} of an object; use larger tiles")
+        raise UserError(f"tile {side}: no tile shows {100 * tiles.visibility:.0f} % of an object; use larger tiles")
     objects_wh = tiles.image_index.boxes_xywh_px[~tiles.image_index.crowd, 2:]
     largest_shown = np.minimum(objects_wh, side).prod(1)
     hidden = int((largest_shown < tiles.visibility * objects_wh.prod(1)).sum())

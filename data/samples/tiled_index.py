@@ -40,6 +40,7 @@ class TiledIndex:
         visibility: an object is ignored if a tile shows less than this fraction of its area.
         image: int64 (N,), the image of each tile, ascending.
         windows: float32 (N, 4), x1, y1, x2, y2 of each tile on the grid, pixels of its image.
+        corners_on_grid: int64 (N, 2), the first two of them, whole pixels.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class TiledIndex:
         grids = [tile_windows((height, width), side, overlap) for height, width in sizes]
         self.image = np.repeat(np.arange(len(image_index)), [len(grid) for grid in grids])
         self.windows = np.array([window for grid in grids for window in grid], np.float32).reshape(-1, 4)
-        self._grid = self.windows[:, :2].astype(np.int64)
-        self._max_shift = 0 if seed is None else round(side * overlap / 2)
+        self.corners_on_grid = self.windows[:, :2].astype(np.int64)
+        self._max_shift = 0 if seed is None else round(side * overlap) // 2
         self._nearby = self._find_nearby_boxes()
         self.tile_index = self._index_on_grid()
 
@@ -84,7 +85,7 @@ class TiledIndex:
         rows, position = rows_of(self.image_index.offsets, self.image[tiles])
         tile = tiles[position]
         boxes = self.image_index.boxes_xywh_px[rows]
-        low = boxes[:, :2] - self._grid[tile]
+        low = boxes[:, :2] - self.corners_on_grid[tile]
         high = low + boxes[:, 2:]
         is_nearby = ((low < self.side + self._max_shift) & (high > -self._max_shift)).all(1)
         return rows[is_nearby], tile[is_nearby]
@@ -93,7 +94,7 @@ class TiledIndex:
         """Returns the index of the tiles at their places on the grid."""
         rows = self._nearby.rows
         tile = np.repeat(np.arange(len(self.image)), np.diff(self._nearby.offsets))
-        boxes, visible = clip_to_tiles(self.image_index.boxes_xywh_px[rows], self._grid[tile], self.side)
+        boxes, visible = clip_to_tiles(self.image_index.boxes_xywh_px[rows], self.corners_on_grid[tile], self.side)
         is_shown = visible > 0
         counts = np.bincount(tile[is_shown], minlength=len(self.image))
         index = self.image_index.take_with_boxes(self.image, rows[is_shown], counts)
@@ -111,7 +112,7 @@ class TiledIndex:
 
     def corners(self, tiles: np.ndarray, epoch: int) -> np.ndarray:
         """Returns the corners int64 (n, 2) of ``tiles`` int64 (n,) in an epoch."""
-        corners = self._grid[tiles]
+        corners = self.corners_on_grid[tiles]
         if self.seed is None:
             return corners
         u = keyed_uniforms(self.seed, named_stream("tiles"), [(epoch, tile) for tile in tiles.tolist()], 2)

@@ -11,10 +11,15 @@ from data.augment.projection import project_points
 
 def test_a_patch_is_cropped_to_its_visible_pixels_before_its_edges_move():
     """The numbers are those of the example in data/augment/placement.py, along both axes."""
-    outer = np.array([[[0.5, 0, -10.3], [0, 0.5, -10.3], [0, 0, 1]]])
+    frame_to_canvas = np.array([[[0.5, 0, -10.3], [0, 0.5, -10.3], [0, 0, 1]]])
     side = np.full((1, 2), 101)
     placed = place_patches(
-        side, corners=np.zeros((1, 2)), sizes=side, frame_wh=side, outer=outer, canvas_wh=np.full((1, 2), 30.0)
+        side,
+        corners=np.zeros((1, 2)),
+        sizes=side,
+        frame_wh=side,
+        frame_to_canvas=frame_to_canvas,
+        canvas_wh=np.full((1, 2), 30.0),
     )
     assert placed.region.tolist() == [[20, 20, 81, 81]]
     edges = project_points(placed.matrix[0], np.array([[20.0, 20.0], [81.0, 81.0]]))

@@ -9,12 +9,16 @@ import pickle
 import resource
 import shutil
 import stat
+import struct
 import subprocess
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
+import lmdb
 import numpy as np
 import pytest
 
@@ -106,6 +110,27 @@ def test_a_cache_returns_the_pixels_of_the_files(kind, index, cached):
     assert len(pickle.dumps(cache)) < 3000
 
 
+@pytest.mark.parametrize("kind", ["ram", "full"])
+def test_no_more_images_are_decoded_at_once_than_there_is_memory_for(kind, tmp_path, cached, monkeypatch):
+    index = write_rectangles(tmp_path / "images", [(60, 80)] * 8)
+    lock = threading.Lock()
+    now_and_most = [0, 0]
+
+    def read_slowly(*args, **options):
+        with lock:
+            now_and_most[0] += 1
+            now_and_most[1] = max(now_and_most)
+        time.sleep(0.005)
+        with lock:
+            now_and_most[0] -= 1
+        return read_source(*args, **options)
+
+    monkeypatch.setattr(decoding, "read_source", read_slowly)
+    monkeypatch.setattr(decoding, "available_memory", lambda: 4 * 2 * 3 * (60 * 80 * 3))  # a quarter is for two images
+    assert same_as_the_files(cached(kind, index, 0), index)
+    assert now_and_most == [0, 2]
+
+
 def test_memory_is_freed_with_its_cache(index, cached):
     cache = cached("ram", index)
     assert os.stat(cache.path).st_size > 10_000
@@ -167,10 +192,10 @@ def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, 
 )
 def test_the_cache_of_another_data_set_under_the_name_of_this_one_is_not_read(kind, imgsz, suffixes, index, cached):
     """Its images have the same sizes, and a disk cache may be incomplete."""
-    other = cached(kind, replace(index, source="train-1"), imgsz).path
+    other = cached(kind, replace(index, cache_key="train-1"), imgsz).path
     image = Path(index.path(0))
     image.write_bytes(cv2.imencode(".png", 255 - cv2.imread(str(image)))[1].tobytes())
-    index = replace(index, source="train-2")
+    index = replace(index, cache_key="train-2")
     path = cached(kind, index, imgsz).path
     path.with_suffix(".complete").unlink(missing_ok=True)
     for suffix in suffixes:
@@ -192,8 +217,8 @@ def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, deco
 @pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
 def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index, cached, tmp_path):
     """A process that reads an older cache keeps its images, and caches of other data sets stay."""
-    index = replace(index, source="train-0123")
-    other = cached(kind, replace(index, source="train-4567"), imgsz)
+    index = replace(index, cache_key="train-0123")
+    other = cached(kind, replace(index, cache_key="train-4567"), imgsz)
     before = cached(kind, index, imgsz)
     expected = before[3].tobytes()
     half = before.path.with_name(before.path.name.replace(CacheName.of(index).content, "half"))
@@ -327,6 +352,16 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
     assert same_as_the_files(cached("disk", index), index)
     assert decoded in (["003.png", "004.png"], ["004.png"])
+
+
+def test_an_unfinished_disk_cache_with_a_flipped_bit_in_a_key_is_created_again(index, cached):
+    """Such as a kill leaves: not marked as complete."""
+    path = cached("disk", index).path
+    path.with_suffix(".complete").unlink()
+    disk_cache.unmap_disk_caches()
+    with lmdb.open(os.fspath(path), subdir=False, lock=False) as environment, environment.begin(write=True) as written:
+        written.put(struct.pack(">Q", 3 | 1 << 40), written.pop(struct.pack(">Q", 3)))
+    assert same_as_the_files(cached("disk", index), index)
 
 
 def _first_pixels(cache, i):

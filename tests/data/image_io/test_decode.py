@@ -248,6 +248,19 @@ def test_bmp_and_pnm_that_opencv_would_misread_are_refused(tmp_path):
                 refuse(tmp_path / "b")
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_text_pnm_needs_no_newline_at_its_end(tmp_path, end):
+    rgb = gradient()
+    for kind, values in ((b"P2", rgb[..., 1]), (b"P3", rgb)):
+        numbers = b" ".join(b"%d" % value for value in values.ravel().tolist())
+        (tmp_path / "a.ppm").write_bytes(kind + b" 40 24 255\n" + numbers + end)
+        np.testing.assert_array_equal(read_image(tmp_path / "a.ppm"), np.broadcast_to(values.T, (3, 40, 24)).T)
+        assert check_image(tmp_path / "a.ppm").size_hw == (24, 40)
+        (tmp_path / "a.ppm").write_bytes(kind + b" 40 24 255\n" + numbers[:-4] + end)
+        with refused("a.ppm: cannot be decoded (damaged, or not an image)"):
+            read_image(tmp_path / "a.ppm")
+
+
 def test_a_pnm_of_the_bits_in_the_yaml_is_read(tmp_path):
     values = np.arange(24 * 40, dtype=np.uint16).reshape(24, 40) * 4
     (tmp_path / "a.pgm").write_bytes(b"P5 40 24 4095\n" + values.astype(">u2").tobytes())

@@ -22,8 +22,11 @@ from utils.pixels import PixelFormat
 
 tifffile = pytest.importorskip("tifffile")
 
-
 GRAY = ("minisblack", "miniswhite")
+# Tags of pages beside the image.
+OVERVIEW = {"subfiletype": 1}
+MASK = {"subfiletype": 4, "photometric": "mask"}
+UNMARKED = {}
 
 
 class Kind(NamedTuple):
@@ -175,15 +178,6 @@ def test_only_the_first_page_is_read_as_rgb(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), np.full((16, 16, 3), 16))
 
 
-OVERVIEW = {"subfiletype": 1}
-
-
-MASK = {"subfiletype": 4, "photometric": "mask"}
-
-
-UNMARKED = {}
-
-
 @pytest.mark.parametrize("others", [[OVERVIEW], [MASK], [OVERVIEW, MASK, {**MASK, "subfiletype": 5}], [UNMARKED]])
 @pytest.mark.parametrize("pixels", [PixelFormat(), PixelFormat(3, 16), PixelFormat(1, 16), PixelFormat(5, 16)], ids=str)
 def test_overviews_and_masks_are_not_channels(tmp_path, others, pixels):
@@ -224,7 +218,7 @@ def test_unmarked_pages_of_several_sizes_are_refused(tmp_path):
 @pytest.mark.parametrize("planar", ["contig", "separate"])
 @pytest.mark.parametrize("tile", [(16, 16), (32, 48), (80, 16)])
 def test_uncompressed_tiles_of_any_size_are_read(tmp_path, planar, tile):
-    """OpenCV fails at those whose bytes are not a multiple of 1024."""
+    """OpenCV fails on those whose bytes are not a multiple of 1024."""
     path = tmp_path / "a.tif"
     image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
     stored = image if planar == "contig" else np.moveaxis(image, -1, 0)

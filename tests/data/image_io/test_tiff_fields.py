@@ -170,7 +170,7 @@ def test_a_planar_configuration_of_8_bits_is_refused_by_tifffile(tmp_path, optio
 
 @pytest.mark.parametrize("predictor", [0, 2, 3])
 def test_a_predictor_of_uncompressed_pixels_is_ignored(tmp_path, predictor):
-    """libtiff does not read the field; 0 and 3 were refused, and tifffile took pixels for differences with 2."""
+    """libtiff does not read the field. tifffile fails on 0 and 3, and takes pixels for differences with 2."""
     image, content = strips()
     struct.pack_into("<I", content, directory_entry(content, 317) + 8, predictor)
     assert_reads(tmp_path / "a.tif", content, image)

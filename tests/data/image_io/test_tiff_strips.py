@@ -23,7 +23,7 @@ def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path, lay
 
 
 def test_strips_with_gaps_need_their_number_of_rows(tmp_path):
-    """Decoders took the bytes between the strips for pixels."""
+    """Decoders take the bytes between the strips for pixels."""
     path = tmp_path / "a.tif"
     image, content = strips(padding=b"\xff" * 6)
     assert_reads(path, content, image)
@@ -45,7 +45,7 @@ def test_strips_without_their_number_of_rows_are_all_needed(tmp_path):
 
 @pytest.mark.parametrize("num_missing", [1, 2])
 def test_strips_without_their_number_of_rows_are_not_cropped(tmp_path, num_missing):
-    """The rows that a damaged length lacks were taken for padding of the last strip."""
+    """The rows that a damaged length lacks look like padding of the last strip."""
     path = tmp_path / "a.tif"
     _, content = strips()
     rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
@@ -76,7 +76,7 @@ def test_one_strip_of_all_planes_is_refused(tmp_path):
 
 
 def test_a_number_of_rows_that_became_an_orientation_is_refused(tmp_path):
-    """The tags differ by a bit, and the image was turned."""
+    """The tags differ by a bit, and the image would be turned."""
     path = tmp_path / "a.tif"
     _, content = strips()
     rename_field(content, 278, 274)  # RowsPerStrip, Orientation
@@ -101,7 +101,7 @@ def test_only_a_surplus_strip_without_bytes_is_ignored(tmp_path, surplus_bytes):
 @pytest.mark.parametrize("pixels", [PixelFormat(), PixelFormat(3, 16)], ids=str)
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_planes_need_their_numbers_of_bytes(tmp_path, compression, pixels):
-    """tifffile filled the planes without one with zeros."""
+    """tifffile fills the planes without one with zeros."""
     path = tmp_path / "a.tif"
     image = np.random.default_rng(0).integers(0, 1 << 16, (3, *HW), np.uint16)
     tifffile.imwrite(path, image, photometric="rgb", planarconfig="separate", compression=compression)

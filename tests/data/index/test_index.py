@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.data.index.small_set import (
 )
 from tests.helpers.messages import refused
 from tests.helpers.scoring import coco_evaluate, make_table
+from tests.helpers.synthetic_index import index_of
 from tests.helpers.three_formats import voc_text, write_image
 from utils.boxes import xywh_to_xyxy
 
@@ -202,6 +204,22 @@ def test_some_classes_are_those_among_all_and_share_their_cache(root, tmp_path, 
         load(root, cache, change=lambda spec: spec.use_classes(["fly"]))
 
 
+@pytest.mark.parametrize(
+    ("offsets", "classes", "ignored"), [([0, 4, 5, 6], [0, 0, 0, 1, 1, 1], []), ([0, 2, 4, 6], [0, 1] * 3, ["cat"])]
+)
+def test_a_class_is_ignored_everywhere_if_each_image_has_a_region_of_it(offsets, classes, ignored):
+    """Three images have a dog each. All three regions of cats are in the first image, or one in each."""
+    index = index_of(
+        names=["cat", "dog"],
+        paths=["a", "b", "c"],
+        image_hw=np.full((3, 2), 100),
+        offsets=np.array(offsets),
+        boxes_xywh_px=np.full((6, 4), 9),
+        classes=np.array(classes),
+    )
+    assert replace(index, crowd=index.classes == 0).names_ignored_everywhere() == ignored
+
+
 def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
     whole = load(root, tmp_path / "cache")
     labels = {path: whole.labels(i).tolist() for i, path in enumerate(whole.paths)}
@@ -217,8 +235,8 @@ def test_a_fraction_of_the_images_is_chosen_by_the_seed(root, tmp_path, lines):
     assert list(load(root, tmp_path / "cache", fraction=0.6).paths) == list(parts[3].paths)
     seeds = [load(root, tmp_path / "cache", fraction=0.4, seed=seed) for seed in range(8)]
     assert len({tuple(part.paths) for part in seeds}) > 3
-    assert len({part.source for part in seeds}) == 8  # else each would remove the cached images of the others
-    assert len({load(root, tmp_path / "cache", seed=seed).source for seed in (0, 1)}) == 1
+    assert len({part.cache_key for part in seeds}) == 8  # else each would remove the cached images of the others
+    assert len({load(root, tmp_path / "cache", seed=seed).cache_key for seed in (0, 1)}) == 1
     assert len(load(root, tmp_path / "cache", fraction=1e-6)) == 1
 
 

@@ -134,11 +134,11 @@ def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
 def test_an_old_file_that_cannot_be_removed_does_not_keep_the_others(root, tmp_path):
     load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
-    source = path.name.rpartition("-")[0]
-    kept = path.with_name(f"{source}-folder")
+    cache_key = path.name.rpartition("-")[0]
+    kept = path.with_name(f"{cache_key}-folder")
     kept.mkdir()
     for number in range(9):
-        path.with_name(f"{source}-{number}.index").touch()
+        path.with_name(f"{cache_key}-{number}.index").touch()
     path.with_name(".train.0123456789abcdef.tmp").touch()  # as a killed process leaves it
     edit(root / "labels/train/a.txt")
     load(root, tmp_path / "cache")

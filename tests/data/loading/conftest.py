@@ -8,13 +8,9 @@ from data.loading.build import build_run_val_loader, build_train_loader, build_v
 from data.loading.checks import check_loader_settings, check_shards
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader
+from tests.data.loading.small_loader import HYP, SINGLE, SIZES
 from tests.helpers.synthetic_index import write_rectangles
-from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext
-
-SIZES = [(60 + 5 * (i % 7), 60 + 7 * (i % 5)) for i in range(22)]
-HYP = Hyperparameters(mixup=0.3)
-SINGLE = DistributedContext.single("cpu")
+from utils.config.settings import TrainConfig
 
 
 @pytest.fixture(scope="package")

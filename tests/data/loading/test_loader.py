@@ -32,7 +32,7 @@ from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
-from tests.data.loading.conftest import SINGLE
+from tests.data.loading.small_loader import SINGLE
 from tests.helpers import tiny
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -370,7 +370,7 @@ from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
-from tests.data.loading.conftest import HYP, SIZES
+from tests.data.loading.small_loader import HYP, SIZES
 from tests.helpers.synthetic_index import write_rectangles
 if __name__ == "__main__":
     index = write_rectangles(Path(sys.argv[2]), SIZES)

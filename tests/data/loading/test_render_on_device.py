@@ -17,7 +17,7 @@ from data.image_io.reduce import reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.pyramid import PyramidLayout
-from tests.data.loading.conftest import SINGLE, SIZES
+from tests.data.loading.small_loader import SINGLE, SIZES
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import assert_same_batch

@@ -233,6 +233,13 @@ def test_samples_with_fractional_weights_come_in_proportion_to_them(once, fracti
     np.testing.assert_array_equal(indices, order.indices(5))
 
 
+@pytest.mark.parametrize(
+    ("weights", "whole"), [([1, 0.3, 0.3], [1, 0.5, 0.5]), ([0.2, 0.6, 0.95], [0.36, 0.68, 0.96]), ([0.3], [1])]
+)
+def test_fractional_weights_change_alike(weights, whole):
+    np.testing.assert_allclose(with_whole_sum(np.array(weights)), whole)
+
+
 def test_a_rounding_error_in_a_weight_repeats_no_sample():
     np.testing.assert_array_equal(with_whole_sum(np.array([1 + 2e-16, 1, 2 - 1e-15, 0, 1e-16])), [1, 1, 2, 0, 0])
 

@@ -242,6 +242,9 @@ def test_every_visible_piece_of_an_ignore_region_is_kept(copied):
             "1.0, 'strict': False}, input_type=dict]",
         ),
         ([{"name": "OneOf"}], "OneOf needs a list of transforms under 'transforms'"),
+        ([{"name": "OneOf", "transforms": [{"name": "Blur", "p": 0}]}], "OneOf: float division by zero"),
+        ([{"name": "DualTransform"}], "no transform is called 'DualTransform'..."),
+        ([{"name": "BaseCompose", "transforms": [{"name": "Blur"}]}], "no transform is called 'BaseCompose'..."),
         (["Blur"], "needs mappings such as {name: Blur, p: 0.1}, got 'Blur'"),
         ([{"p": 1}], "needs mappings such as {name: Blur, p: 0.1}, got {'p': 1}"),
         (

@@ -47,15 +47,17 @@ def boxed_index(seed: int = 0):
     return replace(index, crowd=rng.random(len(index.classes)) < 0.1)
 
 
-def tiled(seed: int | None = 0, visibility: float = 0.3) -> TiledIndex:
-    return TiledIndex(boxed_index(), SIDE, hyp=Hyperparameters(tile_visibility=visibility), seed=seed)
+def tiled(seed: int | None = 0, visibility: float = 0.3, side: int = SIDE) -> TiledIndex:
+    return TiledIndex(boxed_index(), side, hyp=Hyperparameters(tile_visibility=visibility), seed=seed)
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-def test_tiles_of_every_epoch_cover_the_images_but_for_their_edges(seed):
-    tiles = tiled(seed)
+@pytest.mark.parametrize("side", [SIDE, 35])
+def test_tiles_of_every_epoch_cover_the_images_but_for_their_edges(seed, side):
+    """Tiles of 35 pixels overlap by 7, of which each neighbor moves by at most 3."""
+    tiles = tiled(seed, side=side)
     everything = np.arange(len(tiles.tile_index))
-    reach = 0 if seed is None else round(0.1 * SIDE)
+    reach = 0 if seed is None else round(0.1 * side)
     seen = set()
     for epoch in range(4):
         corners = tiles.corners(everything, epoch)
@@ -64,13 +66,13 @@ def test_tiles_of_every_epoch_cover_the_images_but_for_their_edges(seed):
         for i, (height, width) in enumerate(SIZES):
             covered = np.zeros((height, width), bool)
             for left, top in corners[tiles.image == i]:
-                assert 0 <= left <= max(width - SIDE, 0)
-                assert 0 <= top <= max(height - SIDE, 0)
-                covered[top : top + SIDE, left : left + SIDE] = True
-            edges = [reach if side > SIDE else 0 for side in covered.shape]
-            assert covered[tuple(slice(edge, side - edge) for edge, side in zip(edges, covered.shape))].all()
+                assert 0 <= left <= max(width - side, 0)
+                assert 0 <= top <= max(height - side, 0)
+                covered[top : top + side, left : left + side] = True
+            edges = [reach if length > side else 0 for length in covered.shape]
+            assert covered[tuple(slice(edge, length - edge) for edge, length in zip(edges, covered.shape))].all()
     assert len(seen) == (1 if seed is None else 4)
-    np.testing.assert_array_equal(tiles.corners(everything, 1), tiled(seed).corners(everything, 1))
+    np.testing.assert_array_equal(tiles.corners(everything, 1), tiled(seed, side=side).corners(everything, 1))
 
 
 @pytest.mark.parametrize("visibility", [0.0, 0.3, 1.0])
@@ -160,7 +162,7 @@ def test_tiles_without_objects_are_repeated_less_often():
 
 def test_tiles_that_show_no_object_are_refused(caplog):
     index = replace(boxed_index(), crowd=np.ones(160, bool))
-    with refused("tile 128: no tile shows 30% of an object; use larger tiles"):
+    with refused("tile 128: no tile shows 30 % of an object; use larger tiles"):
         check_tiles(TiledIndex(index, SIDE, hyp=Hyperparameters()))
     check_tiles(tiled(visibility=0.9))
     assert "of 1" in caplog.text

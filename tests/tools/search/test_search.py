@@ -237,7 +237,7 @@ def test_a_training_with_the_base_recipe_tells_whose_fault_it_is(tmp_path, monke
     assert "no trial is complete" in error_of(capsys, main, *flags)
     (row,) = read_trials(folder)
     assert (row["state"], row["epochs"]) == ("failed", "0")
-    assert "no tile shows 98% of an object" in row["reason"]
+    assert "no tile shows 98 % of an object" in row["reason"]
     assert hyperparameters_from(str(folder / "base.yaml")) == Hyperparameters()
     assert [path.name for path in (folder / "trials" / "0000").iterdir() if path.is_dir()] == ["run"]
 

@@ -312,7 +312,7 @@ def test_a_copy_of_a_folder_has_the_caches_of_its_yaml(tmp_path):
     (folder / "data.yaml").write_text(yaml.safe_dump(values))
     spec = stage(folder, tmp_path / "stage")
     copied, original = (load_index(each, "train") for each in (spec, load_dataset_spec(folder)))
-    assert copied.source == original.source
+    assert copied.cache_key == original.cache_key
     assert index_fingerprint(spec) == index_fingerprint(load_dataset_spec(folder))
 
 
