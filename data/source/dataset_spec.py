@@ -17,6 +17,7 @@ from typing import Any
 
 from data.labels.label_format import LabelFormat
 from data.source.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
+from data.source.walk import false_if_denied
 from data.source.yaml_keys import SPLITS
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
@@ -258,6 +259,11 @@ class DatasetSpec:
         if not hint:
             hint = f"{nearby_paths_hint(path)}; {self.if_missing}"
         return UserError(f"{path}: not found (named by {self.source}){hint}")
+
+
+def folders_of(split: ListedSplit) -> list[str]:
+    """Returns the folders that a split names, without its lists and those that are missing or not accessible."""
+    return [str(entry) for entry in split.images if false_if_denied(entry.is_dir)]
 
 
 def joined_parts(splits: Iterable[Split]) -> list[DatasetSpec]:

@@ -103,6 +103,15 @@ def status_of(file: os.DirEntry | Path) -> os.stat_result | None:
         return none_if_missing(os.stat, file)
 
 
+def false_if_denied(call: Callable[[], bool]) -> bool:
+    """Returns the result of a call such as ``path.is_dir``, or False if access to the path is denied, which
+    `DatasetSpec.check_split` reports if the split that names it is used."""
+    try:
+        return call()
+    except PermissionError:
+        return False
+
+
 class Folders:
     """Looks up directory entries by absolute path. Each folder is read once.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.labels.label_format import FilesPerImage
-from data.source.dataset_spec import DatasetSpec, ListedSplit
+from data.source.dataset_spec import DatasetSpec, ListedSplit, folders_of
 from data.source.diagnosis.similar_names import ImagesOnDisk, loose_stem
 from data.source.diagnosis.split_labels import SplitLabels
 from data.source.listing.candidate_files import CandidateFile
@@ -213,8 +213,3 @@ def _format_per_image(split: ListedSplit) -> FilesPerImage | None:
 def _loose_stem_of(name: str) -> str:
     """Returns the loose stem of an image from its name with folders."""
     return loose_stem(name.rpartition("/")[2])
-
-
-def folders_of(split: ListedSplit) -> list[str]:
-    """Returns the existing folders that a split names, without its lists."""
-    return [str(entry) for entry in split.images if entry.is_dir()]
