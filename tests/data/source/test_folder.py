@@ -27,6 +27,7 @@ from tests.data.source.exported_folders import (
     roboflow_voc,
 )
 from tests.helpers.messages import refused
+from tests.helpers.three_formats import write_image
 from utils.distributed.context import DistributedContext
 from utils.files import safe_io
 
@@ -156,6 +157,18 @@ def test_a_json_is_read_twice_however_often_the_data_set_is_opened(source, tmp_p
     path = tmp_path / "export" / "annotations" / "instances_train2017.json"
     path.write_text(path.read_text().replace('"light"', '"brighter"'))
     assert load_dataset_spec(tmp_path / "export").names == tuple(name.replace("light", "brighter") for name in names)
+
+
+@pytest.mark.parametrize("name", ["test_{:03}.JPG", "train{}.Png", "val {}.jpg"])
+def test_labels_next_to_images_are_no_lists_although_they_are_named_after_splits(tmp_path, name):
+    (tmp_path / "classes.txt").write_text("a\n")
+    for i in range(3):
+        image = tmp_path / name.format(i)
+        write_image(image, 48, 64)
+        image.with_suffix(".txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    index = load_index(load_dataset_spec(tmp_path), "train", IndexSettings(progress=False))
+    assert list(index.paths) == sorted(name.format(i) for i in range(3))
+    assert len(index.classes) == 3
 
 
 def test_names_of_splits():
