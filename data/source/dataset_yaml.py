@@ -238,7 +238,7 @@ def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, p
 
 def _advice_if_missing(values: dict[str, Any], path: Path) -> str:
     """Returns the advice for `DatasetSpec.if_missing`."""
-    if path.absolute().parent == YAML_FOLDER and "url" in values:
+    if path.absolute().parent == YAML_FOLDER and {"url", "license"} <= values.keys():
         unpacked = "unpack it as the first lines of that file describe"
         return f"download {values['url']} (license: {values['license']}) and {unpacked}"
     if values.get("download"):

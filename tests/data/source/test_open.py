@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data.source import dataset_yaml
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -72,6 +73,14 @@ def test_images_of_a_public_data_set_that_are_not_there_say_where_to_get_them(tm
     monkeypatch.chdir(tmp_path)
     with refused(message):
         list_split(open_by_name(data), "train")
+
+
+def test_a_yaml_of_ones_own_among_the_public_ones_may_have_an_address_alone(tmp_path, monkeypatch):
+    """The hint at the license and the first lines of the file is about the public ones."""
+    monkeypatch.setattr(dataset_yaml, "YAML_FOLDER", tmp_path)
+    path = write_yaml(tmp_path, "train: images\nnames: [a]\nurl: https://example.org/set.zip\n")
+    with refused("images: not found (named by .../d.yaml); correct its paths"):
+        list_split(load_dataset_spec(path), "train")
 
 
 @pytest.mark.parametrize(
