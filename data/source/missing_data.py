@@ -97,4 +97,4 @@ def moved_data_hint(path: Path, root: Path, yaml: Path) -> str:
     if root.exists() or not path.is_relative_to(root):
         return ""
     moved = yaml.absolute().parent / path.relative_to(root)
-    return f"; {moved} exists: remove 'path: {root}' from the YAML" if moved.exists() else ""
+    return f"; {moved} exists: remove the key 'path' from the YAML" if moved.exists() else ""
