@@ -142,7 +142,9 @@ class DatasetSpec:
     def split(self, name: str) -> Split:
         """Returns the split ``name``. Raises UserError if the YAML does not have it; advises to add it if it could."""
         if name not in self.splits:
-            message = f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}"
+            message = f"{self.source}: has no '{name}' split"
+            if self.splits:
+                message += f", only {', '.join(self.splits)}"
             if name not in SPLITS:
                 raise UserError(message + suggestion(name, self.splits))
             hint = f", or {WITHOUT_VAL}" if name == "val" else ""

@@ -187,6 +187,14 @@ def test_an_optional_split_without_images_leaves_its_labels_in_a_shared_file(roo
     assert "'val' is left out, and part of 'train' is held out in its place; labels in " in warning
 
 
+def test_a_data_set_of_only_an_optional_split_without_images_lacks_the_others(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "data.yaml").write_text("val: images\nnames: [a]\n")
+    source = DataSource(str(tmp_path / "data.yaml"), ("train",), optional=("val",))
+    with refused("data.yaml: has no 'train' split; add 'train: <folder>'"):
+        open_data(source, DistributedContext.single())
+
+
 def test_a_joined_optional_split_without_images_is_left_out(tmp_path, caplog):
     parts = [write_dataset(tmp_path / name, train=3, val=2) for name in ("a", "b")]
     data = tmp_path / "joined.yaml"
