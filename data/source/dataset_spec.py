@@ -121,12 +121,13 @@ Split = FilesSplit | JsonSplit | ShardSplit | JoinedSplit
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """The content of a data set YAML or folder."""
+    """A data set as its YAML or folder describes it, and what the command chose: `classes`, held-out images, splits to
+    leave out, a copy."""
 
     names: tuple[str, ...]  # classes that a model learns
     root: Path  # absolute
     splits: dict[str, Split]
-    source: str  # path of the YAML, for messages
+    source: str  # path of the YAML, or of a folder without one: for messages, and identifies the data set
     if_missing: str = "correct its paths"  # advice for missing data
     # Optional splits that are not read because they have no images. Annotations of other splits may name their images.
     left_out: dict[str, Split] = field(default_factory=dict)
