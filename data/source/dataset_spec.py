@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.labels.label_format import LabelFormat
-from data.source.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
+from data.source.missing_data import missing_error
 from data.source.walk import false_if_denied
 from data.source.yaml_keys import SPLITS
 from utils.config.checks import class_numbers
@@ -258,10 +258,7 @@ class DatasetSpec:
 
     def missing_error(self, path: Path) -> UserError:
         """Returns the error about a missing file or folder, with a hint at what exists instead."""
-        hint = labels_without_images(self.root) or moved_data_hint(path, self.root, Path(self.source))
-        if not hint:
-            hint = f"{nearby_paths_hint(path)}; {self.if_missing}"
-        return UserError(f"{path}: not found (named by {self.source}){hint}")
+        return missing_error(path, self.root, self.source, self.if_missing)
 
 
 def folders_of(split: ListedSplit) -> list[str]:

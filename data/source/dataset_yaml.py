@@ -12,9 +12,9 @@ classes, or turns their boxes into ignore regions; ``ignore``, a list of classes
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,8 +24,8 @@ from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit, Split, joined_parts
 from data.source.diagnosis.other_exports import check_no_export
 from data.source.folder import read_folder
-from data.source.missing_data import nearby_paths_hint
-from data.source.yaml_classes import read_names, with_class_map
+from data.source.missing_data import missing_error, nearby_paths_hint
+from data.source.yaml_classes import read_classes
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from data.source.yaml_paths import YAML_FOLDER, is_yaml, replaced_separators, resolve_entry, resolve_root
 from utils.config.settings import MAX_IMGSZ
@@ -75,20 +75,22 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
         notes += replaced_separators(_entries(values[name]), split.paths, f"{yaml_path}: {name}")
     for part in parts:
         notes += part.notes
-    spec = DatasetSpec(
-        names=(),
+    source = str(yaml_path)
+    if_missing = _advice_if_missing(values, yaml_path)
+    missing = functools.partial(missing_error, root=root, source=source, advice=if_missing)
+    classes = read_classes(values, splits, names_file, missing)
+    return DatasetSpec(
+        names=classes.names,
         root=root,
         splits=splits,
-        source=str(yaml_path),
-        if_missing=_advice_if_missing(values, yaml_path),
+        source=source,
+        if_missing=if_missing,
+        label_names=classes.label_names,
+        class_of=classes.class_of,
         notes=tuple(dict.fromkeys(notes)),
         pixels=pixels,
         tile=tile,
     )
-    spec = replace(spec, names=read_names(values, spec, names_file))
-    if values.get("classes") or values.get("ignore"):
-        return with_class_map(spec, values)
-    return spec
 
 
 def _read_description(path: Path) -> _Description:
