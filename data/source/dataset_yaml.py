@@ -103,7 +103,7 @@ def _read_description(path: Path) -> _Description:
         notes.append(content.summary)
         names_file = content.yaml or path
         if content.values:
-            values = content.values | {"path": str(path.absolute())}
+            values = content.values | {"path": path.absolute()}
         else:
             path = names_file
             values = read_yaml(path)

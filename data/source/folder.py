@@ -33,7 +33,7 @@ _DATA_LINE = re.compile(rf"^['\"]?({'|'.join(_DATA_KEYS)})['\"]?\s*:", re.MULTIL
 class FolderContent(NamedTuple):
     """Description of a data set, inferred from its folder."""
 
-    values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML that names the images
+    values: dict[str, Any]  # as in a YAML, with paths as Path; empty if the folder has a YAML that names the images
     yaml: Path | None  # the folder's YAML, which only names the classes if there are ``values``
     summary: str  # for the log
 
@@ -53,7 +53,7 @@ def read_folder(folder: Path) -> FolderContent:
     labels = find_folder_labels(folder, splits, values.get("names"))
     if labels is None:
         raise UserError(f"data set {folder}: {_content_summary(folder, splits)}")
-    values |= {split: str(path) for split, path in splits.items()} | labels.values
+    values |= splits | labels.values
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
     unused = _unused_folders(folder, splits.values())
     if unused:

@@ -23,7 +23,10 @@ def is_yaml(path: str | Path) -> bool:
 
 
 def checked_path(value: Any, location: str) -> Path:
-    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not a path."""
+    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not a path. A
+    Path, as `read_folder` found it, is returned unchanged: its name may end with a space."""
+    if isinstance(value, Path):
+        return value
     text = check(value, str, location).strip()
     if not text:
         raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
@@ -83,10 +86,10 @@ def _readings(path: Path) -> list[Path]:
     return [path, Path(str(path).replace("\\", "/"))]
 
 
-def replaced_separators(written: Sequence[str], resolved: Sequence[Path], location: str) -> list[str]:
+def replaced_separators(written: Sequence[str | Path], resolved: Sequence[Path], location: str) -> list[str]:
     """Returns log lines about the entries ``written`` whose Windows separators have been replaced."""
     return [
         f"{location}: {entry} is read as {path}"
         for entry, path in zip(written, resolved)
-        if "\\" in entry and "\\" not in str(path)
+        if "\\" in str(entry) and "\\" not in str(path)
     ]

@@ -23,6 +23,8 @@ from tests.data.source.exported_folders import (
     boxes_of,
     coco_2017,
     copy_set,
+    darknet,
+    label_img,
     roboflow_coco,
     roboflow_voc,
 )
@@ -56,6 +58,16 @@ def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkey
     monkeypatch.chdir(tmp_path / where)
     assert boxes_of(name) == boxes_of(source / "data.yaml")
     assert load_dataset_spec(name).notes[0].startswith(f"{tmp_path / 'export'}: COCO JSON")
+
+
+@pytest.mark.parametrize("export", [label_img, darknet, roboflow_coco, roboflow_voc], ids=lambda e: e.__name__)
+def test_its_name_may_end_with_a_space(export, source, tmp_path):
+    export(source, tmp_path / "export")
+    expected = boxes_of(tmp_path / "export")
+    (tmp_path / "export").rename(tmp_path / "export ")
+    index = load_index(load_dataset_spec(tmp_path / "export "), "train", IndexSettings(progress=False))
+    assert not any(name.startswith("..") for name in index.paths)
+    assert boxes_of(tmp_path / "export ") == expected
 
 
 def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
