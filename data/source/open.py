@@ -62,7 +62,7 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 def _open_files(source: DataSource) -> DatasetSpec:
     """Opens a data set in its own folder."""
-    with _denied_access_refused(source.data):
+    with _permission_errors_named(source.data):
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
         spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
@@ -108,12 +108,12 @@ def _plan_copy(source: DataSource) -> StagePlan:
     spec = _open_files(source)
     optional = [split for split in source.optional if split in spec.splits]
     splits = dict.fromkeys((*_splits_to_read(source, spec), *optional))
-    with _denied_access_refused(source.data):
+    with _permission_errors_named(source.data):
         return plan_stage(spec, tuple(splits))
 
 
 @contextlib.contextmanager
-def _denied_access_refused(data: str) -> Iterator[None]:
+def _permission_errors_named(data: str) -> Iterator[None]:
     """Raises UserError for a file or folder of the data set ``data`` that this user may not read."""
     try:
         yield
@@ -136,7 +136,7 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
     names, nothing more is checked yet, because reading them may take long. Needs no torch."""
     if data == DEMO:
         return
-    with _denied_access_refused(data):
+    with _permission_errors_named(data):
         data = find_data(data)
         values = None if Path(data).is_dir() else read_yaml(Path(data))
         if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
