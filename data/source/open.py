@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from data.source.dataset_yaml import load_dataset_spec, read_yaml
 from data.source.missing_data import nearby_paths_hint
 from data.source.missing_splits import warn_of_unused_splits, without_empty
 from data.source.searched_folders import problem_of_output
-from data.source.yaml_paths import YAML_FOLDER
+from data.source.yaml_paths import YAML_FOLDER, check_length
 from utils.config.checks import typed_classes
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -149,13 +150,14 @@ def known_by_name(data: str) -> str:
     """Replaces a bare name that is not a file with the YAML of that name in configs/data."""
     is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
     listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
-    return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
+    return str(listed) if is_bare and not os.path.exists(data) and os.path.isfile(listed) else data
 
 
 def find_data(data: str) -> str:
     """Returns the YAML or folder that ``data`` names. Raises UserError with the known names."""
     data = known_by_name(data)
     path = Path(data)
+    check_length(path, "data set")
     if data and path.exists():
         if path.suffix.lower() in ARCHIVES and path.is_file():
             raise UserError(f"data set {data}: an archive; unpack it and name the folder, or the YAML in it")

@@ -31,11 +31,11 @@ def checked_path(value: Any, location: str) -> Path:
     if not text:
         raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
     path = Path(os.path.expanduser(text))
-    _check_length(path, location)
+    check_length(path, location)
     return path
 
 
-def _check_length(path: Path, location: str) -> None:
+def check_length(path: Path, location: str) -> None:
     """Raises UserError, beginning with ``location``, if file systems cannot have ``path``."""
     longest_name = max((_num_bytes(part) for part in path.parts), default=0)
     if _num_bytes(str(path)) > _MAX_PATH_BYTES or longest_name > _MAX_NAME_BYTES:
@@ -77,7 +77,7 @@ def resolve_entry(value: Any, root: Path, location: str) -> Path:
             if os.path.exists(root / candidate):
                 return normal_path(root / candidate)
     path = normal_path(root / entry)
-    _check_length(path, location)
+    check_length(path, location)
     return path
 
 

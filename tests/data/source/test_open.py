@@ -9,7 +9,7 @@ from data.source import dataset_yaml
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.open import open_data
+from data.source.open import check_data, open_data
 from tests.data.source.yaml_file import write_yaml
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
@@ -103,6 +103,15 @@ def test_an_unknown_data_set_is_told_what_is_like_it_and_what_is_known(tmp_path,
         write_yaml((tmp_path / name).parent, "train: images\nnames: [a]\n", Path(name).name)
     with refused(f"data set {data}: no such file{hint}; {KNOWN}"):
         open_by_name(data.strip("'"))
+
+
+@pytest.mark.parametrize("data", ["x" * 300, "x" * 300 + ".yaml", "datasets/" + "x" * 300, "x/" * 3000])
+def test_too_long_a_name_is_one_line(data):
+    message = f"data set: a path or a name in it is longer than file systems allow: {data[:100]}..."
+    with refused(message):
+        open_by_name(data)
+    with refused(message):
+        check_data(data, ("train",))
 
 
 def test_the_only_yaml_of_a_folder_is_read_and_its_missing_images_are_named(tmp_path, monkeypatch):
