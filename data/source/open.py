@@ -56,9 +56,20 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         from data.source.demo import ensure_demo
         from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
 
+        if _is_data_set(DEMO):  # not if it has the runs of `make demo`
+            get_logger().warning("--data %s: the built-in demo set; for ./%s, write ./%s", DEMO, DEMO, DEMO)
         with torch_distributed_zero_first(ctx):
             return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
     return _open_files(source)
+
+
+def _is_data_set(path: str) -> bool:
+    """Returns whether there is a YAML or folder of a data set at ``path``."""
+    try:
+        load_dataset_spec(path)
+    except (UserError, OSError):
+        return False
+    return True
 
 
 def _open_files(source: DataSource) -> DatasetSpec:

@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.source import dataset_yaml
+from data.source import dataset_yaml, demo
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.demo import ensure_demo
 from data.source.files import list_split
 from data.source.open import check_data, open_data
 from tests.data.source.yaml_file import write_yaml
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
+from tests.helpers.three_formats import write_image
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -52,6 +54,26 @@ def test_a_file_goes_before_the_public_data_set_of_its_name(tmp_path, monkeypatc
     (tmp_path / "images").mkdir()
     write_yaml(tmp_path, "train: images\nnames: [a]\n", "coco128.yaml")
     assert open_by_name("coco128.yaml").names == ("a",)
+
+
+@pytest.mark.parametrize("is_data_set", [False, True])
+def test_demo_is_the_built_in_set_and_one_in_a_folder_of_this_name_is_written_with_a_dot(
+    tmp_path, monkeypatch, caplog, is_data_set
+):
+    """``make demo`` writes its runs to such a folder."""
+    monkeypatch.chdir(tmp_path)
+    built_in = ensure_demo(tmp_path / "cache/demo", train_images=1, val_images=1, size=64)
+    monkeypatch.setattr(demo, "ensure_demo", lambda root: built_in)  # rendering 400 images takes seconds
+    (tmp_path / "demo/train").mkdir(parents=True)
+    (tmp_path / "demo/train/settings.yaml").write_text("data: demo\n")
+    write_image(tmp_path / "demo/train/labels.jpg", 48, 64)
+    if is_data_set:
+        (tmp_path / "demo/images").mkdir()
+        write_yaml(tmp_path / "demo", "train: images\nnames: [mine]\n")
+        assert open_by_name("./demo").names == ("mine",)
+    assert open_by_name("demo").source == str(built_in)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["--data demo: the built-in demo set; for ./demo, write ./demo"] * is_data_set
 
 
 @pytest.mark.parametrize(
