@@ -112,7 +112,7 @@ def _read_description(path: Path) -> _Description:
     if not isinstance(values, dict):
         hint = "; for a Darknet .data file, name its folder" if isinstance(values, str) and "=" in values else ""
         raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}{hint}")
-    values, lines = split_keys(values, path)
+    values, lines = split_keys(values, names_file)
     return _Description(values, path, names_file, notes + lines)
 
 

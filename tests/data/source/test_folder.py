@@ -107,6 +107,8 @@ def test_a_yaml_decides_which_of_the_folders_are_splits(source, tmp_path):
         ("dvc.yaml", "stages:\n  train:\n    cmd: train.py\n", NAMES),
         ("my.yaml", "names: [a, b]\npath: .\n", ["a", "b"]),
         ("my.yaml", "names: [a, b]\nnc: 2\n", ["a", "b"]),
+        ("my.yaml", "names: [a, b]\nversion: 1\ntask: detect\nlicense: MIT\n", ["a", "b"]),
+        ("data.yaml", "names: [a, b]\nclasses: {b: c}\n", ["a", "c"]),
     ],
 )
 def test_only_a_yaml_that_describes_data_is_that_of_a_folder(name, text, names, source, tmp_path):
@@ -117,6 +119,13 @@ def test_only_a_yaml_that_describes_data_is_that_of_a_folder(name, text, names, 
     assert load_dataset_spec(folder).names == tuple(names)
     (folder / "docker-compose.yml").write_text("services: {}\n")
     assert load_dataset_spec(folder).names == tuple(names)
+
+
+def test_a_misspelled_split_in_the_yaml_of_a_folder_is_named(source, tmp_path):
+    copy_set(source, tmp_path / "export/{}", tmp_path / "export/{}", ".txt")
+    (tmp_path / "export/data.yaml").write_text("trian: train\nnames: [a, b]\n")
+    with refused("data.yaml: unknown key 'trian' (did you mean 'train'?)"):
+        load_dataset_spec(tmp_path / "export")
 
 
 def test_the_names_of_a_yaml_number_the_classes_of_voc(source, tmp_path):
