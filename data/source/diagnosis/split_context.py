@@ -1,5 +1,5 @@
-"""What `unused_file` needs to know of all splits to explain a label file (`SplitContext`): those whose label files may
-be in the same folders, and the owner of each folder."""
+"""The splits among which `unused_file` looks for the image of a label file, and the owner of each folder
+(`SplitContext`)."""
 
 from __future__ import annotations
 
@@ -134,27 +134,32 @@ class SplitContext:
     def _stems_outside(self) -> dict[str, set[str]]:
         """The loose stems for `labels_image_outside`, by label folder: "9" by voc/images/old, voc/old and voc for
         images/old/9.png. The folder of the annotations itself has the stems of all such images."""
-        own = self._spec.listed_splits[self._split]
-        if own.annotations is None:
+        annotations = self.own.candidates.annotations
+        if annotations is None:
             return {}
-        folders = self.own.candidates.folders
-        known = {name for split in self.splits for name in split.image_of_name}
-        names: set[str] = set()
-        for split in (self._split, *splits_with_other_images(self._spec, self._split)):
-            if self._shares_labels(split):
-                names.update(images_of_no_split(self._spec, split, folders, known=known))
-                if _format_per_image(self._spec.listed_splits[split]) is None:
-                    names |= find_images_leniently(self._spec, split, folders).names
         stems_of: dict[str, set[str]] = {}  # by image folder
-        for name in names:
-            folder, _, base_name = name.rpartition("/")
-            stems_of.setdefault(folder, set()).add(loose_stem(base_name))
+        for name in self._images_outside():
+            stems_of.setdefault(name.rpartition("/")[0], set()).add(_loose_stem_of(name))
+        folders = self.own.candidates.folders
         by_label_folder: dict[str, set[str]] = {}
         for folder, stems in stems_of.items():
             for label_folder in self.own.candidates.label_folders(path_of(folder, folders.root)):
                 by_label_folder.setdefault(folders.first_name(label_folder), set()).update(stems)
-        by_label_folder[str(own.annotations)] = set().union(*stems_of.values())
+        by_label_folder[str(annotations)] = set().union(*stems_of.values())
         return by_label_folder
+
+    def _images_outside(self) -> set[str]:
+        """Returns the names of the images that are in no split, or in one with another kind of label file."""
+        folders = self.own.candidates.folders
+        known = {image_name for split in self.splits for image_name in split.image_of_name}
+        names: set[str] = set()
+        for split_name in (self._split, *splits_with_other_images(self._spec, self._split)):
+            if not self._shares_labels(split_name):
+                continue
+            names.update(images_of_no_split(self._spec, split_name, folders, known=known))
+            if _format_per_image(self._spec.listed_splits[split_name]) is None:
+                names |= find_images_leniently(self._spec, split_name, folders).names
+        return names
 
     def is_used_by_another(self, file: CandidateFile) -> bool:
         """Returns whether an image of another split uses a label file."""
