@@ -119,24 +119,15 @@ def _explain_without_image(file: _UnusedFile, context: SplitContext) -> Explanat
     if any(unlabeled.values()):
         return _leave_out(file, unlabeled, context)
 
-    hint = _hint_at_unnamed_split(file.folder, context)
     if namesakes:
-        if _is_copy(file, namesakes, context) or _counting_split(owner.splits) is not context.own:
-            return None
-        text = f"is named like {namesakes[0].name}, which has labels elsewhere; remove one of the two{hint}"
-        return Explanation(Finding(file.name, SECOND_LABEL, text))
+        return _report_second(file, namesakes, owner, context)
     if labels_image_outside:
         return None
     if owner.missing is not None:
         location = "listed in" if owner.missing.suffix.lower() == ".txt" else "in"
         text = f"its image may be {location} {owner.missing}, which is empty or missing"
         return Explanation(Finding(file.name, IMAGE_ELSEWHERE, text))
-    remedy = "rename it like its image, or remove it"
-    background = _background_of_other_split(file, owner, context)
-    if background is not None:
-        rename = f"if it labels {background.name}, a background of another split, rename it to {background.label.name}"
-        remedy = f"{rename}; else {remedy}"
-    return _lose(file, owner.splits, f"belongs to no image; {remedy}{hint}", context)
+    return _lose_without_image(file, owner, context)
 
 
 # What becomes of the file
@@ -153,6 +144,30 @@ def _leave_out(file: _UnusedFile, unlabeled: ImagesOfSplits, context: SplitConte
     if _counting_split([split for split, of_split in unlabeled.items() if of_split]) is context.own:
         finding = _with_lost_objects(finding, file, context)
     return Explanation(finding, images)
+
+
+def _report_second(
+    file: _UnusedFile, namesakes: Sequence[ListedImage], owner: FolderOwner, context: SplitContext
+) -> Explanation | None:
+    """One of the splits to which the file's folder belongs reports it, unless it is a copy of the labels of one of its
+    ``namesakes``."""
+    if _is_copy(file, namesakes, context) or _counting_split(owner.splits) is not context.own:
+        return None
+    hint = _hint_at_unnamed_split(file.folder, context)
+    text = f"is named like {namesakes[0].name}, which has labels elsewhere; remove one of the two{hint}"
+    return Explanation(Finding(file.name, SECOND_LABEL, text))
+
+
+def _lose_without_image(file: _UnusedFile, owner: FolderOwner, context: SplitContext) -> Explanation | None:
+    """One of the splits to which the file's folder belongs loses the file's image. The advice names a background of
+    another split that the file may label."""
+    remedy = "rename it like its image, or remove it"
+    background = _background_of_other_split(file, owner, context)
+    if background is not None:
+        rename = f"if it labels {background.name}, a background of another split, rename it to {background.label.name}"
+        remedy = f"{rename}; else {remedy}"
+    hint = _hint_at_unnamed_split(file.folder, context)
+    return _lose(file, owner.splits, f"belongs to no image; {remedy}{hint}", context)
 
 
 def _lose(file: _UnusedFile, splits: Sequence[SplitTables], text: str, context: SplitContext) -> Explanation | None:
