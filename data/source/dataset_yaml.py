@@ -22,9 +22,9 @@ from data.image_io.shards import is_shard_path
 from data.labels.formats import format_of
 from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit, Split, joined_parts
-from data.source.diagnosis.other_exports import check_no_export
 from data.source.folder import read_folder
 from data.source.missing_data import missing_error, nearby_paths_hint
+from data.source.other_exports import check_no_export
 from data.source.yaml_classes import read_classes
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from data.source.yaml_paths import YAML_FOLDER, is_yaml, replaced_separators, resolve_entry, resolve_root

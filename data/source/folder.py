@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.source.diagnosis.other_exports import first_unread_export
 from data.source.folder_labels import find_folder_labels, has_yolo_rows
 from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of, split_parents
 from data.source.missing_data import labels_without_images
+from data.source.other_exports import first_unread_export
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from data.source.yaml_paths import is_yaml, resolve_root
 from utils.config.commands import COMMANDS

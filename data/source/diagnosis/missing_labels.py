@@ -13,9 +13,9 @@ from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import first_bytes
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
-from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.listing.listing import Listing
 from data.source.missing_data import nearby_paths_hint
+from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.walk import walk
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
