@@ -187,8 +187,8 @@ class DatasetSpec:
         return split == "val" and bool(self.held_out)
 
     def shares_folders(self, split: str) -> bool:
-        """Returns whether a split with another label file has images in a folder of ``split``. The other label file may
-        then name images that the label file of ``split`` does not name."""
+        """Returns whether a split with another label file names a folder or list of ``split``, or a folder in or around
+        one of its folders. The other label file may then name images that the label file of ``split`` does not name."""
         splits = self.listed_splits
         this = splits[split]
         others = [other.images for other in splits.values() if other.annotations != this.annotations]
