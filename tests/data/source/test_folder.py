@@ -197,13 +197,13 @@ def test_names_of_splits():
     assert {name: split_of(name) for name in (*names, "trainer")} == names | {"trainer": ""}
 
 
-def test_hundreds_of_thousands_of_names_take_a_moment(tmp_path):
+def test_tens_of_thousands_of_names_take_a_moment(tmp_path):
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
-    (tmp_path / "classes.txt").write_text("".join(f"a{i}\n" for i in range(300_000)))
+    (tmp_path / "classes.txt").write_text("".join(f"a{i}\n" for i in range(60_000)))
     start = time.process_time()
-    assert len(load_dataset_spec(tmp_path).names) == 300_000
+    assert len(load_dataset_spec(tmp_path).names) == 60_000
     with open(tmp_path / "classes.txt", "a") as file:
         file.write("a7\n")
     with refused("...: names: several classes are called 'a7'; class names must be unique"):
         load_dataset_spec(tmp_path)
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 10  # comparing each with all takes a minute
