@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from data.labels.label_format import LabelFormat
-from data.source.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
+from data.source.missing_data import missing_error
+from data.source.walk import false_if_denied
 from data.source.yaml_keys import SPLITS
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
@@ -120,12 +121,13 @@ Split = FilesSplit | JsonSplit | ShardSplit | JoinedSplit
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """The content of a data set YAML or folder."""
+    """A data set as its YAML or folder describes it, and what the command chose: `classes`, held-out images, splits to
+    leave out, a copy."""
 
     names: tuple[str, ...]  # classes that a model learns
     root: Path  # absolute
     splits: dict[str, Split]
-    source: str  # path of the YAML, for messages
+    source: str  # path of the YAML, or of a folder without one: for messages, and identifies the data set
     if_missing: str = "correct its paths"  # advice for missing data
     # Optional splits that are not read because they have no images. Annotations of other splits may name their images.
     left_out: dict[str, Split] = field(default_factory=dict)
@@ -141,7 +143,9 @@ class DatasetSpec:
     def split(self, name: str) -> Split:
         """Returns the split ``name``. Raises UserError if the YAML does not have it; advises to add it if it could."""
         if name not in self.splits:
-            message = f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}"
+            message = f"{self.source}: has no '{name}' split"
+            if self.splits:
+                message += f", only {', '.join(self.splits)}"
             if name not in SPLITS:
                 raise UserError(message + suggestion(name, self.splits))
             hint = f", or {WITHOUT_VAL}" if name == "val" else ""
@@ -183,8 +187,8 @@ class DatasetSpec:
         return split == "val" and bool(self.held_out)
 
     def shares_folders(self, split: str) -> bool:
-        """Returns whether a split with another label file has images in a folder of ``split``. The other label file may
-        then name images that the label file of ``split`` does not name."""
+        """Returns whether a split with another label file names a folder or list of ``split``, or a folder in or around
+        one of its folders. The other label file may then name images that the label file of ``split`` does not name."""
         splits = self.listed_splits
         this = splits[split]
         others = [other.images for other in splits.values() if other.annotations != this.annotations]
@@ -254,10 +258,12 @@ class DatasetSpec:
 
     def missing_error(self, path: Path) -> UserError:
         """Returns the error about a missing file or folder, with a hint at what exists instead."""
-        hint = labels_without_images(self.root) or moved_data_hint(path, self.root, Path(self.source))
-        if not hint:
-            hint = f"{nearby_paths_hint(path)}; {self.if_missing}"
-        return UserError(f"{path}: not found (named by {self.source}){hint}")
+        return missing_error(path, self.root, self.source, self.if_missing)
+
+
+def folders_of(split: ListedSplit) -> list[str]:
+    """Returns the folders that a split names, without its lists and those that are missing or not accessible."""
+    return [str(entry) for entry in split.images if false_if_denied(entry.is_dir)]
 
 
 def joined_parts(splits: Iterable[Split]) -> list[DatasetSpec]:

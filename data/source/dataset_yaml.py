@@ -12,9 +12,9 @@ classes, or turns their boxes into ignore regions; ``ignore``, a list of classes
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,10 +22,10 @@ from data.image_io.shards import is_shard_path
 from data.labels.formats import format_of
 from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit, Split, joined_parts
-from data.source.diagnosis.other_exports import check_no_export
 from data.source.folder import read_folder
-from data.source.missing_data import nearby_paths_hint
-from data.source.yaml_classes import read_names, with_class_map
+from data.source.missing_data import missing_error, nearby_paths_hint
+from data.source.other_exports import check_no_export
+from data.source.yaml_classes import read_classes
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from data.source.yaml_paths import YAML_FOLDER, is_yaml, replaced_separators, resolve_entry, resolve_root
 from utils.config.settings import MAX_IMGSZ
@@ -75,20 +75,22 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
         notes += replaced_separators(_entries(values[name]), split.paths, f"{yaml_path}: {name}")
     for part in parts:
         notes += part.notes
-    spec = DatasetSpec(
-        names=(),
+    source = str(yaml_path)
+    if_missing = _advice_if_missing(values, yaml_path)
+    missing = functools.partial(missing_error, root=root, source=source, advice=if_missing)
+    classes = read_classes(values, splits, names_file, missing)
+    return DatasetSpec(
+        names=classes.names,
         root=root,
         splits=splits,
-        source=str(yaml_path),
-        if_missing=_advice_if_missing(values, yaml_path),
+        source=source,
+        if_missing=if_missing,
+        label_names=classes.label_names,
+        class_of=classes.class_of,
         notes=tuple(dict.fromkeys(notes)),
         pixels=pixels,
         tile=tile,
     )
-    spec = replace(spec, names=read_names(values, spec, names_file))
-    if values.get("classes") or values.get("ignore"):
-        return with_class_map(spec, values)
-    return spec
 
 
 def _read_description(path: Path) -> _Description:
@@ -101,7 +103,7 @@ def _read_description(path: Path) -> _Description:
         notes.append(content.summary)
         names_file = content.yaml or path
         if content.values:
-            values = content.values | {"path": str(path.absolute())}
+            values = content.values | {"path": path.absolute()}
         else:
             path = names_file
             values = read_yaml(path)
@@ -110,7 +112,7 @@ def _read_description(path: Path) -> _Description:
     if not isinstance(values, dict):
         hint = "; for a Darknet .data file, name its folder" if isinstance(values, str) and "=" in values else ""
         raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}{hint}")
-    values, lines = split_keys(values, path)
+    values, lines = split_keys(values, names_file)
     return _Description(values, path, names_file, notes + lines)
 
 
@@ -238,7 +240,7 @@ def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, p
 
 def _advice_if_missing(values: dict[str, Any], path: Path) -> str:
     """Returns the advice for `DatasetSpec.if_missing`."""
-    if path.absolute().parent == YAML_FOLDER and "url" in values:
+    if path.absolute().parent == YAML_FOLDER and {"url", "license"} <= values.keys():
         unpacked = "unpack it as the first lines of that file describe"
         return f"download {values['url']} (license: {values['license']}) and {unpacked}"
     if values.get("download"):

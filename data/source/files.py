@@ -34,8 +34,8 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit
-from data.source.diagnosis.split_context import SplitContext, folders_of
+from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit, folders_of
+from data.source.diagnosis.split_context import SplitContext
 from data.source.diagnosis.unused_labels import NO_DIAGNOSIS, diagnose_labels
 from data.source.listing.images import SplitImages, find_images
 from data.source.listing.label_files import find_labels

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.source.diagnosis.other_exports import first_unread_export
 from data.source.folder_labels import find_folder_labels, has_yolo_rows
 from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of, split_parents
 from data.source.missing_data import labels_without_images
-from data.source.yaml_keys import CLASS_KEYS, SPLITS
+from data.source.other_exports import first_unread_export
+from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from data.source.yaml_paths import is_yaml, resolve_root
 from utils.config.commands import COMMANDS
 from utils.config.yaml_files import MAX_BYTES, load_yaml
@@ -33,7 +33,7 @@ _DATA_LINE = re.compile(rf"^['\"]?({'|'.join(_DATA_KEYS)})['\"]?\s*:", re.MULTIL
 class FolderContent(NamedTuple):
     """Description of a data set, inferred from its folder."""
 
-    values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML that names the images
+    values: dict[str, Any]  # as in a YAML, with paths as Path; empty if the folder has a YAML that names the images
     yaml: Path | None  # the folder's YAML, which only names the classes if there are ``values``
     summary: str  # for the log
 
@@ -53,7 +53,7 @@ def read_folder(folder: Path) -> FolderContent:
     labels = find_folder_labels(folder, splits, values.get("names"))
     if labels is None:
         raise UserError(f"data set {folder}: {_content_summary(folder, splits)}")
-    values |= {split: str(path) for split, path in splits.items()} | labels.values
+    values |= splits | labels.values
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
     unused = _unused_folders(folder, splits.values())
     if unused:
@@ -120,8 +120,12 @@ def _seems_to_describe_data(yaml: Path) -> bool:
 
 
 def _has_names_only(content: Any, yaml: Path, folder: Path) -> bool:
-    """Returns whether a YAML names the classes but no images, as Supervision writes it."""
-    if not isinstance(content, dict) or not {"names"} <= content.keys() <= {"names", "nc", "path"}:
+    """Returns whether a YAML names the classes but no images, as Supervision writes it. Raises UserError for a key that
+    seems to be a misspelling."""
+    if not isinstance(content, dict):
+        return False
+    used, _ = split_keys(content, yaml)
+    if "names" not in used or not used.keys().isdisjoint((*SPLITS, "annotations")):
         return False
     return resolve_root(content.get("path"), yaml, known_root="") == folder
 

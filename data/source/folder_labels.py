@@ -30,7 +30,7 @@ class FolderLabels(NamedTuple):
     """Locations and formats of a folder's labels."""
 
     formats: list[str]  # names, for the log
-    values: dict[str, Any]  # as in a YAML: names and annotations
+    values: dict[str, Any]  # names and annotations, see `FolderContent`
 
 
 def find_folder_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
@@ -67,11 +67,11 @@ def _find_annotations(folder: Path, json_folder: Path, splits: dict[str, Path], 
         if split not in annotations and images.is_dir() and has_yolo_rows(images):
             reason = f"{images} has YOLO txt, other splits have {formats[0]}; write a YAML with the names by number"
             raise UserError(f"data set {folder}: {reason}")
-    values: dict[str, Any] = {"annotations": {split: str(path) for split, path in annotations.items()}}
+    values: dict[str, Any] = {"annotations": annotations}
     if voc_folders and not names:
         values["names"] = _voc_names(voc_folders)
         if not values["names"]:
-            raise UserError(f"data set {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
+            raise UserError(f"data set {folder}: {', '.join(map(str, annotations.values()))}: no object in any XML")
     return FolderLabels(formats, values)
 
 

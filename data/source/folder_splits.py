@@ -51,15 +51,12 @@ def _split_lists(folder: Path) -> dict[str, Path]:
     """Returns the image lists, as in Darknet and Pascal VOC, that are named after splits. Raises UserError if two
     belong to the same split, except for Pascal VOC's ``train`` and ``trainval``, where ``trainval`` is not used."""
     splits: dict[str, Path] = {}
-    for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
-        split = split_of(path.stem)
-        is_label = any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
-        if not split or is_label:
-            continue
+    for path in _files_named_after_splits(folder):
         if not path.exists():
             raise UserError(f"{path}: a broken link; restore the list of images, or remove the link")
         if not path.stat().st_size:
             continue
+        split = split_of(path.stem)
         first = splits.setdefault(split, path)
         if not path.samefile(first) and not _is_voc_pair(first, path):
             raise UserError(
@@ -67,6 +64,15 @@ def _split_lists(folder: Path) -> dict[str, Path]:
                 "'train:' and 'val:', which may name several lists"
             )
     return splits
+
+
+def _files_named_after_splits(folder: Path) -> list[Path]:
+    """Returns the .txt files that are named after splits, except label files: those next to an image of their name."""
+    files = sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt")))
+    named = [path for path in files if split_of(path.stem)]
+    siblings = {entry for parent in {path.parent for path in named} for entry in parent.iterdir()}
+    images = {entry.with_suffix("") for entry in siblings if entry.suffix.lower() in IMAGE_SUFFIXES}
+    return [path for path in named if path.with_suffix("") not in images]
 
 
 def _is_voc_pair(first: Path, second: Path) -> bool:

@@ -9,12 +9,26 @@ from pathlib import Path
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import first_bytes
-from utils.errors import one_line
+from utils.errors import UserError, one_line
 from utils.strings import counted, look_alike
 
 _MAX_COMPARED_NAMES = 1000  # file names compared with a missing one
 _MAX_SEARCHED_FILES = 10_000  # files below a folder searched for images
 _MIN_SIMILARITY = 0.54  # smallest `difflib` ratio of similar names, such as "validate" and "val"
+
+
+def missing_error(path: Path, root: Path, source: str, advice: str) -> UserError:
+    """Returns the error about a missing file or folder, with a hint at what exists instead.
+
+    Args:
+        root: the data set's folder.
+        source: YAML or folder that names ``path``.
+        advice: what to do if nothing similar exists.
+    """
+    hint = labels_without_images(root) or moved_data_hint(path, root, Path(source))
+    if not hint:
+        hint = f"{nearby_paths_hint(path)}; {advice}"
+    return UserError(f"{path}: not found (named by {source}){hint}")
 
 
 def labels_without_images(root: Path) -> str:
@@ -97,4 +111,4 @@ def moved_data_hint(path: Path, root: Path, yaml: Path) -> str:
     if root.exists() or not path.is_relative_to(root):
         return ""
     moved = yaml.absolute().parent / path.relative_to(root)
-    return f"; {moved} exists: remove 'path: {root}' from the YAML" if moved.exists() else ""
+    return f"; {moved} exists: remove the key 'path' from the YAML" if moved.exists() else ""

@@ -30,7 +30,7 @@ def warn_of_unused_splits(spec: DatasetSpec, used: Collection[str]) -> None:
     """Logs a warning about each split that is not in ``used`` and could not be read, or has no images although its
     labels may be in annotations of the others. This includes the splits of data sets that a split in ``used`` joins.
 
-    If ``used`` is empty, any split may be used: only the latter are logged.
+    If ``used`` is empty, any split may be used: only splits without images whose labels others may have are logged.
     """
     joined = [part for name in used if name in spec.splits for part in spec.parts_of(name)]
     for part in {part.source: part for part in (spec, *joined)}.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from data.source.dataset_yaml import load_dataset_spec, read_yaml
 from data.source.missing_data import nearby_paths_hint
 from data.source.missing_splits import warn_of_unused_splits, without_empty
 from data.source.searched_folders import problem_of_output
-from data.source.yaml_paths import YAML_FOLDER
+from data.source.yaml_paths import YAML_FOLDER, check_length
 from utils.config.checks import typed_classes
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -55,14 +56,25 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         from data.source.demo import ensure_demo
         from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
 
+        if _is_data_set(DEMO):  # not if it has the runs of `make demo`
+            get_logger().warning("--data %s: the built-in demo set; for ./%s, write ./%s", DEMO, DEMO, DEMO)
         with torch_distributed_zero_first(ctx):
             return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
     return _open_files(source)
 
 
+def _is_data_set(path: str) -> bool:
+    """Returns whether there is a YAML or folder of a data set at ``path``."""
+    try:
+        load_dataset_spec(path)
+    except (UserError, OSError):
+        return False
+    return True
+
+
 def _open_files(source: DataSource) -> DatasetSpec:
     """Opens a data set in its own folder."""
-    with _denied_access_refused(source.data):
+    with _permission_errors_named(source.data):
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
         spec = without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
@@ -108,12 +120,12 @@ def _plan_copy(source: DataSource) -> StagePlan:
     spec = _open_files(source)
     optional = [split for split in source.optional if split in spec.splits]
     splits = dict.fromkeys((*_splits_to_read(source, spec), *optional))
-    with _denied_access_refused(source.data):
+    with _permission_errors_named(source.data):
         return plan_stage(spec, tuple(splits))
 
 
 @contextlib.contextmanager
-def _denied_access_refused(data: str) -> Iterator[None]:
+def _permission_errors_named(data: str) -> Iterator[None]:
     """Raises UserError for a file or folder of the data set ``data`` that this user may not read."""
     try:
         yield
@@ -136,7 +148,7 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
     names, nothing more is checked yet, because reading them may take long. Needs no torch."""
     if data == DEMO:
         return
-    with _denied_access_refused(data):
+    with _permission_errors_named(data):
         data = find_data(data)
         values = None if Path(data).is_dir() else read_yaml(Path(data))
         if not isinstance(values, dict) or values.get("names") is not None or "annotations" not in values:
@@ -149,13 +161,14 @@ def known_by_name(data: str) -> str:
     """Replaces a bare name that is not a file with the YAML of that name in configs/data."""
     is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
     listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
-    return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
+    return str(listed) if is_bare and not os.path.exists(data) and os.path.isfile(listed) else data
 
 
 def find_data(data: str) -> str:
     """Returns the YAML or folder that ``data`` names. Raises UserError with the known names."""
     data = known_by_name(data)
     path = Path(data)
+    check_length(path, "data set")
     if data and path.exists():
         if path.suffix.lower() in ARCHIVES and path.is_file():
             raise UserError(f"data set {data}: an archive; unpack it and name the folder, or the YAML in it")

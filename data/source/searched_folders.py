@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from data.source.dataset_spec import DatasetSpec, FilesSplit, JsonSplit, Split, joined_parts
+from data.source.dataset_spec import DatasetSpec, ListedSplit, Split, folders_of, joined_parts
 from data.source.walk import walk
 from utils.errors import UserError
 
@@ -35,8 +35,8 @@ def _image_folders(splits: Iterable[Split]) -> Iterator[Path]:
     images one by one."""
     splits = list(splits)
     for split in splits:
-        if isinstance(split, FilesSplit | JsonSplit):
-            yield from (path for path in split.images if os.path.isdir(path))  # False if access is denied
+        if isinstance(split, ListedSplit):
+            yield from map(Path, folders_of(split))
     for part in joined_parts(splits):
         yield from _image_folders([*part.splits.values(), *part.left_out.values()])
 

@@ -89,6 +89,15 @@ def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str] | int)
         return None
 
 
+def false_if_denied(call: Callable[[], bool]) -> bool:
+    """Returns the result of a call such as ``path.is_dir``, or False if access to the path is denied, which
+    `DatasetSpec.check_split` reports if the split that names it is used."""
+    try:
+        return call()
+    except PermissionError:
+        return False
+
+
 def stamp_of(file: os.DirEntry | Path) -> FileStamp | None:
     """Returns the size and modification time of a file, or None if it does not exist."""
     status = status_of(file)

@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from data.labels.label_format import LabelFormat
-from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, joined_parts
+from data.source.dataset_spec import IGNORE, IGNORED, ListedSplit, Split, joined_parts
 from utils.errors import UserError, one_line
 from utils.schema import Bounds, check, suggestion
 
+T = TypeVar("T", list, dict)
 
-def read_names(values: dict[str, Any], spec: DatasetSpec, path: Path) -> tuple[str, ...]:
-    """Returns the class names from the YAML, the data sets that it joins or the annotations, or else ``nc`` numbered
-    names. Raises UserError if there are none or they are invalid.
+
+class Classes(NamedTuple):
+    """The classes of a data set, see the fields of `DatasetSpec`."""
+
+    names: tuple[str, ...]
+    label_names: tuple[str, ...] = ()
+    class_of: tuple[int, ...] = ()
+
+
+def read_classes(
+    values: dict[str, Any], splits: Mapping[str, Split], path: Path, missing_error: Callable[[Path], UserError]
+) -> Classes:
+    """Reads the class names, and renames, merges and ignores classes as the keys ``classes`` and ``ignore`` specify.
+    Raises UserError if there are no names, or for invalid values.
 
     Args:
         values: the YAML's values by key.
-        spec: the data set, still without names.
         path: the file or folder that contains the names, for messages.
+        missing_error: returns the error about missing annotations, which would contain the names.
     """
+    names = _read_names(values, splits, path, missing_error)
+    renamed = _value_or_empty(values, "classes", dict, path)
+    ignored = _value_or_empty(values, "ignore", list, path)
+    if not renamed and not ignored:
+        return Classes(names)
+    targets = _targets(renamed, ignored, names, path)
+    learned = tuple(dict.fromkeys(name for name in targets if name is not None))
+    if not learned:
+        raise UserError(f"{path}: classes: all classes are ignored; there is nothing to learn")
+    number_of = {name: i for i, name in enumerate(learned)}
+    class_of = tuple(IGNORED if name is None else number_of[name] for name in targets)
+    return Classes(learned, names, class_of)
+
+
+def _read_names(
+    values: dict[str, Any], splits: Mapping[str, Split], path: Path, missing_error: Callable[[Path], UserError]
+) -> tuple[str, ...]:
+    """Returns the class names from the YAML, the data sets that it joins or the annotations, or else ``nc`` numbered
+    names. Raises UserError if there are none or they are invalid."""
     count = check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
-    parts = joined_parts(spec.splits.values())
-    part_names = list(dict.fromkeys(name for part in parts for name in part.names))
-    names = _find_names(values, part_names, spec, count, path)
+    part_names = list(dict.fromkeys(name for part in joined_parts(splits.values()) for name in part.names))
+    names = _names_in_yaml(values, part_names, path)
+    if names is None:
+        names = _names_in_annotations(splits, missing_error)
+    if names is None and count is not None:
+        names = tuple(f"class_{i}" for i in range(count))
+    if names is None:
+        message = "has no 'names'; list the classes in the order of their ids"
+        if isinstance(values.get("classes"), list):
+            message += " ('classes' renames and merges those that 'names' lists)"
+        raise UserError(f"{path}: {message}")
     unknown = set(part_names) - set(names)
     if unknown:
         raise UserError(f"{path}: names: lacks '{min(unknown)}', a class of a data set that it joins; add it")
@@ -41,52 +78,39 @@ def read_names(values: dict[str, Any], spec: DatasetSpec, path: Path) -> tuple[s
     return names
 
 
-def _find_names(
-    values: dict[str, Any], part_names: list[str], spec: DatasetSpec, count: int | None, path: Path
-) -> tuple[str, ...]:
-    """Returns the class names from the first source that has them. ``part_names``: classes of the joined data sets."""
+def _names_in_yaml(values: dict[str, Any], part_names: list[str], path: Path) -> tuple[str, ...] | None:
+    """Returns the class names in the YAML, or else those of the data sets that it joins, or None."""
     if values.get("names") is not None:
         return _checked_names(values["names"], path)
-    if part_names:
-        return _checked_names(part_names, path)
-    for split in spec.listed_splits.values():
+    return _checked_names(part_names, path) if part_names else None
+
+
+def _names_in_annotations(
+    splits: Mapping[str, Split], missing_error: Callable[[Path], UserError]
+) -> tuple[str, ...] | None:
+    """Returns the class names in the annotations of all splits with the first format that has names, or None if no
+    split has one. Raises UserError if the first of these annotations are missing; other missing ones are skipped."""
+    listed = [split for split in splits.values() if isinstance(split, ListedSplit)]
+    for split in listed:
         label_format = split.label_format
-        if label_format is not None and label_format.class_names is not None:
-            return label_format.class_names(_annotations_of(spec, label_format))
-    if count is not None:
-        return tuple(f"class_{i}" for i in range(count))
-    message = "has no 'names'; list the classes in the order of their ids"
-    if isinstance(values.get("classes"), list):
-        message += " ('classes' renames and merges those that 'names' lists)"
-    raise UserError(f"{path}: {message}")
+        if label_format is None or label_format.class_names is None:
+            continue
+        paths = [other.annotations for other in listed if other.label_format is label_format and other.annotations]
+        if not paths[0].exists():
+            raise missing_error(paths[0])
+        return label_format.class_names([path for path in paths if path.exists()])
+    return None
 
 
-def _annotations_of(spec: DatasetSpec, label_format: LabelFormat) -> list[Path]:
-    """Returns the annotation paths of all splits in a label format, without missing ones. Raises UserError if the first
-    one, which has the names, is missing."""
-    splits = [split for split in spec.listed_splits.values() if split.label_format is label_format]
-    paths = [split.annotations for split in splits if split.annotations is not None]
-    if not paths[0].exists():
-        raise spec.missing_error(paths[0])
-    return [path for path in paths if path.exists()]
+def _value_or_empty(values: dict[str, Any], key: str, kind: type[T], path: Path) -> T:
+    """Returns the value of a key, or an empty one if the key is absent or has no content."""
+    value = values.get(key)
+    return kind() if value in (None, "", [], {}) else check(value, kind, f"{path}: {key}")
 
 
-def with_class_map(spec: DatasetSpec, values: dict[str, Any]) -> DatasetSpec:
-    """Returns the data set with its classes renamed, merged and ignored as the keys ``classes`` and ``ignore`` specify.
-    Raises UserError if these are invalid."""
-    targets = _read_class_map(values, spec.names, Path(spec.source))
-    names = tuple(dict.fromkeys(name for name in targets if name is not None))
-    if not names:
-        raise UserError(f"{spec.source}: classes: all classes are ignored; there is nothing to learn")
-    number_of = {name: i for i, name in enumerate(names)}
-    class_of = tuple(IGNORED if name is None else number_of[name] for name in targets)
-    return replace(spec, names=names, label_names=spec.names, class_of=class_of)
-
-
-def _read_class_map(values: dict[str, Any], names: Sequence[str], path: Path) -> list[str | None]:
-    """Returns, for each class of the labels, the class that the model learns, or None for an ignored class."""
-    renamed = check(values.get("classes") or {}, dict, f"{path}: classes")
-    ignored = check(values.get("ignore") or [], list, f"{path}: ignore")
+def _targets(renamed: dict[Any, Any], ignored: list[Any], names: Sequence[str], path: Path) -> list[str | None]:
+    """Returns, for each class of the labels, the class that the model learns, or None for an ignored class. ``renamed``
+    and ``ignored`` are the values of ``classes`` and ``ignore``."""
     target_of = {str(name).strip(): target for name, target in renamed.items()}
     for name in map(one_line, map(str, ignored)):
         if target_of.get(name.strip(), IGNORE) != IGNORE:

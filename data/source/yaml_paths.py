@@ -23,16 +23,19 @@ def is_yaml(path: str | Path) -> bool:
 
 
 def checked_path(value: Any, location: str) -> Path:
-    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not a path."""
+    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not a path. A
+    Path, as `read_folder` found it, is returned unchanged: its name may end with a space."""
+    if isinstance(value, Path):
+        return value
     text = check(value, str, location).strip()
     if not text:
         raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
     path = Path(os.path.expanduser(text))
-    _check_length(path, location)
+    check_length(path, location)
     return path
 
 
-def _check_length(path: Path, location: str) -> None:
+def check_length(path: Path, location: str) -> None:
     """Raises UserError, beginning with ``location``, if file systems cannot have ``path``."""
     longest_name = max((_num_bytes(part) for part in path.parts), default=0)
     if _num_bytes(str(path)) > _MAX_PATH_BYTES or longest_name > _MAX_NAME_BYTES:
@@ -74,7 +77,7 @@ def resolve_entry(value: Any, root: Path, location: str) -> Path:
             if os.path.exists(root / candidate):
                 return normal_path(root / candidate)
     path = normal_path(root / entry)
-    _check_length(path, location)
+    check_length(path, location)
     return path
 
 
@@ -83,10 +86,10 @@ def _readings(path: Path) -> list[Path]:
     return [path, Path(str(path).replace("\\", "/"))]
 
 
-def replaced_separators(written: Sequence[str], resolved: Sequence[Path], location: str) -> list[str]:
+def replaced_separators(written: Sequence[str | Path], resolved: Sequence[Path], location: str) -> list[str]:
     """Returns log lines about the entries ``written`` whose Windows separators have been replaced."""
     return [
         f"{location}: {entry} is read as {path}"
         for entry, path in zip(written, resolved)
-        if "\\" in entry and "\\" not in str(path)
+        if "\\" in str(entry) and "\\" not in str(path)
     ]

@@ -12,8 +12,8 @@ from data.labels.coco import is_coco
 from data.labels.json_files import load_json
 from data.labels.label_format import first_bytes
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
+from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import Annotations
 from tools.convert.csv_table import unknown_columns
 from tools.convert.extracted_images import ExtractedImages

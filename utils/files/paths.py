@@ -13,7 +13,8 @@ from utils.errors import UserError, os_reason
 
 
 def normal_path(path: str | os.PathLike) -> Path:
-    """Returns the absolute path of the same file without ``..``. Keeps symbolic links, except those before a ``..``."""
+    """Returns the absolute path of the same file without ``..``. Keeps symbolic links, except those before a ``..``.
+    What cannot be accessed, or is longer than file systems allow, is taken for no link."""
     path = Path(path).absolute()
     if ".." not in path.parts:
         return path
@@ -21,7 +22,7 @@ def normal_path(path: str | os.PathLike) -> Path:
     for part in path.parts[1:]:
         if part != "..":
             folder = folder / part
-        elif folder.is_symlink():
+        elif os.path.islink(folder):  # Path.is_symlink would raise without access, or for too long a name
             folder = Path(os.path.realpath(folder)).parent
         else:
             folder = folder.parent

@@ -13,9 +13,9 @@ from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import first_bytes
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
-from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.listing.listing import Listing
 from data.source.missing_data import nearby_paths_hint
+from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.walk import walk
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
@@ -43,6 +43,12 @@ class _Matches(NamedTuple):
 
 _LABELS_PER_IMAGE = tuple(
     _Advice(form.files.suffix, True, form.files.advice) for form in LABEL_FORMATS if form.per_image is not None
+)
+# In the folder that 'annotations' names, whose format has no such files.
+_LABELS_IN_ANNOTATIONS = tuple(
+    _Advice(form.files.suffix, True, "if they are YOLO txt, remove 'annotations' from the YAML", form.files.is_labels)
+    for form in LABEL_FORMATS
+    if form.per_image is not None and not form.per_image.in_annotations
 )
 # Files named like images come first: one JSON per image is not COCO JSON.
 _OTHER_FILES = (
@@ -81,9 +87,7 @@ def _no_labels_message(listing: Listing, spec: DatasetSpec, split: str) -> str:
     if orphans:
         count = counted(len(orphans), "label file")
         return f"{message}; {count} without an image, first {orphans[0].where}: {orphans[0].text}"
-    hint = ""
-    if spec.listed_splits[split].annotations is None:
-        hint = _hint_at_other_files(listing, spec, split)
+    hint = _hint_at_other_files(listing, spec, split)
     if hint:
         return f"{message}; {hint}"
     unread = _findings_of(listing, UNREAD_LABELS)
@@ -97,14 +101,23 @@ def _findings_of(listing: Listing, kind: str) -> list[Finding]:
 
 
 def _hint_at_other_files(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """Returns a hint about files in other folders that may be the split's label files, or "" if there are none."""
+    """Returns a hint about files that may be the split's label files, in other folders or of other formats in the
+    annotations, or "" if there are none."""
     image = Path(path_of(listing.images[0].name, spec.root))
     label = Path(path_of(listing.labels[0].name, spec.root))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
 
-    for folder in _searched_folders(image, label, spec.root):
+    annotations = spec.listed_splits[split].annotations
+    if annotations is None:
+        folders = _searched_folders(image, label, spec.root)
+        labels_per_image = _LABELS_PER_IMAGE
+    else:
+        folders = _folders_below(annotations)
+        labels_per_image = _LABELS_IN_ANNOTATIONS
+
+    for folder in folders:
         files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
-        matches = _first_kind(_LABELS_PER_IMAGE, files, stems)
+        matches = _first_kind(labels_per_image, files, stems)
         if matches is None:
             exports = [path for path in files if path.suffix.lower() in EXPORT_SUFFIXES]
             hint = first_unread_export(exports[:_MAX_OPENED_FILES])
@@ -126,7 +139,12 @@ def _searched_folders(image: Path, label: Path, root: Path) -> Iterator[Path]:
     yield from above
     for folder in above:
         yield from sorted(folder.glob("[!.]*/"))
-    for visit in itertools.islice(walk(root), _MAX_FOLDERS):
+    yield from _folders_below(root)
+
+
+def _folders_below(folder: Path) -> Iterator[Path]:
+    """Yields a folder and the first folders below it."""
+    for visit in itertools.islice(walk(folder), _MAX_FOLDERS):
         yield Path(visit.path)
 
 

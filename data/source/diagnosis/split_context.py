@@ -1,5 +1,5 @@
-"""What `unused_file` needs to know of all splits to explain a label file (`SplitContext`): those whose label files may
-be in the same folders, and the owner of each folder."""
+"""The splits among which `unused_file` looks for the image of a label file, and the owner of each folder
+(`SplitContext`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.labels.label_format import FilesPerImage
-from data.source.dataset_spec import DatasetSpec, ListedSplit
+from data.source.dataset_spec import DatasetSpec, ListedSplit, folders_of
 from data.source.diagnosis.similar_names import ImagesOnDisk, loose_stem
-from data.source.diagnosis.split_labels import SplitLabels
+from data.source.diagnosis.split_tables import SplitTables
 from data.source.listing.candidate_files import CandidateFile
 from data.source.listing.found_labels import FoundLabels
 from data.source.listing.images import find_images_leniently
@@ -28,7 +28,7 @@ _MAX_REPEATED_STEM_SHARE = 0.05  # of a split's stems; if more are repeated, spl
 class FolderOwner(NamedTuple):
     """The splits, or missing folders and lists, to which the unused label files in a folder belong."""
 
-    splits: list[SplitLabels]  # in the order of the data set
+    splits: list[SplitTables]  # in the order of the data set
     missing: Path | None  # folder or list of a further split, which is missing or empty
 
 
@@ -44,27 +44,27 @@ class SplitContext:
     def __init__(self, spec: DatasetSpec, split: str, found: FoundLabels, missing: Sequence[str]) -> None:
         self._spec = spec
         self._split = split
-        self.own = SplitLabels(found, folders_of(spec.listed_splits[split]), missing)
+        self.own = SplitTables(found, folders_of(spec.listed_splits[split]), missing)
         self.images_on_disk = ImagesOnDisk(found.candidates.folders)  # including images of no split
 
     @cached_property
-    def others(self) -> list[SplitLabels]:
+    def others(self) -> list[SplitTables]:
         """The other splits that name other images, and have their own label files in the same folders."""
-        return [labels for labels in self.splits if labels is not self.own]
+        return [split for split in self.splits if split is not self.own]
 
     @cached_property
-    def splits(self) -> list[SplitLabels]:
+    def splits(self) -> list[SplitTables]:
         """This split and the `others`, in the order of the data set, which is the same for each of them. A part that is
         held out from the training split stands in its place."""
         listed = self._spec.listed_splits
         others = splits_with_other_images(self._spec, self._split)
         first_of_own_images = next(name for name in listed if name not in others)
-        splits: list[SplitLabels] = []
+        splits: list[SplitTables] = []
         for name in listed:
             if name == first_of_own_images:
                 splits.append(self.own)
             elif name in self._names_of_others:
-                splits += self._labels_of(name)
+                splits += self._tables_of(name)
         return splits
 
     @cached_property
@@ -96,13 +96,13 @@ class SplitContext:
     def _repeated_stems(self) -> set[str]:
         """The loose stems that different images of several splits have, such as "cover"."""
         num_splits = Counter(stem for stems in self._stems_of_splits for stem in stems)
-        num_images = Counter(map(_loose_stem_of, set().union(*(labels.names for labels in self.splits))))
+        num_images = Counter(map(_loose_stem_of, set().union(*(split.names for split in self.splits))))
         return {stem for stem, count in num_splits.items() if count > 1 and num_images[stem] > 1}
 
     @cached_property
     def _stems_of_splits(self) -> list[set[str]]:
         """The loose stems of each split's images."""
-        return [set(map(_loose_stem_of, labels.names)) for labels in self.splits]
+        return [set(map(_loose_stem_of, split.names)) for split in self.splits]
 
     @cached_property
     def named_label_folders(self) -> dict[str, None]:
@@ -128,37 +128,42 @@ class SplitContext:
 
     def is_expected(self, folder: str) -> bool:
         """Returns whether any split expects label files in a folder."""
-        return any(folder in labels.expected for labels in self.splits)
+        return any(folder in split.expected for split in self.splits)
 
     @cached_property
     def _stems_outside(self) -> dict[str, set[str]]:
         """The loose stems for `labels_image_outside`, by label folder: "9" by voc/images/old, voc/old and voc for
         images/old/9.png. The folder of the annotations itself has the stems of all such images."""
-        own = self._spec.listed_splits[self._split]
-        if own.annotations is None:
+        annotations = self.own.candidates.annotations
+        if annotations is None:
             return {}
-        folders = self.own.candidates.folders
-        known = {name for labels in self.splits for name in labels.image_of_name}
-        names: set[str] = set()
-        for split in (self._split, *splits_with_other_images(self._spec, self._split)):
-            if self._shares_labels(split):
-                names.update(images_of_no_split(self._spec, split, folders, known=known))
-                if _format_per_image(self._spec.listed_splits[split]) is None:
-                    names |= find_images_leniently(self._spec, split, folders).names
         stems_of: dict[str, set[str]] = {}  # by image folder
-        for name in names:
-            folder, _, base_name = name.rpartition("/")
-            stems_of.setdefault(folder, set()).add(loose_stem(base_name))
+        for name in self._images_outside():
+            stems_of.setdefault(name.rpartition("/")[0], set()).add(_loose_stem_of(name))
+        folders = self.own.candidates.folders
         by_label_folder: dict[str, set[str]] = {}
         for folder, stems in stems_of.items():
             for label_folder in self.own.candidates.label_folders(path_of(folder, folders.root)):
                 by_label_folder.setdefault(folders.first_name(label_folder), set()).update(stems)
-        by_label_folder[str(own.annotations)] = set().union(*stems_of.values())
+        by_label_folder[str(annotations)] = set().union(*stems_of.values())
         return by_label_folder
+
+    def _images_outside(self) -> set[str]:
+        """Returns the names of the images that are in no split, or in one with another kind of label file."""
+        folders = self.own.candidates.folders
+        known = {image_name for split in self.splits for image_name in split.image_of_name}
+        names: set[str] = set()
+        for split_name in (self._split, *splits_with_other_images(self._spec, self._split)):
+            if not self._shares_labels(split_name):
+                continue
+            names.update(images_of_no_split(self._spec, split_name, folders, known=known))
+            if _format_per_image(self._spec.listed_splits[split_name]) is None:
+                names |= find_images_leniently(self._spec, split_name, folders).names
+        return names
 
     def is_used_by_another(self, file: CandidateFile) -> bool:
         """Returns whether an image of another split uses a label file."""
-        return any(labels.candidates.is_used(file) for labels in self.others)
+        return any(split.candidates.is_used(file) for split in self.others)
 
     def owner_of(self, folder: str) -> FolderOwner:
         """Returns the owner of the unused label files in a folder: the splits whose label folders include it or,
@@ -172,13 +177,13 @@ class SplitContext:
         top = candidates.folders.root if candidates.annotations is None else candidates.annotations
         for ancestor in (Path(folder), *Path(folder).parents):
             name = candidates.folders.first_name(str(ancestor))
-            splits = [labels for labels in self.splits if name in labels.own_folders]
+            splits = [split for split in self.splits if name in split.own_folders]
             missing = self._missing_entries.get(name)
             if splits or missing is not None:
                 return FolderOwner(splits, missing)
             if ancestor == top:
                 break
-        return FolderOwner([labels for labels in self.splits if folder in labels.nearby], None)
+        return FolderOwner([split for split in self.splits if folder in split.nearby], None)
 
     @cached_property
     def _missing_entries(self) -> dict[str, Path]:
@@ -189,8 +194,8 @@ class SplitContext:
                 entries.setdefault(self.own.candidates.folders.first_name(folder), entry)
         return entries
 
-    def _labels_of(self, name: str) -> list[SplitLabels]:
-        """Returns the labels of one of the `_names_of_others`, or nothing if it names no image."""
+    def _tables_of(self, name: str) -> list[SplitTables]:
+        """Returns the tables of one of the `_names_of_others`, or nothing if it names no image."""
         other = self._spec.listed_splits[name]
         label_format = _format_per_image(other)
         assert label_format is not None
@@ -198,7 +203,7 @@ class SplitContext:
         if not images.images and not images.missing:
             return []
         found = find_labels(images, label_format, other.annotations)
-        return [SplitLabels(found, folders_of(other), images.missing)]
+        return [SplitTables(found, folders_of(other), images.missing)]
 
     def _shares_labels(self, other: str) -> bool:
         splits = self._spec.listed_splits
@@ -213,8 +218,3 @@ def _format_per_image(split: ListedSplit) -> FilesPerImage | None:
 def _loose_stem_of(name: str) -> str:
     """Returns the loose stem of an image from its name with folders."""
     return loose_stem(name.rpartition("/")[2])
-
-
-def folders_of(split: ListedSplit) -> list[str]:
-    """Returns the existing folders that a split names, without its lists."""
-    return [str(entry) for entry in split.images if entry.is_dir()]

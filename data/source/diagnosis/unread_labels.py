@@ -63,12 +63,14 @@ def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], fou
 def _unread_file(file: CandidateFile, images: Sequence[ListedImage], format_name: str, found: FoundLabels) -> Finding:
     """Returns the finding about a file that seems to contain the labels of one of ``images``, which have one stem."""
     names = " or ".join(image.name for image in images)
-    are_left_out = "which is left out" if len(images) == 1 else "which are left out"
+    left_out = ""
+    if found.is_any_labeled:
+        left_out = ", which is left out" if len(images) == 1 else ", which are left out"
     return Finding(
         where=found.candidates.full_name(file),
         kind=UNREAD_LABELS,
         text=(
-            f"seems to contain the labels of {names}, {are_left_out} ({format_name}; labels are read from "
+            f"seems to contain the labels of {names}{left_out} ({format_name}; labels are read from "
             f"{images[0].label.name}, which may be empty)"
         ),
         lost_images=len(images) if found.is_any_labeled else 0,

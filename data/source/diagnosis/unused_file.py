@@ -38,12 +38,12 @@ from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import FolderOwner, SplitContext
-from data.source.diagnosis.split_labels import SplitLabels
+from data.source.diagnosis.split_tables import SplitTables
 from data.source.listing.candidate_files import CandidateFile
 from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of, relative_name
 
-ImagesOfSplits = dict[SplitLabels, list[ListedImage]]
+ImagesOfSplits = dict[SplitTables, list[ListedImage]]
 
 
 class Explanation(NamedTuple):
@@ -91,24 +91,24 @@ def _explain_with_image(file: _UnusedFile, image_names: Sequence[str], context: 
     labeled = own.images_named(image_names, ImageStatus.LABELED)
     if _is_copy(file, labeled, context):
         return None
-    unlabeled = {labels: labels.images_named(image_names, ImageStatus.BACKGROUND) for labels in context.splits}
+    unlabeled = {split: split.images_named(image_names, ImageStatus.BACKGROUND) for split in context.splits}
     if unlabeled[own]:
         return _leave_out(file, unlabeled, context)
     if labeled:
         text = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
         return Explanation(Finding(file.name, SECOND_LABEL, text))
     name = image_names[0]
-    is_in_a_split = any(image in labels.image_of_name for labels in context.splits for image in image_names)
+    is_in_a_split = any(image in split.image_of_name for split in context.splits for image in image_names)
     if is_in_a_split or is_image(name, IMAGE_SUFFIXES):
         return None
     image_folder = os.path.dirname(path_of(name, own.candidates.folders.root))
-    splits = [labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]
+    splits = [split for split in context.splits if image_folder in split.image_folders(file.folder)]
     return _lose(file, splits, f"{name} is of an unsupported kind", context)
 
 
 def _explain_without_image(file: _UnusedFile, context: SplitContext) -> Explanation | None:
     """Explains a file whose image does not exist where its label file would be in the file's folder."""
-    lists = [labels for labels in context.splits if labels.missing_image(file.folder, file.image_stems)]
+    lists = [split for split in context.splits if split.missing_image(file.folder, file.image_stems)]
     if lists:
         return _lose_missing_image(file, lists, context)
 
@@ -119,24 +119,15 @@ def _explain_without_image(file: _UnusedFile, context: SplitContext) -> Explanat
     if any(unlabeled.values()):
         return _leave_out(file, unlabeled, context)
 
-    hint = _hint_at_unnamed_split(file.folder, context)
     if namesakes:
-        if _is_copy(file, namesakes, context) or _counting_split(owner.splits) is not context.own:
-            return None
-        text = f"is named like {namesakes[0].name}, which has labels elsewhere; remove one of the two{hint}"
-        return Explanation(Finding(file.name, SECOND_LABEL, text))
+        return _report_second(file, namesakes, owner, context)
     if labels_image_outside:
         return None
     if owner.missing is not None:
         location = "listed in" if owner.missing.suffix.lower() == ".txt" else "in"
         text = f"its image may be {location} {owner.missing}, which is empty or missing"
         return Explanation(Finding(file.name, IMAGE_ELSEWHERE, text))
-    remedy = "rename it like its image, or remove it"
-    background = _background_of_other_split(file, owner, context)
-    if background is not None:
-        rename = f"if it labels {background.name}, a background of another split, rename it to {background.label.name}"
-        remedy = f"{rename}; else {remedy}"
-    return _lose(file, owner.splits, f"belongs to no image; {remedy}{hint}", context)
+    return _lose_without_image(file, owner, context)
 
 
 # What becomes of the file
@@ -150,12 +141,36 @@ def _leave_out(file: _UnusedFile, unlabeled: ImagesOfSplits, context: SplitConte
     rename = f"if it labels {images[0].name}, which is left out, rename it to {images[0].label.name}"
     hint = _hint_at_unnamed_split(file.folder, context)
     finding = Finding(file.name, ORPHAN, f"belongs to no image; {rename}{hint}")
-    if _counting_split([labels for labels, of_split in unlabeled.items() if of_split]) is context.own:
+    if _counting_split([split for split, of_split in unlabeled.items() if of_split]) is context.own:
         finding = _with_lost_objects(finding, file, context)
     return Explanation(finding, images)
 
 
-def _lose(file: _UnusedFile, splits: Sequence[SplitLabels], text: str, context: SplitContext) -> Explanation | None:
+def _report_second(
+    file: _UnusedFile, namesakes: Sequence[ListedImage], owner: FolderOwner, context: SplitContext
+) -> Explanation | None:
+    """One of the splits to which the file's folder belongs reports it, unless it is a copy of the labels of one of its
+    ``namesakes``."""
+    if _is_copy(file, namesakes, context) or _counting_split(owner.splits) is not context.own:
+        return None
+    hint = _hint_at_unnamed_split(file.folder, context)
+    text = f"is named like {namesakes[0].name}, which has labels elsewhere; remove one of the two{hint}"
+    return Explanation(Finding(file.name, SECOND_LABEL, text))
+
+
+def _lose_without_image(file: _UnusedFile, owner: FolderOwner, context: SplitContext) -> Explanation | None:
+    """One of the splits to which the file's folder belongs loses the file's image. The advice names a background of
+    another split that the file may label."""
+    remedy = "rename it like its image, or remove it"
+    background = _background_of_other_split(file, owner, context)
+    if background is not None:
+        rename = f"if it labels {background.name}, a background of another split, rename it to {background.label.name}"
+        remedy = f"{rename}; else {remedy}"
+    hint = _hint_at_unnamed_split(file.folder, context)
+    return _lose(file, owner.splits, f"belongs to no image; {remedy}{hint}", context)
+
+
+def _lose(file: _UnusedFile, splits: Sequence[SplitTables], text: str, context: SplitContext) -> Explanation | None:
     """One of ``splits`` loses the file's image, which none of them has, with its objects. It only reports them if it
     names only lists, because the folder may contain the labels of many other images."""
     if not splits or _counting_split(splits) is not context.own:
@@ -166,14 +181,14 @@ def _lose(file: _UnusedFile, splits: Sequence[SplitLabels], text: str, context: 
     return Explanation(finding)
 
 
-def _lose_missing_image(file: _UnusedFile, lists: Sequence[SplitLabels], context: SplitContext) -> Explanation | None:
+def _lose_missing_image(file: _UnusedFile, lists: Sequence[SplitTables], context: SplitContext) -> Explanation | None:
     """One of ``lists``, splits that name the missing image in a list, loses the objects. If none of their images
     exists, they cannot be read: each of the others reports the file, but none loses it."""
     missing = lists[0].missing_image(file.folder, file.image_stems)
     text = f"{missing}, which a list names, is missing"
     if _counting_split(lists) is context.own:
         return Explanation(_with_lost_objects(Finding(file.name, ORPHAN, text), file, context))
-    if any(labels.found.images for labels in lists):
+    if any(split.found.images for split in lists):
         return None
     return Explanation(Finding(file.name, IMAGE_ELSEWHERE, text))
 
@@ -182,19 +197,19 @@ def _with_lost_objects(finding: Finding, file: _UnusedFile, context: SplitContex
     return finding._replace(lost_objects=context.own.candidates.num_objects(file.candidate))
 
 
-def _counting_split(splits: Sequence[SplitLabels]) -> SplitLabels:
+def _counting_split(splits: Sequence[SplitTables]) -> SplitTables:
     """Returns the split in which an unused label file counts as lost, of those to which it may belong (at least one).
     Of the ones with images, or else of all, it is the first that names a folder, because files that no list names need
     not be losses, or else the first."""
-    readable = [labels for labels in splits if labels.found.images] or splits
-    return next((labels for labels in readable if labels.folders), readable[0])
+    readable = [split for split in splits if split.found.images] or splits
+    return next((split for split in readable if split.folders), readable[0])
 
 
 def _hint_at_unnamed_split(folder: str, context: SplitContext) -> str:
     """Returns a hint for the files of a folder of the annotations that belongs to no split: it may have the labels of a
     split that the YAML does not name, which must be neither renamed nor removed. Returns "" for other folders."""
     annotations = context.own.candidates.annotations
-    is_of_a_split = any(folder in labels.own_folders for labels in context.splits)
+    is_of_a_split = any(folder in split.own_folders for split in context.splits)
     if annotations is None or folder == str(annotations) or is_of_a_split:
         return ""
     name = relative_name(folder, context.own.candidates.folders.root)
@@ -207,7 +222,7 @@ def _hint_at_unnamed_split(folder: str, context: SplitContext) -> str:
 def _existing_images(file: _UnusedFile, context: SplitContext) -> list[str]:
     """Returns the names of its images on the disk, whether or not a split has them, in folders whose label files may be
     in the file's. If the file names a folder, only images in that folder count."""
-    folders = [folder for labels in context.splits for folder in labels.image_folders(file.folder)]
+    folders = [folder for split in context.splits for folder in split.image_folders(file.folder)]
     names = context.images_on_disk.find(file.image_stems, list(dict.fromkeys(folders)))
     if len(names) <= 1 or not file.named_image:
         return names
@@ -226,7 +241,7 @@ def _labeled_namesakes(file: _UnusedFile, owner: FolderOwner, context: SplitCont
     missing folder alone: the file may be another version of their labels."""
     if not owner.splits or context.is_expected(file.folder):
         return []
-    return [labels.labeled_of_stem[file.stem] for labels in context.splits if file.stem in labels.labeled_of_stem]
+    return [split.labeled_of_stem[file.stem] for split in context.splits if file.stem in split.labeled_of_stem]
 
 
 def _similar_unlabeled(
@@ -237,27 +252,27 @@ def _similar_unlabeled(
     (`SplitContext.is_distinctive`)."""
     splits = context.splits if context.is_distinctive(file.stem) else owner.splits
     similar: ImagesOfSplits = {}
-    for labels in splits:
-        if not _is_searched_by(labels, file, context):
+    for split in splits:
+        if not _is_searched_by(split, file, context):
             continue
-        if only_same_name or labels not in owner.splits:
-            similar[labels] = labels.unlabeled.named(file.stem)
+        if only_same_name or split not in owner.splits:
+            similar[split] = split.unlabeled.named(file.stem)
         else:
-            similar[labels] = labels.unlabeled.resembling(file.stem)
+            similar[split] = split.unlabeled.resembling(file.stem)
     return similar
 
 
-def _is_searched_by(labels: SplitLabels, file: _UnusedFile, context: SplitContext) -> bool:
+def _is_searched_by(split: SplitTables, file: _UnusedFile, context: SplitContext) -> bool:
     """Returns whether a split searches the file's folder for labels of its images. Where it expects no label files, it
     does not search for those of a name that one of its labeled images has."""
-    if file.folder in labels.expected:
+    if file.folder in split.expected:
         return True
-    is_near = file.folder in labels.nearby or file.folder in context.named_label_folders
-    return is_near and file.stem not in labels.labeled_of_stem
+    is_near = file.folder in split.nearby or file.folder in context.named_label_folders
+    return is_near and file.stem not in split.labeled_of_stem
 
 
 def _background_of_other_split(file: _UnusedFile, owner: FolderOwner, context: SplitContext) -> ListedImage | None:
     """Returns an unlabeled image of the same name in a split to which the file's folder does not belong. If the name
     is not distinctive, the image stays a background."""
-    others = [labels for labels in context.splits if labels not in owner.splits]
-    return next((image for labels in others for image in labels.unlabeled.named(file.stem)), None)
+    others = [split for split in context.splits if split not in owner.splits]
+    return next((image for split in others for image in split.unlabeled.named(file.stem)), None)

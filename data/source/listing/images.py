@@ -25,7 +25,7 @@ from data.source.listing.image_list import find_named_images
 from data.source.listing.list_rows import is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
-from data.source.walk import NO_FILE, Folders, Visit, none_if_missing, stamp_of, status_of, walk
+from data.source.walk import NO_FILE, Folders, Visit, false_if_denied, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
@@ -138,7 +138,7 @@ def _rows_of_unresolved_list(entry: Path) -> list[str]:
 
 def _read_entry(split_images: SplitImages, entry: Path, relocated_lists: RelocatedLists) -> None:
     """Adds the images of a folder or list that the split names."""
-    if entry.is_dir():
+    if false_if_denied(entry.is_dir):
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
     elif is_list(entry):

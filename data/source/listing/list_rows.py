@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.image_io.file_kinds import is_image
-from data.source.walk import Folders
+from data.source.walk import Folders, false_if_denied
 from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
@@ -143,7 +143,7 @@ def read_rows(file: Path) -> list[Row]:
 
 def is_list(entry: Path) -> bool:
     """Returns whether an entry of a split is a list of images."""
-    return entry.suffix.lower() == ".txt" and entry.is_file()
+    return entry.suffix.lower() == ".txt" and false_if_denied(entry.is_file)
 
 
 def check_rows(paths: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes, is_image
-from data.source.dataset_spec import DatasetSpec
+from data.source.dataset_spec import DatasetSpec, folders_of
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.other_splits import entries_without_images, splits_before, splits_with_other_images
 from data.source.walk import Folders, Visit, none_if_missing, walk
@@ -32,7 +32,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     for sharing, found in {split: split_images, **others}.items():
         unassigned.update(images_of_no_split(spec, sharing, folders, known=known))
         split_folders += _folders(spec, sharing, found)
-        searched.update(str(entry.parent) for entry in spec.listed_splits[sharing].images if entry.is_dir())
+        searched.update(map(os.path.dirname, folders_of(spec.listed_splits[sharing])))
     unassigned |= _image_names(_parallel_folders(split_folders, folders, searched), spec, folders) - known
     return OtherImages(
         earlier=_places(spec, earlier),
@@ -60,8 +60,8 @@ def _places(spec: DatasetSpec, splits: Mapping[str, SplitImages]) -> SplitPlaces
 def _folders(spec: DatasetSpec, split: str, found: SplitImages) -> list[str]:
     """Returns the existing folders that a split names, and those that contain the images of its lists, see
     `SplitPlaces.folders`. These are the common folders of the images in each folder of the data set."""
-    named = [entry for entry in spec.listed_splits[split].images if entry.is_dir()]
-    named_folders = ["" if folder == spec.root else relative_name(folder, spec.root) for folder in named]
+    named = folders_of(spec.listed_splits[split])
+    named_folders = ["" if folder == str(spec.root) else relative_name(folder, spec.root) for folder in named]
     prefixes = tuple(f"{folder}/" if folder else "" for folder in named_folders)
     listed: dict[str, list[str]] = {}  # by the first part of their paths
     for folder in {name.rpartition("/")[0] for name in found.images}:
@@ -80,9 +80,9 @@ def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
     """Returns the sorted names of images that no split names, next to the folders of this split. ``known``: names of
     images to leave out, whose folders are searched if this split has a list."""
-    entries = spec.listed_splits[split].images
-    searched = {entry.parent for entry in entries if entry.is_dir()}
-    if not all(entry.is_dir() for entry in entries):
+    named = folders_of(spec.listed_splits[split])
+    searched = {Path(folder).parent for folder in named}
+    if len(named) < len(spec.listed_splits[split].images):
         image_folders = {Path(path_of(name.rpartition("/")[0], spec.root)) for name in known}
         searched |= image_folders | {folder.parent for folder in image_folders}
     inside = (folder for folder in sorted(searched) if folder.is_relative_to(spec.root))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec
 from data.source.listing.list_rows import ImageList, is_list
-from data.source.walk import Folders
+from data.source.walk import Folders, false_if_denied
 from utils.errors import UserError
 
 
@@ -58,7 +58,7 @@ class SplitsOfImages:
     def _named_folders(self) -> dict[str, set[str]]:
         """The real paths of the folders that each split names."""
         return {
-            split: {self._folders.real(str(entry)) for entry in entries if entry.is_dir()}
+            split: {self._folders.real(str(entry)) for entry in entries if false_if_denied(entry.is_dir)}
             for split, entries in self._entries.items()
         }
 

@@ -159,6 +159,30 @@ def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, messag
 
 
 @pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (
+            "labels/train/a.txt",
+            "labels/train has 1 .txt file: if they are YOLO txt, remove 'annotations' from the YAML",
+        ),
+        (
+            "labels/train.json",
+            "labels/train.json: if it is COCO's, add 'annotations: {train: labels/train.json}' to the YAML",
+        ),
+        ("labels/train/a.json", "labels/train has 1 .json file: one JSON per image is not supported; ..."),
+        ("labels/x.csv", "labels/x.csv: CSV is not supported; ..."),
+    ],
+)
+def test_annotations_of_another_format_say_what_is_there(root, tmp_path, there, message):
+    shutil.rmtree(root / "labels")
+    (root / there).parent.mkdir(parents=True)
+    (root / there).write_text(COCO_JSON if there.endswith(".json") else "0 0.5 0.5 0.2 0.2\n")
+    write_yaml(root, "annotations: labels\n")
+    with refused(f"no label file; the first was expected at .../set/labels/...a.xml; .../set/{message}"):
+        load(root, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
     ("name", "content", "title"),
     [
         ("project-1.json", '[{"rectanglelabels": ["cat"]}]', "Label Studio's JSON"),

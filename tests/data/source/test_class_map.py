@@ -130,6 +130,9 @@ def test_the_content_of_a_data_set_is_read_as_the_same_classes(tmp_path, chosen)
         ({"classes": {"car": ""}}, "classes: car: expected the name of a class, got ''"),
         ({"classes": {"car": "x"}, "ignore": ["car"]}, "'car' is in 'classes' and in 'ignore'; remove one of the two"),
         ({"ignore": "van"}, "ignore: must be a list, got 'van'"),
+        ({"ignore": 0}, "ignore: must be a list, got 0"),
+        ({"ignore": False}, "ignore: must be a list, got False"),
+        ({"classes": 0, "ignore": ["van"]}, "classes: must be 'key: value' lines, got 0"),
         (
             {"names": [*NAMES, "bus"], "ignore": NAMES},
             "'train' has 4 images and no object of the class bus (first label file: "

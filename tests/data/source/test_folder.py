@@ -23,10 +23,13 @@ from tests.data.source.exported_folders import (
     boxes_of,
     coco_2017,
     copy_set,
+    darknet,
+    label_img,
     roboflow_coco,
     roboflow_voc,
 )
 from tests.helpers.messages import refused
+from tests.helpers.three_formats import write_image
 from utils.distributed.context import DistributedContext
 from utils.files import safe_io
 
@@ -55,6 +58,16 @@ def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkey
     monkeypatch.chdir(tmp_path / where)
     assert boxes_of(name) == boxes_of(source / "data.yaml")
     assert load_dataset_spec(name).notes[0].startswith(f"{tmp_path / 'export'}: COCO JSON")
+
+
+@pytest.mark.parametrize("export", [label_img, darknet, roboflow_coco, roboflow_voc], ids=lambda e: e.__name__)
+def test_its_name_may_end_with_a_space(export, source, tmp_path):
+    export(source, tmp_path / "export")
+    expected = boxes_of(tmp_path / "export")
+    (tmp_path / "export").rename(tmp_path / "export ")
+    index = load_index(load_dataset_spec(tmp_path / "export "), "train", IndexSettings(progress=False))
+    assert not any(name.startswith("..") for name in index.paths)
+    assert boxes_of(tmp_path / "export ") == expected
 
 
 def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
@@ -94,6 +107,8 @@ def test_a_yaml_decides_which_of_the_folders_are_splits(source, tmp_path):
         ("dvc.yaml", "stages:\n  train:\n    cmd: train.py\n", NAMES),
         ("my.yaml", "names: [a, b]\npath: .\n", ["a", "b"]),
         ("my.yaml", "names: [a, b]\nnc: 2\n", ["a", "b"]),
+        ("my.yaml", "names: [a, b]\nversion: 1\ntask: detect\nlicense: MIT\n", ["a", "b"]),
+        ("data.yaml", "names: [a, b]\nclasses: {b: c}\n", ["a", "c"]),
     ],
 )
 def test_only_a_yaml_that_describes_data_is_that_of_a_folder(name, text, names, source, tmp_path):
@@ -104,6 +119,13 @@ def test_only_a_yaml_that_describes_data_is_that_of_a_folder(name, text, names, 
     assert load_dataset_spec(folder).names == tuple(names)
     (folder / "docker-compose.yml").write_text("services: {}\n")
     assert load_dataset_spec(folder).names == tuple(names)
+
+
+def test_a_misspelled_split_in_the_yaml_of_a_folder_is_named(source, tmp_path):
+    copy_set(source, tmp_path / "export/{}", tmp_path / "export/{}", ".txt")
+    (tmp_path / "export/data.yaml").write_text("trian: train\nnames: [a, b]\n")
+    with refused("data.yaml: unknown key 'trian' (did you mean 'train'?)"):
+        load_dataset_spec(tmp_path / "export")
 
 
 def test_the_names_of_a_yaml_number_the_classes_of_voc(source, tmp_path):
@@ -158,18 +180,30 @@ def test_a_json_is_read_twice_however_often_the_data_set_is_opened(source, tmp_p
     assert load_dataset_spec(tmp_path / "export").names == tuple(name.replace("light", "brighter") for name in names)
 
 
+@pytest.mark.parametrize("name", ["test_{:03}.JPG", "train{}.Png", "val {}.jpg"])
+def test_labels_next_to_images_are_no_lists_although_they_are_named_after_splits(tmp_path, name):
+    (tmp_path / "classes.txt").write_text("a\n")
+    for i in range(3):
+        image = tmp_path / name.format(i)
+        write_image(image, 48, 64)
+        image.with_suffix(".txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    index = load_index(load_dataset_spec(tmp_path), "train", IndexSettings(progress=False))
+    assert list(index.paths) == sorted(name.format(i) for i in range(3))
+    assert len(index.classes) == 3
+
+
 def test_names_of_splits():
     names = {"Train": "train", "trainval": "train", "val2017": "val", "validation": "val", "test_2": "test"}
     assert {name: split_of(name) for name in (*names, "trainer")} == names | {"trainer": ""}
 
 
-def test_hundreds_of_thousands_of_names_take_a_moment(tmp_path):
+def test_tens_of_thousands_of_names_take_a_moment(tmp_path):
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
-    (tmp_path / "classes.txt").write_text("".join(f"a{i}\n" for i in range(300_000)))
+    (tmp_path / "classes.txt").write_text("".join(f"a{i}\n" for i in range(60_000)))
     start = time.process_time()
-    assert len(load_dataset_spec(tmp_path).names) == 300_000
+    assert len(load_dataset_spec(tmp_path).names) == 60_000
     with open(tmp_path / "classes.txt", "a") as file:
         file.write("a7\n")
     with refused("...: names: several classes are called 'a7'; class names must be unique"):
         load_dataset_spec(tmp_path)
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 10  # comparing each with all takes a minute

@@ -15,6 +15,7 @@ from data.index.load import load_index
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
+from tests.data.source.denied_access import deny_access
 from tests.helpers.messages import refused
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
@@ -144,6 +145,25 @@ def test_losses_of_a_split_count_again_when_the_missing_folder_exists(root):
     assert sum(ledger.lost_objects for ledger in before.values()) == 1
 
 
+@pytest.mark.parametrize("entry", ["private/test", "private/test.txt"])
+@pytest.mark.parametrize("labels", [*LABELS, "YOLO"])
+def test_a_split_without_access_that_is_not_used_is_like_a_missing_one(root, caplog, monkeypatch, labels, entry):
+    content = {} if labels == "YOLO" else {"annotations": LABELS[labels]}
+    data = describe(root, test=entry, **content)
+    shutil.copytree(root / "labels/train", root / "labels/val")
+    (root / "voc/00.xml").unlink()  # so that unused label files are explained
+    (root / "labels/train/00.txt").unlink()
+    before = ledgers(data)
+    (root / "private").mkdir()
+    (root / "images/test").rename(root / "private/test")
+    (root / "private/test.txt").write_text("private/test/12.png\n")
+    deny_access(monkeypatch, root / "private")
+    caplog.clear()
+    assert ledgers(data) == before
+    (warning,) = [line for line in warnings(caplog) if "private" in line]
+    assert warning.startswith(f"{root}/{entry}: permission denied (named by 'test' of {data})")
+
+
 def test_a_missing_folder_without_shared_labels_is_one_warning(tmp_path, caplog):
     data = write_dataset(tmp_path, train=3, val=2)
     data.write_text(data.read_text() + "test: images/test\n")
@@ -165,6 +185,14 @@ def test_an_optional_split_without_images_leaves_its_labels_in_a_shared_file(roo
     assert index.report.ledger == Ledger(8, 8)
     (warning,) = warnings(caplog)
     assert "'val' is left out, and part of 'train' is held out in its place; labels in " in warning
+
+
+def test_a_data_set_of_only_an_optional_split_without_images_lacks_the_others(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "data.yaml").write_text("val: images\nnames: [a]\n")
+    source = DataSource(str(tmp_path / "data.yaml"), ("train",), optional=("val",))
+    with refused("data.yaml: has no 'train' split; add 'train: <folder>'"):
+        open_data(source, DistributedContext.single())
 
 
 def test_a_joined_optional_split_without_images_is_left_out(tmp_path, caplog):

@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data.source import dataset_yaml, demo
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.demo import ensure_demo
 from data.source.files import list_split
-from data.source.open import open_data
+from data.source.open import check_data, open_data
 from tests.data.source.yaml_file import write_yaml
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
+from tests.helpers.three_formats import write_image
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -53,6 +56,26 @@ def test_a_file_goes_before_the_public_data_set_of_its_name(tmp_path, monkeypatc
     assert open_by_name("coco128.yaml").names == ("a",)
 
 
+@pytest.mark.parametrize("is_data_set", [False, True])
+def test_demo_is_the_built_in_set_and_one_in_a_folder_of_this_name_is_written_with_a_dot(
+    tmp_path, monkeypatch, caplog, is_data_set
+):
+    """``make demo`` writes its runs to such a folder."""
+    monkeypatch.chdir(tmp_path)
+    built_in = ensure_demo(tmp_path / "cache/demo", train_images=1, val_images=1, size=64)
+    monkeypatch.setattr(demo, "ensure_demo", lambda root: built_in)  # rendering 400 images takes seconds
+    (tmp_path / "demo/train").mkdir(parents=True)
+    (tmp_path / "demo/train/settings.yaml").write_text("data: demo\n")
+    write_image(tmp_path / "demo/train/labels.jpg", 48, 64)
+    if is_data_set:
+        (tmp_path / "demo/images").mkdir()
+        write_yaml(tmp_path / "demo", "train: images\nnames: [mine]\n")
+        assert open_by_name("./demo").names == ("mine",)
+    assert open_by_name("demo").source == str(built_in)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["--data demo: the built-in demo set; for ./demo, write ./demo"] * is_data_set
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -72,6 +95,14 @@ def test_images_of_a_public_data_set_that_are_not_there_say_where_to_get_them(tm
     monkeypatch.chdir(tmp_path)
     with refused(message):
         list_split(open_by_name(data), "train")
+
+
+def test_a_yaml_of_ones_own_among_the_public_ones_may_have_an_address_alone(tmp_path, monkeypatch):
+    """The hint at the license and the first lines of the file is about the public ones."""
+    monkeypatch.setattr(dataset_yaml, "YAML_FOLDER", tmp_path)
+    path = write_yaml(tmp_path, "train: images\nnames: [a]\nurl: https://example.org/set.zip\n")
+    with refused("images: not found (named by .../d.yaml); correct its paths"):
+        list_split(load_dataset_spec(path), "train")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +125,15 @@ def test_an_unknown_data_set_is_told_what_is_like_it_and_what_is_known(tmp_path,
         write_yaml((tmp_path / name).parent, "train: images\nnames: [a]\n", Path(name).name)
     with refused(f"data set {data}: no such file{hint}; {KNOWN}"):
         open_by_name(data.strip("'"))
+
+
+@pytest.mark.parametrize("data", ["x" * 300, "x" * 300 + ".yaml", "datasets/" + "x" * 300, "x/" * 3000])
+def test_too_long_a_name_is_one_line(data):
+    message = f"data set: a path or a name in it is longer than file systems allow: {data[:100]}..."
+    with refused(message):
+        open_by_name(data)
+    with refused(message):
+        check_data(data, ("train",))
 
 
 def test_the_only_yaml_of_a_folder_is_read_and_its_missing_images_are_named(tmp_path, monkeypatch):

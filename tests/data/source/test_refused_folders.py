@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import check_data, open_data
+from tests.data.source.denied_access import deny_access
 from tests.data.source.exported_folders import (
     EXPORTS,
     NAMES,
@@ -271,21 +270,6 @@ def test_files_that_a_copy_cannot_read_are_named(tmp_path, monkeypatch):
     source = DataSource(str(data), ("train",), optional=("val",), stage=str(tmp_path / "stage"))
     with refused("data set .../data.yaml: .../private/val.json: permission denied; let this user read it"):
         open_data(source, DistributedContext.single())
-
-
-def deny_access(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Makes the content of a folder inaccessible, also for root."""
-    for name in ("stat", "listdir", "scandir"):
-        plain = getattr(os, name)
-
-        def checked(path=".", *args, plain=plain, **kwargs):
-            if not isinstance(path, int):
-                inside = Path(path).is_relative_to(folder) if plain.__name__ != "stat" else folder in Path(path).parents
-                if inside:
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return plain(path, *args, **kwargs)
-
-        patch.setattr(os, name, checked)
 
 
 def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsys):

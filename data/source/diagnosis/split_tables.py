@@ -1,5 +1,5 @@
 """Tables of one split, with which `unused_file` explains label files: its images, and the folders where its label files
-are looked for (`SplitLabels`)."""
+are looked for (`SplitTables`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of
 
 
-class SplitLabels:
+class SplitTables:
     """The images of a split, and the folders where its label files are looked for. Each folder has one name, see
     `Folders.first_name`."""
 
