@@ -32,12 +32,13 @@ class Visit(NamedTuple):
     path: str
     real: str  # without symbolic links
     entries: list[os.DirEntry]  # sorted by name
-    hidden: list[os.DirEntry]  # hidden entries, which are not read, except macOS's resource forks
+    hidden: list[os.DirEntry]  # hidden entries without macOS's resource forks
 
 
 def walk(folder: Path) -> Iterator[Visit]:
-    """Yields ``folder`` and the folders below it. Symbolic links are followed, except to a folder above them (a cycle).
-    A folder is visited once per path, but at most `MAX_ALIASES` times."""
+    """Yields ``folder`` and the folders below it. Symbolic links are followed, except to a folder above any that is
+    visited: a cycle, or a way from the folder of one split to those of others. A folder is visited once per path, but
+    at most `MAX_ALIASES` times."""
     start = os.path.realpath(folder)
     pending: list[tuple[str, tuple[str, ...]]] = [(str(folder), (start,))]  # with its real path and those above it
     num_visits: dict[str, int] = {}  # by real path
@@ -52,9 +53,12 @@ def walk(folder: Path) -> Iterator[Visit]:
         for entry in reversed(entries):  # the last one pending is visited next
             if not none_if_missing(entry.is_dir):
                 continue
-            inner = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
-            if inner not in reals:
-                pending.append((entry.path, (*reals, inner)))
+            inner = os.path.join(real, entry.name)
+            if entry.is_symlink():
+                inner = os.path.realpath(entry.path)
+                if any(Path(outer).is_relative_to(inner) for outer in reals):
+                    continue
+            pending.append((entry.path, (*reals, inner)))
         hidden = []
         if len(entries) < len(everything):
             hidden = [e for e in everything if e.name.startswith(".") and not e.name.startswith("._")]

@@ -24,10 +24,11 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from data.source.open import open_data
 from engine.checkpoint.data_location import describe_location, find_location
 from tests.helpers.index_fingerprint import index_fingerprint
-from tests.helpers.three_formats import voc_text, write_three_formats
+from tests.helpers.three_formats import voc_text, write_image, write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.write_shards import write_set
@@ -483,6 +484,28 @@ def test_links_that_all_lead_to_each_other_end(tmp_path):
         (root / f"d{i}" / "x.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert len(index) == 2 + 12
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("set/images/train/up", "../.."),
+        ("set/images/train/deep/up", "../../../images"),
+        ("set/images/train/shared/up", ".."),  # shared is a link to store/train
+    ],
+)
+def test_a_link_to_a_folder_above_a_split_does_not_lead_to_the_images_of_others(tmp_path, link, target):
+    root = tmp_path / "set"
+    for name in ("train/a", "train/deep/b", "val/c"):
+        write_image(root / f"images/{name}.png", 20, 40)
+    for name in ("train/d", "val/e"):
+        write_image(tmp_path / f"store/{name}.png", 20, 40)
+    (root / "images/train/shared").symlink_to(tmp_path / "store/train")
+    (root / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [a]\n")
+    expected = list_split(load_dataset_spec(root / "data.yaml"), "train")
+    assert len(expected.images) == 3
+    (tmp_path / link).symlink_to(target)
+    assert list_split(load_dataset_spec(root / "data.yaml"), "train") == expected
 
 
 def test_a_run_below_a_link_finds_its_moved_data(tmp_path):
