@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.image_io.file_kinds import (
+    ANY_IMAGE_SUFFIXES,
     ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
     image_suffixes,
@@ -181,12 +182,22 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
             continue
         if none_if_missing(entry.is_dir):
             continue
+        if entry.is_symlink() and _may_be_folder(suffix.lower()) and status_of(entry) is None:
+            # One image stands for all in the folder, whose number is unknown.
+            reason = "a broken link; it may lead to a folder of images"
+            findings.append(Finding(prefix + name, MISSING_IMAGE, reason, lost_images=1))
+            continue
         other_files[name] = entry
     split_images.other_files[visit.path] = other_files
     split_images.real_folders[prefix] = visit.real
     if visit.real not in split_images.walked_folders:  # else already walked under another name
         split_images.walked_folders.add(visit.real)
         split_images.findings += [*findings, *_unsupported_images(other_files, prefix)]
+
+
+def _may_be_folder(suffix: str) -> bool:
+    """Returns whether a name with ``suffix``, in lower case, may be that of a folder rather than a file."""
+    return suffix not in ANY_IMAGE_SUFFIXES and not is_never_image(suffix)
 
 
 def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Iterator[Finding]:

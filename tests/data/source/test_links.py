@@ -34,6 +34,7 @@ from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 
 NAMES = ("cat", "dog")
 OBJECTS = {"a.png": [(0, 4, 6, 24, 30)], "sub/b.png": [(1, 10, 10, 30, 40), (0, 0, 0, 20, 20)]}
@@ -484,6 +485,21 @@ def test_links_that_all_lead_to_each_other_end(tmp_path):
         (root / f"d{i}" / "x.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert len(index) == 2 + 12
+
+
+@pytest.mark.parametrize("way", [by_folder, by_coco, by_voc], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", ["b", "2024.05"])
+def test_a_link_to_a_folder_that_does_not_exist_is_a_missing_image(proj, way, name):
+    (ext(proj) / "images/train" / name).symlink_to("/mnt/gone/images")
+    (ext(proj) / "images/train/notes.txt").symlink_to("/mnt/gone/notes.txt")  # no folder is called like that
+    spec = load_dataset_spec(described(proj, way))
+    index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.5))
+    assert_right(index)
+    (line,) = index.report.lines
+    assert line.endswith(f"ext/images/train/{name}: missing image: a broken link; it may lead to a folder of images")
+    assert index.report.ledger.lost_images == 1
+    with pytest.raises(UserError, match="it may lead to a folder of images"):
+        load_index(spec, "train", IndexSettings(progress=False, max_bad=0.0))
 
 
 @pytest.mark.parametrize(
