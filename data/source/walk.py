@@ -107,6 +107,19 @@ def status_of(file: os.DirEntry | Path) -> os.stat_result | None:
         return none_if_missing(os.stat, file)
 
 
+def access_problem(path: str | os.PathLike) -> str:
+    """Returns why nothing can be read at ``path``, for messages, or "" if there is nothing or it can be read."""
+    path = os.fspath(path)
+    try:
+        os.stat(path)
+    except PermissionError:
+        return "permission denied"
+    except OSError:
+        while not os.path.lexists(path):
+            path = os.path.dirname(path)
+    return "" if os.path.exists(path) else "a broken link"
+
+
 class Folders:
     """Looks up directory entries by absolute path. Each folder is read once.
 

@@ -26,11 +26,12 @@ from data.source.listing.image_list import find_named_images
 from data.source.listing.list_rows import is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
-from data.source.walk import NO_FILE, Folders, Visit, none_if_missing, stamp_of, status_of, walk
+from data.source.walk import NO_FILE, Folders, Visit, access_problem, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger
+from utils.strings import counted
 
 _SAMPLE_SIZE = 20  # files per folder and suffix that are opened to decide whether any of them are images
 _MAX_MEASURED = 1000  # files whose sizes are compared to also open the largest, which is the likeliest image
@@ -184,7 +185,7 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
             continue
         if entry.is_symlink() and _may_be_folder(suffix.lower()) and status_of(entry) is None:
             # One image stands for all in the folder, whose number is unknown.
-            reason = "a broken link; it may lead to a folder of images"
+            reason = f"{access_problem(entry)}; the link may lead to a folder of images"
             findings.append(Finding(prefix + name, MISSING_IMAGE, reason, lost_images=1))
             continue
         other_files[name] = entry
@@ -263,7 +264,7 @@ def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_
     ``name``, ``name_in_split``: see `ImageFile`."""
     status = status_of(entry)  # a single disk access: folders may contain millions of images
     if status is None:
-        return Finding(name, MISSING_IMAGE, "a broken link", lost_images=1)
+        return Finding(name, MISSING_IMAGE, access_problem(entry), lost_images=1)
     if stat.S_ISREG(status.st_mode):
         split_images.add(ImageFile(name, name_in_split, FileStamp(status.st_size, status.st_mtime_ns)), name)
         return None
@@ -278,6 +279,9 @@ def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> User
     message = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(image_suffixes(spec.pixels)))})"
     unread = unread_files(split_images.findings)
     message += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)
+    lost = [finding for finding in split_images.findings if finding.lost_images]
+    if lost:
+        message += f"; {counted(len(lost), 'image')} left out, first {lost[0].where}: {lost[0].text}"
     if split == "val":
         message += f"; add some, or {WITHOUT_VAL}"
     return UserError(message)

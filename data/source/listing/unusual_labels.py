@@ -19,7 +19,6 @@ from data.source.listing.candidate_files import CandidateFile, CandidateFiles
 from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.united_names import UnitedNames, unite_names
-from data.source.walk import status_of
 from data.split_files import ImageFile
 
 
@@ -78,7 +77,7 @@ def _image_with_files(
             return UnitedNames([image.leave_out(_several_files(image_file.name, files, candidates))], [])
         if files:
             file = files[0]
-            named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
+            named_images.append(with_label(image_file, candidates.full_name(file), Path(file.path)))
         else:
             named_images.append(image._replace(file=image_file))
     return unite_names(named_images, candidates)

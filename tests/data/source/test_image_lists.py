@@ -311,7 +311,8 @@ def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_pa
     write_lists(root, [], {"train": "train.txt"}, {"train.txt": ["old/images/0.png"]})
     (root / "images").mkdir()
     (root / "images/0.png").symlink_to("nowhere.png")
-    with refused("set/train.txt: no images found for 'train' (...)"):
+    lost = "1 image left out, first train.txt:1: old/images/0.png not found"
+    with refused(f"set/train.txt: no images found for 'train' (...); {lost}"):
         split_names(root, "train")
 
 

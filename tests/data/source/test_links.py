@@ -496,9 +496,11 @@ def test_a_link_to_a_folder_that_does_not_exist_is_a_missing_image(proj, way, na
     index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.5))
     assert_right(index)
     (line,) = index.report.lines
-    assert line.endswith(f"ext/images/train/{name}: missing image: a broken link; it may lead to a folder of images")
+    assert line.endswith(
+        f"ext/images/train/{name}: missing image: a broken link; the link may lead to a folder of images"
+    )
     assert index.report.ledger.lost_images == 1
-    with pytest.raises(UserError, match="it may lead to a folder of images"):
+    with pytest.raises(UserError, match="the link may lead to a folder of images"):
         load_index(spec, "train", IndexSettings(progress=False, max_bad=0.0))
 
 
