@@ -134,7 +134,7 @@ class Folders:
         self._prefixes: dict[str, str] = {}
         self._real: dict[str, str] = {}
         self._first_names: dict[str, str] = {}  # by real path
-        self._normal: dict[str, str] = {}
+        self._normal: dict[tuple[str, bool], str] = {}  # by folder and ``next_to_labels``
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
         """Returns the entries of a folder by name, or an empty dict if the folder does not exist."""
@@ -203,10 +203,12 @@ class Folders:
         """Returns one path for all paths that symbolic links give a folder: the first one this was called with."""
         return self._first_names.setdefault(self.real(folder), folder)
 
-    def normal(self, path: str) -> str:
-        """Returns the `normal_path` of an image, with its folder replaced by the one next to labels
+    def normal(self, path: str, *, next_to_labels: bool) -> str:
+        """Returns the `normal_path` of an image. ``next_to_labels``: replaces its folder by the one next to labels
         (`folder_with_labels`)."""
         folder, name = os.path.split(path)
-        if folder not in self._normal:
-            self._normal[folder] = folder_with_labels(str(normal_path(folder)))
-        return os.path.join(self._normal[folder], name)
+        key = (folder, next_to_labels)
+        if key not in self._normal:
+            normal = str(normal_path(folder))
+            self._normal[key] = folder_with_labels(normal) if next_to_labels else normal
+        return os.path.join(self._normal[key], name)

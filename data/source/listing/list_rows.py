@@ -60,6 +60,7 @@ class ImageList:
     rows: list[Row]
     folders: Folders
     suffixes: frozenset[str]  # of images
+    next_to_labels: bool  # whether the format expects label folders next to those of the images
 
     @property
     def root(self) -> Path:
@@ -100,6 +101,10 @@ class ImageList:
                 row_of_image.setdefault(self.folders.real_image(paths[0]), row)
         return row_of_image
 
+    def normal(self, path: str) -> str:
+        """Returns the `Folders.normal` path of an image."""
+        return self.folders.normal(path, next_to_labels=self.next_to_labels)
+
     def _exact_paths_of(self, row: Row) -> list[str]:
         paths = self._images_at(row.text)
         if not paths and "\\" in row.text:
@@ -116,7 +121,7 @@ class ImageList:
         has_suffix = is_image(path, self.suffixes)
         if not has_suffix:
             bases = (str(self.voc_image_folder), *bases)
-        paths = [self.folders.normal(os.path.join(base, path)) for base in bases]
+        paths = [self.normal(os.path.join(base, path)) for base in bases]
         if not has_suffix:
             of_stem = (self.folders.files_of_stem(path, self.suffixes) for path in paths)
             return next(filter(None, of_stem), [])
@@ -130,9 +135,9 @@ class ImageList:
         return []
 
 
-def read_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
-    """Reads a list. Raises UserError if it cannot be read."""
-    return ImageList(file, read_rows(file), folders, suffixes)
+def read_list(file: Path, folders: Folders, suffixes: frozenset[str], *, next_to_labels: bool) -> ImageList:
+    """Reads a list. Raises UserError if it cannot be read. For the other arguments, see `ImageList`."""
+    return ImageList(file, read_rows(file), folders, suffixes, next_to_labels)
 
 
 def read_rows(file: Path) -> list[Row]:

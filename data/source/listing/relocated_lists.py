@@ -72,7 +72,7 @@ class _Relocation(NamedTuple):
         parts = row.parts[self.num_dropped :]
         if not parts:  # fewer folders than the row that determined ``num_dropped``
             return []
-        path = image_list.folders.normal(os.path.join(self.base, *parts))
+        path = image_list.normal(os.path.join(self.base, *parts))
         if not is_image(path, image_list.suffixes):
             return image_list.folders.files_of_stem(path, image_list.suffixes)
         return [path] if image_list.folders.exists(path) else []
@@ -94,7 +94,9 @@ class RelocatedLists:
     """Reads the lists of a data set, each once, and resolves the rows of the relocated ones that ``split`` names."""
 
     def __init__(self, spec: DatasetSpec, split: str, folders: Folders) -> None:
-        self.read_list = cache(partial(read_list, folders=folders, suffixes=image_suffixes(spec.pixels)))
+        suffixes = image_suffixes(spec.pixels)
+        next_to_labels = spec.listed_splits[split].annotations is None
+        self.read_list = cache(partial(read_list, folders=folders, suffixes=suffixes, next_to_labels=next_to_labels))
         self._split = split
         self._splits = SplitsOfImages(spec, folders, self.read_list)
         self._relocations: dict[tuple[str, Path], _Relocation] = {}  # by split and list

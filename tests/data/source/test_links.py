@@ -400,6 +400,28 @@ def test_a_view_without_labels_is_no_background_if_those_of_another_cannot_be_re
     assert index.report.ledger.lost_images == 1
 
 
+@pytest.mark.parametrize("entry", ["pics", "list.txt", "relocated.txt"])
+@pytest.mark.parametrize("labels", ["all.json", "voc"])
+def test_annotations_name_images_by_the_links_in_their_split(tmp_path, entry, labels):
+    """Also where the linked folders have YOLO txt beside them."""
+    root = tmp_path / "set"
+    names = [f"{folder}/{name}" for folder in "ab" for name in "xy"]
+    write_three_formats(tmp_path / "store", ("a",), {f"{name}.png": (20, 40) for name in names}, {})
+    (root / "pics").mkdir(parents=True)
+    for folder in "ab":
+        (root / "pics" / folder).symlink_to(tmp_path / "store/images/train" / folder)
+        (root / "voc" / folder).mkdir(parents=True)
+    for name in names:
+        (root / f"voc/{name}.xml").write_text(voc_text([(0, 2, 2, 10, 10)], ("a",), 20, 40))
+    in_coco(root, [f"pics/{name}.png" for name in names])
+    for file, row in (("list.txt", "pics/{}.png\n"), ("relocated.txt", "/old/pics/{}.png\n")):
+        (root / file).write_text("".join(map(row.format, names)))
+    (root / "data.yaml").write_text(f"train: {entry}\nnames: [a]\nannotations: {labels}\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == [f"pics/{name}.png" for name in names]
+    assert len(index.classes) == len(names)
+
+
 def write_linked_folders(root: Path) -> list[str]:
     """Images of the same names in two folders, of which links show one under a second name; returns their names, the
     first folder by the link."""
