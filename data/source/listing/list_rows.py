@@ -68,9 +68,13 @@ class ImageList:
         return self.folders.root
 
     @cached_property
-    def voc_image_folder(self) -> Path:
-        """The folder of the images that a list in VOC's ``ImageSets/Main`` names by their stems."""
-        return self.file.parent.parent.parent / "JPEGImages"
+    def voc_image_folder(self) -> Path | None:
+        """The folder of the images that a list in VOC's ``ImageSets/Main``, or in a folder placed like it, names by
+        their stems. None if that would lead out of the data set that the list is in: to the images of another one."""
+        sets = self.file.parent.parent
+        folder = sets.parent / "JPEGImages"
+        leads_out = self.file.is_relative_to(self.root) and not folder.is_relative_to(self.root)
+        return None if leads_out and sets.name != "ImageSets" else folder
 
     @cached_property
     def exact_paths(self) -> list[list[str]]:
@@ -119,7 +123,7 @@ class ImageList:
     def _images_at(self, path: str) -> list[str]:
         bases: tuple[str, ...] = self._bases[::-1] if path.startswith("./") else self._bases
         has_suffix = is_image(path, self.suffixes)
-        if not has_suffix:
+        if not has_suffix and self.voc_image_folder is not None:
             bases = (str(self.voc_image_folder), *bases)
         paths = [self.normal(os.path.join(base, path)) for base in bases]
         if not has_suffix:

@@ -243,7 +243,7 @@ def _images_called_like(rows: Sequence[Row], image_list: ImageList) -> list[str]
     """Returns the paths of the images in the data set that have the names of ``rows``, with or without suffix."""
     names = {row.parts[-1] for row in rows}
     top = image_list.voc_image_folder  # elsewhere, VOC's masks have the same names
-    if not top.is_dir():
+    if top is None or not top.is_dir():
         top = image_list.root
     if not top.is_dir():
         return []

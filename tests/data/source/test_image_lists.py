@@ -1,5 +1,6 @@
 """Rows of .txt lists are resolved to their images, and never to images of another split in silence."""
 
+import os
 import random
 import re
 from pathlib import Path
@@ -275,6 +276,25 @@ def test_a_stem_in_a_list_of_voc_names_the_image_in_jpegimages(tmp_path, other):
     lists = {"ImageSets/Main/train.txt": ["0", "1"]}
     write_lists(tmp_path / "set", [*images, other], {"train": "ImageSets/Main/train.txt"}, lists)
     assert split_names(tmp_path / "set", "train") == images
+
+
+@pytest.mark.parametrize("row", ["{}", "/home/me/mine/{}.png"])
+def test_a_list_takes_no_images_from_the_jpegimages_of_another_data_set(tmp_path, row):
+    images = ["0.png", "1.png"]
+    root = tmp_path / "sets/mine"
+    write_lists(root, images, {"train": "train.txt"}, {"train.txt": [row.format(number) for number in range(2)]})
+    for image in images:
+        write_image(tmp_path / "JPEGImages" / image, 9, 9)
+    assert split_names(root, "train") == images
+
+
+@pytest.mark.parametrize("file", ["ImageSets/Main/train.txt", "folds/1/train.txt"])
+@pytest.mark.parametrize("root", ["voc", "yamls", "voc/ImageSets/Main"])
+def test_stems_in_a_list_of_voc_are_found_wherever_the_yaml_is(tmp_path, file, root):
+    write_lists(tmp_path / "voc", ["JPEGImages/0.png", "masks/0.png"], {"train": file}, {file: ["0"]})
+    (tmp_path / root).mkdir(parents=True, exist_ok=True)
+    write_lists(tmp_path / root, [], {"train": os.path.relpath(tmp_path / "voc" / file, tmp_path / root)}, {})
+    assert [Path(name).parts[-2:] for name in split_names(tmp_path / root, "train")] == [("JPEGImages", "0.png")]
 
 
 def test_a_relocated_list_is_refused_if_only_a_later_row_names_an_image_of_another_split(tmp_path):
