@@ -14,7 +14,7 @@ from data.image_io.file_kinds import is_image
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.source.listing.list_rows import ImageList, Row
 from data.source.listing.relocated_lists import RelocatedLists, ResolvedRows
-from data.source.walk import NO_FILE, Folders
+from data.source.walk import NO_FILE, Folders, access_problem
 from data.split_files import ImageFile
 from utils.files.paths import relative_name
 
@@ -48,6 +48,7 @@ def find_named_images(image_list: ImageList, relocated_lists: RelocatedLists) ->
     images: list[NamedImage] = []
     missing: list[str] = []
     findings: list[Finding] = []
+    num_not_found = 0
     for row, paths in zip(image_list.rows, resolved.paths_of_rows, strict=True):
         location = image_list.location(row)
         if row.line in resolved.missing:
@@ -56,13 +57,18 @@ def find_named_images(image_list: ImageList, relocated_lists: RelocatedLists) ->
         elif len(paths) == 1 and image_list.folders.is_file(paths[0]):
             image = _image_at(paths[0], image_list.folders)
             images.append(NamedImage(image, row, location, resolved.repeated.get(row.line, "")))
+        elif len(paths) == 1 and not image_list.folders.exists(paths[0]):
+            missing.append(row.name)
+            reason = f"{row.text}: {access_problem(paths[0])}"
+            findings.append(Finding(location, MISSING_IMAGE, reason, lost_images=1))
         elif not paths and (is_image(row.text, image_list.suffixes) or not has_suffixes):
             missing.append(row.name)
+            num_not_found += 1
             findings.append(_missing(row, location))
         else:
             findings.append(_unusable(row, location, paths, image_list))
     warnings = resolved.warnings
-    if not image_list.is_relocated and len(missing) > len(images):
+    if not image_list.is_relocated and num_not_found > len(images):
         warnings = [_few_exact_rows_warning(image_list, images)]
     return NamedImages(images, missing, findings, resolved.notes, warnings)
 

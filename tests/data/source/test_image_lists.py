@@ -340,15 +340,19 @@ def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_pa
     ("name", "message"),
     [
         ("folder.png", "folder.png: a folder, not a file"),
+        ("broken.png", "broken.png: a broken link"),
+        ("BROKEN.png", "BROKEN.png: a broken link"),
         (".hidden.png", ".hidden.png not found, because names that begin with a dot are hidden; rename the image"),
     ],
 )
 def test_a_row_that_names_no_image_says_why(tmp_path, name, message):
     data = write_dataset(tmp_path, train=2, val=1)
     (tmp_path / "images/train/folder.png").mkdir()
+    (tmp_path / "images/train/broken.png").symlink_to("nowhere.png")
     (tmp_path / "images/train/.hidden.png").touch()
     (tmp_path / "train.txt").write_text(f"images/train/000.png\nimages/train/{name}\n")
     data.write_text("train: train.txt\nnames: [light, dark]\n")
     (finding,) = list_split(load_dataset_spec(data), "train").findings
     assert finding.where == "train.txt:2"
+    assert finding.lost_images == 1
     assert finding.text == f"images/train/{message}"
