@@ -35,7 +35,7 @@ NamesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the us
 
 
 class SplitPlaces(NamedTuple):
-    """What splits with one label file name besides this split's images."""
+    """Images and folders named by splits that share one label file."""
 
     images: Sequence[NamesOfImage] = ()  # without stamps; empty for this split
     # Existing folders that the splits name, and those that contain the images of their lists, relative to the data
@@ -45,7 +45,7 @@ class SplitPlaces(NamedTuple):
 
 
 class OtherImages(NamedTuple):
-    """Where the split's one label file may name images, besides the split's own."""
+    """Where a label file that splits share may name images, besides this split's own."""
 
     earlier: SplitPlaces = SplitPlaces()  # splits that share the label file and precede this one in the data set
     this: SplitPlaces = SplitPlaces()

@@ -1,4 +1,4 @@
-"""Finds the images that symbolic links show under several names. `united_names` unites these names."""
+"""Finds the images that symbolic links to folders show under several names. `united_names` unites these names."""
 
 from __future__ import annotations
 

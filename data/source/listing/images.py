@@ -51,7 +51,7 @@ class SplitImages:
     findings: list[Finding] = field(default_factory=list)
     real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of image names
     walked_folders: set[str] = field(default_factory=set)  # real paths
-    other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
+    other_files: OtherFiles = field(default_factory=dict)  # in the walked folders
     notes: list[str] = field(default_factory=list)  # for the log, about lists
     warnings: list[str] = field(default_factory=list)  # for the log, about lists
 

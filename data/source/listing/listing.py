@@ -28,7 +28,7 @@ class ListedImage(NamedTuple):
     status: ImageStatus
     label: LabelFile  # for a background, the file where its labels would be
     reason: Finding | None = None  # why the image is left out
-    aliases: NamesOfImage = ()  # the image under other names, given by symbolic links
+    aliases: NamesOfImage = ()  # the image under other names, given by links to folders
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Listing:
     label_format: LabelFormat
     findings: list[Finding]
     unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
-    others: OtherImages = OtherImages()  # images of no or other splits that one label file for all may name
+    others: OtherImages = OtherImages()  # images outside the split that its shared label file may name
     shares_folders: bool = False  # see `DatasetSpec.shares_folders`
 
     @cached_property

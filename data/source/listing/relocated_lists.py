@@ -223,9 +223,9 @@ def _shared_images_warning(shared: Sequence[_SharedImages], image_list: ImageLis
 def _find_relocation(image_list: ImageList, other_split: Callable[[str], str | None]) -> _Relocation:
     """Returns how the rows of a relocated list are read, from the first row that fits exactly one image.
 
-    ``other_split``: returns the other split that has an image, or None. Such an image may only have the same name and
-    other labels, so it is not considered. Raises UserError if none of the first rows fits an image, or if one fits
-    several.
+    ``other_split``: returns the other split that has an image, or None. Such an image may have the same name by
+    chance, and other labels, so it is not considered. Raises UserError if none of the first rows fits an image, or if
+    one fits several.
     """
     tried_rows = image_list.rows[:_MAX_TRIED_ROWS]
     candidates = _images_called_like(tried_rows, image_list)

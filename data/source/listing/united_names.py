@@ -1,4 +1,4 @@
-"""Unites the names that symbolic links give an image, with the label files found under them.
+"""Unites the names that links to folders give an image, with the label files found under them.
 
 If two names have files with different labels, the image is listed twice, each time with its own labels. A file without
 objects, or one that cannot be read, does not count as different if another one has objects. Files where the format
