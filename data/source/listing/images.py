@@ -23,7 +23,7 @@ from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUP
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
 from data.source.listing.image_list import find_named_images
-from data.source.listing.list_rows import is_list, read_rows
+from data.source.listing.list_rows import ImageList, ImageLists, is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
 from data.source.walk import NO_FILE, Folders, Visit, access_problem, none_if_missing, stamp_of, status_of, walk
@@ -99,9 +99,10 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         if not entry.is_dir() and not is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    relocated_lists = RelocatedLists(spec, split, folders)
+    lists = ImageLists(spec, split, folders)
+    relocated_lists = RelocatedLists(spec, split, lists)
     for entry in entries:
-        _read_entry(split_images, entry, relocated_lists)
+        _read_entry(split_images, entry, lists, relocated_lists)
     for note in split_images.notes:
         get_logger().info(note)
     for warning in split_images.warnings:
@@ -119,10 +120,11 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     split. If no row of a list can be resolved to an image, all are `SplitImages.missing`.
     """
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    relocated_lists = RelocatedLists(spec, split, folders)
+    lists = ImageLists(spec, split, folders)
+    relocated_lists = RelocatedLists(spec, split, lists)
     for entry in spec.listed_splits[split].images:
         try:
-            _read_entry(split_images, entry, relocated_lists)
+            _read_entry(split_images, entry, lists, relocated_lists)
         except UserError as error:
             get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
             split_images.missing += _rows_of_unresolved_list(entry)
@@ -138,18 +140,18 @@ def _rows_of_unresolved_list(entry: Path) -> list[str]:
         return []
 
 
-def _read_entry(split_images: SplitImages, entry: Path, relocated_lists: RelocatedLists) -> None:
+def _read_entry(split_images: SplitImages, entry: Path, lists: ImageLists, relocated_lists: RelocatedLists) -> None:
     """Adds the images of a folder or list that the split names."""
     if entry.is_dir():
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
     elif is_list(entry):
-        _add_list(split_images, entry, relocated_lists)
+        _add_list(split_images, lists.read(entry), relocated_lists)
 
 
-def _add_list(split_images: SplitImages, file: Path, relocated_lists: RelocatedLists) -> None:
+def _add_list(split_images: SplitImages, image_list: ImageList, relocated_lists: RelocatedLists) -> None:
     """Adds the images that a list names, and the findings about its rows."""
-    named = find_named_images(relocated_lists.read_list(file), relocated_lists)
+    named = find_named_images(image_list, relocated_lists)
     for image, _, location, repetition in named.images:
         split_images.add(image, location, repetition)
     root = split_images.folders.root

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import is_image
+from data.image_io.file_kinds import image_suffixes, is_image
+from data.source.dataset_spec import DatasetSpec
 from data.source.walk import Folders
 from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
@@ -139,9 +140,21 @@ class ImageList:
         return []
 
 
-def read_list(file: Path, folders: Folders, suffixes: frozenset[str], *, next_to_labels: bool) -> ImageList:
-    """Reads a list. Raises UserError if it cannot be read. For the other arguments, see `ImageList`."""
-    return ImageList(file, read_rows(file), folders, suffixes, next_to_labels)
+class ImageLists:
+    """Reads the lists of a data set, each once, for the listing of ``split``."""
+
+    def __init__(self, spec: DatasetSpec, split: str, folders: Folders) -> None:
+        self.folders = folders
+        self._suffixes = image_suffixes(spec.pixels)
+        self._next_to_labels = spec.listed_splits[split].annotations is None
+        self._lists: dict[Path, ImageList] = {}
+
+    def read(self, file: Path) -> ImageList:
+        """Returns a list, which any split may name. Raises UserError if it cannot be read."""
+        if file not in self._lists:
+            rows = read_rows(file)
+            self._lists[file] = ImageList(file, rows, self.folders, self._suffixes, self._next_to_labels)
+        return self._lists[file]
 
 
 def read_rows(file: Path) -> list[Row]:

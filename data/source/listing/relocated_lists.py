@@ -34,16 +34,16 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import image_suffixes, is_image
+from data.image_io.file_kinds import is_image
 from data.source.dataset_spec import DatasetSpec
-from data.source.listing.list_rows import ImageList, Row, read_list
+from data.source.listing.list_rows import ImageList, ImageLists, Row
 from data.source.listing.splits_of_images import SplitsOfImages
 from data.source.missing_data import labels_without_images
-from data.source.walk import Folders, walk
+from data.source.walk import walk
 from utils.errors import UserError
 from utils.files.paths import relative_name
 
@@ -91,14 +91,12 @@ class _SharedImages(NamedTuple):
 
 
 class RelocatedLists:
-    """Reads the lists of a data set, each once, and resolves the rows of the relocated ones that ``split`` names."""
+    """Resolves the rows of the relocated lists that ``split`` names. Of two lists with an image, the one resolved later
+    repeats it."""
 
-    def __init__(self, spec: DatasetSpec, split: str, folders: Folders) -> None:
-        suffixes = image_suffixes(spec.pixels)
-        next_to_labels = spec.listed_splits[split].annotations is None
-        self.read_list = cache(partial(read_list, folders=folders, suffixes=suffixes, next_to_labels=next_to_labels))
+    def __init__(self, spec: DatasetSpec, split: str, lists: ImageLists) -> None:
         self._split = split
-        self._splits = SplitsOfImages(spec, folders, self.read_list)
+        self._splits = SplitsOfImages(spec, lists)
         self._relocations: dict[tuple[str, Path], _Relocation] = {}  # by split and list
         self._first_rows: dict[str, tuple[Row, ImageList]] = {}  # of the images in the resolved lists, by path
 
