@@ -31,13 +31,13 @@ class ImageFile(NamedTuple):
         return self.name.rpartition("/")[2].rpartition(".")[0]
 
 
-NamesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the usual one first
+FilesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the usual one first
 
 
 class SplitPlaces(NamedTuple):
     """Images and folders named by splits that share one label file."""
 
-    images: Sequence[NamesOfImage] = ()  # without stamps; empty for this split
+    images: Sequence[FilesOfImage] = ()  # without stamps; empty for this split
     # Existing folders that the splits name, and those that contain the images of their lists, relative to the data
     # set's folder, which is "".
     folders: Sequence[str] = ()

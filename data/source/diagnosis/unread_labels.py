@@ -21,7 +21,7 @@ def unread_labels(found: FoundLabels, left_out: Container[str]) -> dict[str, Fin
         file.name: image
         for image in found.images
         if image.status is ImageStatus.BACKGROUND and image.name not in left_out
-        for file in image.names
+        for file in image.files
     }
     findings: dict[str, Finding] = {}
     for group in found.groups:

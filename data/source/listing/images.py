@@ -22,7 +22,7 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import find_named_images
+from data.source.listing.image_list import find_images_of_rows
 from data.source.listing.list_rows import ImageList, ImageLists, is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
@@ -151,16 +151,16 @@ def _read_entry(split_images: SplitImages, entry: Path, lists: ImageLists, reloc
 
 def _add_list(split_images: SplitImages, image_list: ImageList, relocated_lists: RelocatedLists) -> None:
     """Adds the images that a list names, and the findings about its rows."""
-    named = find_named_images(image_list, relocated_lists)
-    for image, _, location, repetition in named.images:
+    found = find_images_of_rows(image_list, relocated_lists)
+    for image, _, location, repetition in found.images:
         split_images.add(image, location, repetition)
     root = split_images.folders.root
-    for folder in {named_image.image.name.rpartition("/")[0] for named_image in named.images}:
+    for folder in {listed.image.name.rpartition("/")[0] for listed in found.images}:
         split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))
-    split_images.findings += named.findings
-    split_images.missing += named.missing
-    split_images.notes += named.notes
-    split_images.warnings += named.warnings
+    split_images.findings += found.findings
+    split_images.missing += found.missing
+    split_images.notes += found.notes
+    split_images.warnings += found.warnings
 
 
 def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> None:

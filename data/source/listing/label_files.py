@@ -51,7 +51,7 @@ def _find_usual_labels(split_images: SplitImages, candidates: CandidateFiles) ->
         images=images,
         groups=groups,
         candidates=candidates.excluding(used),
-        without_usual_label=frozenset(file.name for image in unlabeled for file in image.names),
+        without_usual_label=frozenset(file.name for image in unlabeled for file in image.files),
         findings=findings + [image.reason for image in images if image.reason is not None],
         unusual={},
     )
@@ -78,11 +78,11 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
 
 
 def _unite_aliases(
-    named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], candidates: CandidateFiles
+    images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], candidates: CandidateFiles
 ) -> UnitedNames:
-    """Merges ``named_images``, each image under each of its names, into one entry per label file. ``aliases``: see
+    """Merges ``images``, which has each image under each of its names, into one entry per label file. ``aliases``: see
     `find_aliases`."""
-    image_of_name = {image.name: image for image in named_images}
+    image_of_name = {image.name: image for image in images}
     united = UnitedNames([], [])
     for usual_name, others in aliases.items():
         names = (usual_name, *(other.name for other in others))

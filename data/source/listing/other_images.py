@@ -12,7 +12,7 @@ from data.source.dataset_spec import DatasetSpec
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.other_splits import entries_without_images, splits_before, splits_with_other_images
 from data.source.walk import Folders, none_if_missing, walk
-from data.split_files import NamesOfImage, OtherImages, SplitPlaces
+from data.split_files import FilesOfImage, OtherImages, SplitPlaces
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 
@@ -45,13 +45,13 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
 
 def _places(spec: DatasetSpec, splits: Mapping[str, SplitImages]) -> SplitPlaces:
     """Returns the places that several splits name. An image of several splits belongs to the first."""
-    images: dict[str, NamesOfImage] = {}  # by name
+    images: dict[str, FilesOfImage] = {}  # by name
     folders: list[str] = []
     missing: list[str] = []
     for split, found in splits.items():
         for name, file in found.images.items():
-            names = (file, *found.aliases.get(name, ()))
-            images.setdefault(name, tuple(each._replace(stamp=None) for each in names))
+            files = (file, *found.aliases.get(name, ()))
+            images.setdefault(name, tuple(each._replace(stamp=None) for each in files))
         folders += _folders(spec, split, found)
         missing += found.missing
     return SplitPlaces([images[name] for name in sorted(images)], folders, missing)
