@@ -109,12 +109,12 @@ def status_of(file: os.DirEntry | Path) -> os.stat_result | None:
 
 def access_problem(path: str | os.PathLike) -> str:
     """Returns why nothing can be read at ``path``, for messages, or "" if there is nothing or it can be read."""
-    path = os.fspath(path)
+    path = os.path.abspath(path)
     try:
         os.stat(path)
     except PermissionError:
         return "permission denied"
-    except OSError:
+    except OSError:  # look for a broken link above it
         while not os.path.lexists(path):
             path = os.path.dirname(path)
     return "" if os.path.exists(path) else "a broken link"
