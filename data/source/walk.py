@@ -81,8 +81,8 @@ def _scan_all(folder: str) -> list[os.DirEntry]:
 
 
 def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str] | int) -> T | None:
-    """Returns the result of a call on a file, or None if the file does not exist or is a broken link. Raises OSError if
-    the disk fails, because skipping the file would change the data set."""
+    """Returns the result of a call on a file, or None if there is no such file, it is a broken link, or access to it is
+    denied (`access_problem`). Raises OSError if the disk fails, because skipping the file would change the data set."""
     try:
         return call(*args)
     except OSError as error:
@@ -137,7 +137,8 @@ class Folders:
         self._normal: dict[tuple[str, bool], str] = {}  # by folder and ``next_to_labels``
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
-        """Returns the entries of a folder by name, or an empty dict if the folder does not exist."""
+        """Returns the entries of a folder by name, or an empty dict if the folder does not exist or access to the one
+        above it is denied: rows of lists that were written elsewhere may name such folders."""
         if folder not in self._entries:
             status = none_if_missing(os.stat, folder)  # os.path.isdir returns False if the disk fails
             entries = scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
