@@ -31,13 +31,13 @@ class ImageFile(NamedTuple):
         return self.name.rpartition("/")[2].rpartition(".")[0]
 
 
-NamesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the usual one first
+FilesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the usual one first
 
 
 class SplitPlaces(NamedTuple):
-    """What splits with one label file name besides this split's images."""
+    """Images and folders named by splits that share one label file."""
 
-    images: Sequence[NamesOfImage] = ()  # without stamps; empty for this split
+    images: Sequence[FilesOfImage] = ()  # without stamps; empty for this split
     # Existing folders that the splits name, and those that contain the images of their lists, relative to the data
     # set's folder, which is "".
     folders: Sequence[str] = ()
@@ -45,7 +45,7 @@ class SplitPlaces(NamedTuple):
 
 
 class OtherImages(NamedTuple):
-    """Where the split's one label file may name images, besides the split's own."""
+    """Where a label file that splits share may name images, besides this split's own."""
 
     earlier: SplitPlaces = SplitPlaces()  # splits that share the label file and precede this one in the data set
     this: SplitPlaces = SplitPlaces()

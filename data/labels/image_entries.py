@@ -83,7 +83,7 @@ class Candidate(NameMatch):
     @property
     def is_literal(self) -> bool:
         """Whether the file name is literally that of the image, which then has another entry."""
-        return any(self.entry.normal_name in (file.name, file.name_in_split) for file in self.image.names)
+        return any(self.entry.normal_name in (file.name, file.name_in_split) for file in self.image.files)
 
     @property
     def has_other_folder(self) -> bool:
@@ -101,7 +101,7 @@ class NameMatcher:
     """
 
     def __init__(self, images: Sequence[KnownImage], others: OtherImages, entries: Sequence[ImageEntry]) -> None:
-        self.names = ImageNames([file.name for file in image.names] for image in images)
+        self.names = ImageNames([file.name for file in image.files] for image in images)
         self._images = images
         self._outer_folders = common_folders(entry.file_name for entry in entries)
         self._places = ImagePlaces(images, others, self._outer_folders)

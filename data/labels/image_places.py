@@ -59,11 +59,11 @@ class ImagePlaces:
         rows = [(name, {split}) for split, content in contents.items() for name in content.missing]
         self._rows = _NamedFolders(rows, outer_folders)
         self._unassigned = _NamedFolders([(name, set()) for name in others.unassigned], outer_folders)
-        self._images = [_ImageFolders.of([file.name for file in image.names], image.splits) for image in images]
+        self._images = [_ImageFolders.of([file.name for file in image.files], image.splits) for image in images]
 
         self._with_images = {folder for image in self._images for folder in image.folders}
-        self._named = {folder for content in contents.values() for folder in content.folders}
-        self._subfolders = _Subfolders([*self._named, *others.missing_folders])
+        self._named_folders = {folder for content in contents.values() for folder in content.folders}
+        self._subfolders = _Subfolders([*self._named_folders, *others.missing_folders])
         self._missing_folders = _FolderTable()
         for folder in others.missing_folders:
             self._missing_folders.add_with_subfolders(folder)
@@ -118,7 +118,7 @@ class ImagePlaces:
 
     def _is_in_split(self, folder: str) -> bool:
         """Returns whether a folder has images of splits, or is one that a split names, or below one."""
-        return folder in self._with_images or not self._named.isdisjoint(_with_parents(folder))
+        return folder in self._with_images or not self._named_folders.isdisjoint(_with_parents(folder))
 
     def _table_of(self, images: Iterable[_ImageFolders]) -> _FolderTable:
         """Returns the folders directly in which ``images`` are."""

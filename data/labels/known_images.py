@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from data.labels.label_format import LabelRequest
-from data.split_files import NamesOfImage
+from data.split_files import FilesOfImage
 
 
 class SplitOrder(Enum):
@@ -20,18 +20,18 @@ class SplitOrder(Enum):
 class KnownImage(NamedTuple):
     """An image of any of the splits that share a label file."""
 
-    names: NamesOfImage
+    files: FilesOfImage
     splits: frozenset[SplitOrder]  # all that have the image
 
     @property
     def num_subfolders(self) -> int:
         """Number of folders between the folder of the split and the image."""
-        return min(file.name_in_split.count("/") for file in self.names)
+        return min(file.name_in_split.count("/") for file in self.files)
 
     @property
     def split_folder(self) -> str:
         """Folder of the split that has the image; of a list, that of the image. It is "" or ends with a slash."""
-        file = self.names[0]
+        file = self.files[0]
         return file.name.removesuffix(file.name_in_split)
 
 
@@ -44,13 +44,13 @@ def known_images(request: LabelRequest) -> list[KnownImage]:
         SplitOrder.LATER: request.others.later.images,
     }
     names_in_split = {
-        split: {file.name for names in images for file in names} for split, images in images_of_split.items()
+        split: {file.name for files in images for file in files} for split, images in images_of_split.items()
     }
     known: dict[str, KnownImage] = {}  # by usual name
     for split, images in images_of_split.items():
-        for names in images:
-            name = names[0].name
+        for files in images:
+            name = files[0].name
             splits = frozenset(other for other, in_split in names_in_split.items() if name in in_split)
             if split is SplitOrder.THIS or SplitOrder.THIS not in splits:
-                known.setdefault(name, KnownImage(names, splits))
+                known.setdefault(name, KnownImage(files, splits))
     return list(known.values())

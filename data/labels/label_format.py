@@ -14,7 +14,7 @@ from typing import Protocol
 from data.labels.categories import Category
 from data.labels.findings import Finding
 from data.labels.rows import LabelFileError, RawLabels
-from data.split_files import ImageFile, LabelFile, NamesOfImage, OtherImages
+from data.split_files import FilesOfImage, ImageFile, LabelFile, OtherImages
 from utils.files.paths import path_of
 from utils.files.safe_io import open_regular, read_regular
 from utils.process.limits import explain_limit
@@ -55,7 +55,7 @@ class LabelRequest:
     root: Path  # the data set's folder
     names: tuple[str, ...] | None  # class names; None if every object is of class 0
     others: OtherImages = OtherImages()
-    aliases: Mapping[str, NamesOfImage] = field(default_factory=dict)  # images under their other names, by name
+    aliases: Mapping[str, FilesOfImage] = field(default_factory=dict)  # images under their other names, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

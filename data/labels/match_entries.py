@@ -138,7 +138,7 @@ def _with_unique_names(images: Sequence[KnownImage], name_of: Callable[[ImageFil
     of several splits."""
     images_of_name: dict[str, set[ImageNumber]] = {}
     for i, image in enumerate(images):
-        for file in image.names:
+        for file in image.files:
             images_of_name.setdefault(name_of(file), set()).add(i)
     return {name: min(numbers) for name, numbers in images_of_name.items() if len(numbers) == 1}
 
@@ -221,7 +221,7 @@ def _folders_of_names(
     folders_of_name: dict[str, set[str]] = {}
     for entry, image in entries_with_image:
         if entry.folder in other_folders or image.split_folder in split_folders:
-            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(entry.folder)
+            folders_of_name.setdefault(image.files[0].name_in_split, set()).add(entry.folder)
     return folders_of_name
 
 
@@ -229,7 +229,7 @@ def _count_namesakes(entries: Iterable[ImageEntry], images: Sequence[KnownImage]
     """Counts the ``entries`` with whose file name there are images, all of them ``with_entry``."""
     images_of_name: dict[str, set[ImageNumber]] = {}
     for i, image in enumerate(images):
-        images_of_name.setdefault(_loose_file_name(image.names[0].name), set()).add(i)
+        images_of_name.setdefault(_loose_file_name(image.files[0].name), set()).add(i)
     namesakes = [images_of_name.get(_loose_file_name(entry.normal_name)) for entry in entries]
     return sum(numbers <= with_entry for numbers in namesakes if numbers)
 

@@ -7,9 +7,10 @@ of `listing`; the result is defined in listing.py, and stored for a copy by stor
 All splits:
 
     images.py          finds the images in the folders and .txt lists of the split, each under one name
-    aliases.py         finds images that symbolic links show under several names
+    aliases.py         finds images that links to folders show under several names
     image_list.py      finds the images of a list's rows, which are exact paths (list_rows.py) or, if none is, resolved
-                       by relocated_lists.py, but never to images of other splits (splits_of_images.py)
+                       by relocated_lists.py, which refuses images that other splits name by their folder or by
+                       an exact row (splits_of_images.py)
 
 A split with a label file for each image:
 

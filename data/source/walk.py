@@ -32,12 +32,13 @@ class Visit(NamedTuple):
     path: str
     real: str  # without symbolic links
     entries: list[os.DirEntry]  # sorted by name
-    hidden: list[os.DirEntry]  # hidden entries, which are not read, except macOS's resource forks
+    hidden: list[os.DirEntry]  # hidden entries without macOS's resource forks
 
 
 def walk(folder: Path) -> Iterator[Visit]:
-    """Yields ``folder`` and the folders below it. Symbolic links are followed, except to a folder above them (a cycle).
-    A folder is visited once per path, but at most `MAX_ALIASES` times."""
+    """Yields ``folder`` and the folders below it. Symbolic links are followed, except to a folder above any that is
+    visited: a cycle, or a way from the folder of one split to those of others. A folder is visited once per path, but
+    at most `MAX_ALIASES` times."""
     start = os.path.realpath(folder)
     pending: list[tuple[str, tuple[str, ...]]] = [(str(folder), (start,))]  # with its real path and those above it
     num_visits: dict[str, int] = {}  # by real path
@@ -52,9 +53,12 @@ def walk(folder: Path) -> Iterator[Visit]:
         for entry in reversed(entries):  # the last one pending is visited next
             if not none_if_missing(entry.is_dir):
                 continue
-            inner = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
-            if inner not in reals:
-                pending.append((entry.path, (*reals, inner)))
+            inner = os.path.join(real, entry.name)
+            if entry.is_symlink():
+                inner = os.path.realpath(entry.path)
+                if any(Path(outer).is_relative_to(inner) for outer in reals):
+                    continue
+            pending.append((entry.path, (*reals, inner)))
         hidden = []
         if len(entries) < len(everything):
             hidden = [e for e in everything if e.name.startswith(".") and not e.name.startswith("._")]
@@ -77,8 +81,8 @@ def _scan_all(folder: str) -> list[os.DirEntry]:
 
 
 def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str] | int) -> T | None:
-    """Returns the result of a call on a file, or None if the file does not exist or is a broken link. Raises OSError if
-    the disk fails, because skipping the file would change the data set."""
+    """Returns the result of a call on a file, or None if there is no such file, it is a broken link, or access to it is
+    denied (`access_problem`). Raises OSError if the disk fails, because skipping the file would change the data set."""
     try:
         return call(*args)
     except OSError as error:
@@ -112,6 +116,19 @@ def status_of(file: os.DirEntry | Path) -> os.stat_result | None:
         return none_if_missing(os.stat, file)
 
 
+def access_problem(path: str | os.PathLike) -> str:
+    """Returns why nothing can be read at ``path``, for messages, or "" if there is nothing or it can be read."""
+    path = os.path.abspath(path)
+    try:
+        os.stat(path)
+    except PermissionError:
+        return "permission denied"
+    except OSError:  # look for a broken link above it
+        while not os.path.lexists(path):
+            path = os.path.dirname(path)
+    return "" if os.path.exists(path) else "a broken link"
+
+
 class Folders:
     """Looks up directory entries by absolute path. Each folder is read once.
 
@@ -126,10 +143,11 @@ class Folders:
         self._prefixes: dict[str, str] = {}
         self._real: dict[str, str] = {}
         self._first_names: dict[str, str] = {}  # by real path
-        self._normal: dict[str, str] = {}
+        self._normal: dict[tuple[str, bool], str] = {}  # by folder and ``next_to_labels``
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
-        """Returns the entries of a folder by name, or an empty dict if the folder does not exist."""
+        """Returns the entries of a folder by name, or an empty dict if the folder does not exist or access to the one
+        above it is denied: rows of lists that were written elsewhere may name such folders."""
         if folder not in self._entries:
             status = none_if_missing(os.stat, folder)  # os.path.isdir returns False if the disk fails
             entries = scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
@@ -195,10 +213,12 @@ class Folders:
         """Returns one path for all paths that symbolic links give a folder: the first one this was called with."""
         return self._first_names.setdefault(self.real(folder), folder)
 
-    def normal(self, path: str) -> str:
-        """Returns the `normal_path` of an image, with its folder replaced by the one next to labels
+    def normal(self, path: str, *, next_to_labels: bool) -> str:
+        """Returns the `normal_path` of an image. ``next_to_labels``: replaces its folder by the one next to labels
         (`folder_with_labels`)."""
         folder, name = os.path.split(path)
-        if folder not in self._normal:
-            self._normal[folder] = folder_with_labels(str(normal_path(folder)))
-        return os.path.join(self._normal[folder], name)
+        key = (folder, next_to_labels)
+        if key not in self._normal:
+            normal = str(normal_path(folder))
+            self._normal[key] = folder_with_labels(normal) if next_to_labels else normal
+        return os.path.join(self._normal[key], name)

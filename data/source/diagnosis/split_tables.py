@@ -61,7 +61,7 @@ class SplitTables:
     @cached_property
     def image_of_name(self) -> dict[str, ListedImage]:
         """The images of the split by each of their names."""
-        return {file.name: image for image in self.found.images for file in image.names}
+        return {file.name: image for image in self.found.images for file in image.files}
 
     @cached_property
     def labeled_of_stem(self) -> dict[str, ListedImage]:

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 
 from data.image_io.file_kinds import ANY_IMAGE_SUFFIXES, is_image
 from data.labels.findings import UNREAD_LABELS, Finding
-from data.labels.other_formats import format_of_labels
+from data.labels.recognize_labels import format_of_labels
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.listing.candidate_files import SAMPLE_SIZE, CandidateFile
 from data.source.listing.found_labels import FoundLabels
@@ -21,7 +21,7 @@ def unread_labels(found: FoundLabels, left_out: Container[str]) -> dict[str, Fin
         file.name: image
         for image in found.images
         if image.status is ImageStatus.BACKGROUND and image.name not in left_out
-        for file in image.names
+        for file in image.files
     }
     findings: dict[str, Finding] = {}
     for group in found.groups:

@@ -1,4 +1,4 @@
-"""Finds the images that symbolic links show under several names. `united_names` unites these names."""
+"""Finds the images that symbolic links to folders show under several names. `united_names` unites these names."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def find_aliases(
             same_images.setdefault((real_folder, base_name), []).append(images[name])
     real_root = os.path.realpath(root)
     aliases: dict[str, list[ImageFile]] = {}
-    for (real_folder, _), names in same_images.items():
-        if len(names) > 1:
-            usual = next((name for name in names if _folder_of(name, real_root) == real_folder), names[0])
-            aliases[usual.name] = [name for name in names if name is not usual]
+    for (real_folder, _), files in same_images.items():
+        if len(files) > 1:
+            usual = next((file for file in files if _folder_of(file, real_root) == real_folder), files[0])
+            aliases[usual.name] = [file for file in files if file is not usual]
     return aliases
 
 

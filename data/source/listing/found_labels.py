@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.walk import NO_FILE
+from data.source.walk import NO_FILE, access_problem, status_of
 from data.split_files import FileStamp, ImageFile, LabelFile
 
 
@@ -47,11 +48,12 @@ class FoundLabels:
         return any(image.status is ImageStatus.LABELED for image in self.images)
 
 
-def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> ListedImage:
-    """Returns an image with its label file. The image is left out if its label file is not a regular file. ``status``:
-    None for a broken link."""
+def with_label(image: ImageFile, name: str, file: os.DirEntry | Path) -> ListedImage:
+    """Returns an image with its label file ``name``. The image is left out if ``file`` is not a regular file or cannot
+    be accessed."""
+    status = status_of(file)
     if status is None:
-        return _with_no_file(image, LabelFile(name, None), "a broken link")
+        return _with_no_file(image, LabelFile(name, None), access_problem(file))
     label = LabelFile(name, FileStamp(status.st_size, status.st_mtime_ns))
     if stat.S_ISREG(status.st_mode):
         return ListedImage(image, ImageStatus.LABELED, label)

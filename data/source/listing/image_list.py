@@ -14,12 +14,12 @@ from data.image_io.file_kinds import is_image
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.source.listing.list_rows import ImageList, Row
 from data.source.listing.relocated_lists import RelocatedLists, ResolvedRows
-from data.source.walk import NO_FILE, Folders
+from data.source.walk import NO_FILE, Folders, access_problem
 from data.split_files import ImageFile
 from utils.files.paths import relative_name
 
 
-class NamedImage(NamedTuple):
+class ImageOfRow(NamedTuple):
     """An image that a row of a list names."""
 
     image: ImageFile
@@ -29,25 +29,26 @@ class NamedImage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedImages:
+class ImagesOfRows:
     """The images that the rows of a list name, and the problems of other rows."""
 
-    images: list[NamedImage]  # in order
+    images: list[ImageOfRow]  # in order
     missing: list[str]  # names in the rows whose images do not exist, as paths with /
     findings: list[Finding]
     notes: list[str]  # for the log
     warnings: list[str]  # for the log
 
 
-def find_named_images(image_list: ImageList, relocated_lists: RelocatedLists) -> NamedImages:
+def find_images_of_rows(image_list: ImageList, relocated_lists: RelocatedLists) -> ImagesOfRows:
     """Finds the images of a list. Raises UserError as `RelocatedLists.resolve` does."""
     resolved = ResolvedRows(image_list.exact_paths)
     if image_list.is_relocated:
         resolved = relocated_lists.resolve(image_list)
     has_suffixes = any(is_image(row.text, image_list.suffixes) for row in image_list.rows)
-    images: list[NamedImage] = []
+    images: list[ImageOfRow] = []
     missing: list[str] = []
     findings: list[Finding] = []
+    num_not_found = 0
     for row, paths in zip(image_list.rows, resolved.paths_of_rows, strict=True):
         location = image_list.location(row)
         if row.line in resolved.missing:
@@ -55,16 +56,21 @@ def find_named_images(image_list: ImageList, relocated_lists: RelocatedLists) ->
             findings.append(Finding(location, MISSING_IMAGE, resolved.missing[row.line], lost_images=1))
         elif len(paths) == 1 and image_list.folders.is_file(paths[0]):
             image = _image_at(paths[0], image_list.folders)
-            images.append(NamedImage(image, row, location, resolved.repeated.get(row.line, "")))
+            images.append(ImageOfRow(image, row, location, resolved.repeated.get(row.line, "")))
+        elif len(paths) == 1 and not image_list.folders.exists(paths[0]):
+            missing.append(row.name)
+            reason = f"{row.text}: {access_problem(paths[0])}"
+            findings.append(Finding(location, MISSING_IMAGE, reason, lost_images=1))
         elif not paths and (is_image(row.text, image_list.suffixes) or not has_suffixes):
             missing.append(row.name)
+            num_not_found += 1
             findings.append(_missing(row, location))
         else:
             findings.append(_unusable(row, location, paths, image_list))
     warnings = resolved.warnings
-    if not image_list.is_relocated and len(missing) > len(images):
+    if not image_list.is_relocated and num_not_found > len(images):
         warnings = [_few_exact_rows_warning(image_list, images)]
-    return NamedImages(images, missing, findings, resolved.notes, warnings)
+    return ImagesOfRows(images, missing, findings, resolved.notes, warnings)
 
 
 def _image_at(path: str, folders: Folders) -> ImageFile:
@@ -91,7 +97,7 @@ def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) 
     return Finding(location, BAD_IMAGE, f"{row.text}: {reason}", lost_images=1, consequence="left out")
 
 
-def _few_exact_rows_warning(image_list: ImageList, images: Sequence[NamedImage]) -> str:
+def _few_exact_rows_warning(image_list: ImageList, images: Sequence[ImageOfRow]) -> str:
     count = f"only {len(images):,} of {len(image_list.rows):,} rows are paths of images as written"
     if images:
         count += f", first {images[0].location}: {images[0].row.text}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.image_io.file_kinds import (
+    ANY_IMAGE_SUFFIXES,
     ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
     image_suffixes,
@@ -21,15 +22,26 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import find_named_images
-from data.source.listing.list_rows import is_list, read_rows
+from data.source.listing.image_list import find_images_of_rows
+from data.source.listing.list_rows import ImageList, ImageLists, is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
-from data.source.walk import NO_FILE, Folders, Visit, false_if_denied, none_if_missing, stamp_of, status_of, walk
+from data.source.walk import (
+    NO_FILE,
+    Folders,
+    Visit,
+    access_problem,
+    false_if_denied,
+    none_if_missing,
+    stamp_of,
+    status_of,
+    walk,
+)
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger
+from utils.strings import counted
 
 _SAMPLE_SIZE = 20  # files per folder and suffix that are opened to decide whether any of them are images
 _MAX_MEASURED = 1000  # files whose sizes are compared to also open the largest, which is the likeliest image
@@ -49,7 +61,7 @@ class SplitImages:
     findings: list[Finding] = field(default_factory=list)
     real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of image names
     walked_folders: set[str] = field(default_factory=set)  # real paths
-    other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
+    other_files: OtherFiles = field(default_factory=dict)  # in the walked folders
     notes: list[str] = field(default_factory=list)  # for the log, about lists
     warnings: list[str] = field(default_factory=list)  # for the log, about lists
 
@@ -97,9 +109,10 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         if not entry.is_dir() and not is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    relocated_lists = RelocatedLists(spec, split, folders)
+    lists = ImageLists(spec, split, folders)
+    relocated_lists = RelocatedLists(spec, split, lists)
     for entry in entries:
-        _read_entry(split_images, entry, relocated_lists)
+        _read_entry(split_images, entry, lists, relocated_lists)
     for note in split_images.notes:
         get_logger().info(note)
     for warning in split_images.warnings:
@@ -117,10 +130,11 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     split. If no row of a list can be resolved to an image, all are `SplitImages.missing`.
     """
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    relocated_lists = RelocatedLists(spec, split, folders)
+    lists = ImageLists(spec, split, folders)
+    relocated_lists = RelocatedLists(spec, split, lists)
     for entry in spec.listed_splits[split].images:
         try:
-            _read_entry(split_images, entry, relocated_lists)
+            _read_entry(split_images, entry, lists, relocated_lists)
         except UserError as error:
             get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
             split_images.missing += _rows_of_unresolved_list(entry)
@@ -136,27 +150,27 @@ def _rows_of_unresolved_list(entry: Path) -> list[str]:
         return []
 
 
-def _read_entry(split_images: SplitImages, entry: Path, relocated_lists: RelocatedLists) -> None:
+def _read_entry(split_images: SplitImages, entry: Path, lists: ImageLists, relocated_lists: RelocatedLists) -> None:
     """Adds the images of a folder or list that the split names."""
     if false_if_denied(entry.is_dir):
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
     elif is_list(entry):
-        _add_list(split_images, entry, relocated_lists)
+        _add_list(split_images, lists.read(entry), relocated_lists)
 
 
-def _add_list(split_images: SplitImages, file: Path, relocated_lists: RelocatedLists) -> None:
+def _add_list(split_images: SplitImages, image_list: ImageList, relocated_lists: RelocatedLists) -> None:
     """Adds the images that a list names, and the findings about its rows."""
-    named = find_named_images(relocated_lists.read_list(file), relocated_lists)
-    for image, _, location, repetition in named.images:
+    found = find_images_of_rows(image_list, relocated_lists)
+    for image, _, location, repetition in found.images:
         split_images.add(image, location, repetition)
     root = split_images.folders.root
-    for folder in {named_image.image.name.rpartition("/")[0] for named_image in named.images}:
+    for folder in {listed.image.name.rpartition("/")[0] for listed in found.images}:
         split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))
-    split_images.findings += named.findings
-    split_images.missing += named.missing
-    split_images.notes += named.notes
-    split_images.warnings += named.warnings
+    split_images.findings += found.findings
+    split_images.missing += found.missing
+    split_images.notes += found.notes
+    split_images.warnings += found.warnings
 
 
 def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> None:
@@ -181,12 +195,22 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
             continue
         if none_if_missing(entry.is_dir):
             continue
+        if entry.is_symlink() and _may_be_folder(suffix.lower()) and status_of(entry) is None:
+            # One image stands for all in the folder, whose number is unknown.
+            reason = f"{access_problem(entry)}; the link may lead to a folder of images"
+            findings.append(Finding(prefix + name, MISSING_IMAGE, reason, lost_images=1))
+            continue
         other_files[name] = entry
     split_images.other_files[visit.path] = other_files
     split_images.real_folders[prefix] = visit.real
     if visit.real not in split_images.walked_folders:  # else already walked under another name
         split_images.walked_folders.add(visit.real)
         split_images.findings += [*findings, *_unsupported_images(other_files, prefix)]
+
+
+def _may_be_folder(suffix: str) -> bool:
+    """Returns whether a name with ``suffix``, in lower case, may be that of a folder rather than a file."""
+    return suffix not in ANY_IMAGE_SUFFIXES and not is_never_image(suffix)
 
 
 def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Iterator[Finding]:
@@ -252,7 +276,7 @@ def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_
     ``name``, ``name_in_split``: see `ImageFile`."""
     status = status_of(entry)  # a single disk access: folders may contain millions of images
     if status is None:
-        return Finding(name, MISSING_IMAGE, "a broken link", lost_images=1)
+        return Finding(name, MISSING_IMAGE, access_problem(entry), lost_images=1)
     if stat.S_ISREG(status.st_mode):
         split_images.add(ImageFile(name, name_in_split, FileStamp(status.st_size, status.st_mtime_ns)), name)
         return None
@@ -267,6 +291,9 @@ def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> User
     message = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(image_suffixes(spec.pixels)))})"
     unread = unread_files(split_images.findings)
     message += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)
+    lost = [finding for finding in split_images.findings if finding.lost_images]
+    if lost:
+        message += f"; {counted(len(lost), 'image')} left out, first {lost[0].where}: {lost[0].text}"
     if split == "val":
         message += f"; add some, or {WITHOUT_VAL}"
     return UserError(message)

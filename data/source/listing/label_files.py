@@ -5,18 +5,19 @@ image's name and the format's suffix, or else where `unusual_labels` searches fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from data.labels.findings import Finding
+from data.labels.findings import BAD_LABEL, Finding
 from data.labels.label_format import FilesPerImage
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.images import SplitImages
-from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.listing.listing import ImageStatus, ListedImage, leave_out
 from data.source.listing.united_names import UnitedNames, unite_names
 from data.source.listing.unusual_labels import with_unusual_labels
-from data.source.walk import status_of
+from data.source.walk import access_problem
 from data.split_files import ImageFile, LabelFile
 from utils.files.paths import path_of
 
@@ -26,7 +27,9 @@ def find_labels(split_images: SplitImages, label_format: FilesPerImage, annotati
     one."""
     candidates = CandidateFiles(label_format, annotations, split_images.folders, split_images.other_files)
     found = _find_usual_labels(split_images, candidates)
-    return with_unusual_labels(found) if found.without_usual_label else found
+    if not found.without_usual_label:
+        return found
+    return _without_inaccessible_labels(with_unusual_labels(found))
 
 
 def _find_usual_labels(split_images: SplitImages, candidates: CandidateFiles) -> FoundLabels:
@@ -48,7 +51,7 @@ def _find_usual_labels(split_images: SplitImages, candidates: CandidateFiles) ->
         images=images,
         groups=groups,
         candidates=candidates.excluding(used),
-        without_usual_label=frozenset(file.name for image in unlabeled for file in image.names),
+        without_usual_label=frozenset(file.name for image in unlabeled for file in image.files),
         findings=findings + [image.reason for image in images if image.reason is not None],
         unusual={},
     )
@@ -69,17 +72,17 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
         if entry is None:
             images.append(ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None)))
         else:
-            images.append(with_label(image, prefix + name, status_of(entry)))
+            images.append(with_label(image, prefix + name, entry))
             label_names.append(name)
     return images, label_names
 
 
 def _unite_aliases(
-    named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], candidates: CandidateFiles
+    images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], candidates: CandidateFiles
 ) -> UnitedNames:
-    """Merges ``named_images``, each image under each of its names, into one entry per label file. ``aliases``: see
+    """Merges ``images``, which has each image under each of its names, into one entry per label file. ``aliases``: see
     `find_aliases`."""
-    image_of_name = {image.name: image for image in named_images}
+    image_of_name = {image.name: image for image in images}
     united = UnitedNames([], [])
     for usual_name, others in aliases.items():
         names = (usual_name, *(other.name for other in others))
@@ -88,6 +91,25 @@ def _unite_aliases(
         united.findings.extend(image.findings)
     united.images.extend(image_of_name.values())  # those with one name
     return united
+
+
+def _without_inaccessible_labels(found: FoundLabels) -> FoundLabels:
+    """Leaves out the images without a label file whose usual label folder is inaccessible or a broken link: their label
+    files may be there."""
+    candidates = found.candidates
+    problems = {
+        candidates.folders.name_in(group.usual_label_folder): access_problem(group.usual_label_folder)
+        for group in found.groups
+        if not candidates.entries(group.usual_label_folder)
+    }
+    reasons: dict[str, Finding] = {}  # by image name
+    for image in found.images:
+        folder, separator, _ = image.label.name.rpartition("/")
+        problem = problems.get(folder + separator)
+        if problem and image.status is ImageStatus.BACKGROUND:
+            text = f"its folder cannot be read ({problem}); {image.name} is left out"
+            reasons[image.name] = Finding(image.label.name, BAD_LABEL, text, lost_images=1)
+    return replace(found, images=leave_out(found.images, reasons), findings=[*found.findings, *reasons.values()])
 
 
 def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) -> list[ImageGroup]:

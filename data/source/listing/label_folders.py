@@ -43,17 +43,22 @@ def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
     """Returns the expected folders, each under one name, with the groups of images whose label files may be there,
     whether or not these have them elsewhere."""
     first_name = found.candidates.folders.first_name
-    groups: dict[str, list[ImageGroup]] = {}
-    for group in found.groups:
-        label_folders = [group.usual_label_folder, group.folder]
-        if not found.without_usual_label.isdisjoint(group.names):
-            label_folders = group.label_folders
-        groups |= {first_name(folder): [] for folder in label_folders}
+    groups: dict[str, list[ImageGroup]] = {
+        first_name(folder): [] for group in found.groups for folder in _expected_by(group, found)
+    }
     for group in found.groups:
         for folder in dict.fromkeys(map(first_name, (group.folder, *group.label_folders))):
             if folder in groups:
                 groups[folder].append(group)
     return groups
+
+
+def _expected_by(group: ImageGroup, found: FoundLabels) -> list[str]:
+    """Returns the expected folders of a group: all of its label folders if one of its images has no label file in the
+    usual folder."""
+    if found.without_usual_label.isdisjoint(group.names):
+        return [group.usual_label_folder, group.folder]
+    return group.label_folders
 
 
 def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> Iterator[NearbyFolder]:

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import is_image
+from data.image_io.file_kinds import image_suffixes, is_image
+from data.source.dataset_spec import DatasetSpec
 from data.source.walk import Folders, false_if_denied
 from utils.errors import UserError
 from utils.files.paths import relative_name
@@ -61,6 +62,7 @@ class ImageList:
     rows: list[Row]
     folders: Folders
     suffixes: frozenset[str]  # of images
+    next_to_labels: bool  # whether the format expects label folders next to those of the images
 
     @property
     def root(self) -> Path:
@@ -68,9 +70,13 @@ class ImageList:
         return self.folders.root
 
     @cached_property
-    def voc_image_folder(self) -> Path:
-        """The folder of the images that a list in VOC's ``ImageSets/Main`` names by their stems."""
-        return self.file.parent.parent.parent / "JPEGImages"
+    def voc_image_folder(self) -> Path | None:
+        """The folder of the images that a list in VOC's ``ImageSets/Main``, or in a folder placed like it, names by
+        their stems. None if that would lead out of the data set that the list is in: to the images of another one."""
+        sets = self.file.parent.parent
+        folder = sets.parent / "JPEGImages"
+        leads_out = self.file.is_relative_to(self.root) and not folder.is_relative_to(self.root)
+        return None if leads_out and sets.name != "ImageSets" else folder
 
     @cached_property
     def exact_paths(self) -> list[list[str]]:
@@ -101,6 +107,10 @@ class ImageList:
                 row_of_image.setdefault(self.folders.real_image(paths[0]), row)
         return row_of_image
 
+    def normal(self, path: str) -> str:
+        """Returns the `Folders.normal` path of an image."""
+        return self.folders.normal(path, next_to_labels=self.next_to_labels)
+
     def _exact_paths_of(self, row: Row) -> list[str]:
         paths = self._images_at(row.text)
         if not paths and "\\" in row.text:
@@ -115,9 +125,9 @@ class ImageList:
     def _images_at(self, path: str) -> list[str]:
         bases: tuple[str, ...] = self._bases[::-1] if path.startswith("./") else self._bases
         has_suffix = is_image(path, self.suffixes)
-        if not has_suffix:
+        if not has_suffix and self.voc_image_folder is not None:
             bases = (str(self.voc_image_folder), *bases)
-        paths = [self.folders.normal(os.path.join(base, path)) for base in bases]
+        paths = [self.normal(os.path.join(base, path)) for base in bases]
         if not has_suffix:
             of_stem = (self.folders.files_of_stem(path, self.suffixes) for path in paths)
             return next(filter(None, of_stem), [])
@@ -131,9 +141,21 @@ class ImageList:
         return []
 
 
-def read_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
-    """Reads a list. Raises UserError if it cannot be read."""
-    return ImageList(file, read_rows(file), folders, suffixes)
+class ImageLists:
+    """Reads the lists of a data set, each once, for the listing of ``split``."""
+
+    def __init__(self, spec: DatasetSpec, split: str, folders: Folders) -> None:
+        self.folders = folders
+        self._suffixes = image_suffixes(spec.pixels)
+        self._next_to_labels = spec.listed_splits[split].annotations is None
+        self._lists: dict[Path, ImageList] = {}
+
+    def read(self, file: Path) -> ImageList:
+        """Returns a list, which any split may name. Raises UserError if it cannot be read."""
+        if file not in self._lists:
+            rows = read_rows(file)
+            self._lists[file] = ImageList(file, rows, self.folders, self._suffixes, self._next_to_labels)
+        return self._lists[file]
 
 
 def read_rows(file: Path) -> list[Row]:

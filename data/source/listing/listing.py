@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat
-from data.split_files import ImageFile, LabelFile, NamesOfImage, OtherImages
+from data.split_files import FilesOfImage, ImageFile, LabelFile, OtherImages
 
 
 class ImageStatus(StrEnum):
@@ -28,14 +28,14 @@ class ListedImage(NamedTuple):
     status: ImageStatus
     label: LabelFile  # for a background, the file where its labels would be
     reason: Finding | None = None  # why the image is left out
-    aliases: NamesOfImage = ()  # the image under other names, given by symbolic links
+    aliases: FilesOfImage = ()  # the image under other names, given by links to folders
 
     @property
     def name(self) -> str:
         return self.file.name
 
     @property
-    def names(self) -> NamesOfImage:
+    def files(self) -> FilesOfImage:
         """The image under each of its names."""
         return (self.file, *self.aliases)
 
@@ -51,7 +51,7 @@ class Listing:
     label_format: LabelFormat
     findings: list[Finding]
     unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
-    others: OtherImages = OtherImages()  # images of no or other splits that one label file for all may name
+    others: OtherImages = OtherImages()  # images outside the split that its shared label file may name
     shares_folders: bool = False  # see `DatasetSpec.shares_folders`
 
     @cached_property
@@ -71,7 +71,7 @@ class Listing:
         return any(file.stamp is not None for file in self.labels)
 
     @cached_property
-    def aliases(self) -> dict[str, NamesOfImage]:
+    def aliases(self) -> dict[str, FilesOfImage]:
         """The images under their other names, by name; without those that have one."""
         return {image.name: image.aliases for image in self.all_images if image.aliases}
 

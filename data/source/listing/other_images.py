@@ -11,8 +11,8 @@ from data.image_io.file_kinds import image_suffixes, is_image
 from data.source.dataset_spec import DatasetSpec, folders_of
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.other_splits import entries_without_images, splits_before, splits_with_other_images
-from data.source.walk import Folders, Visit, none_if_missing, walk
-from data.split_files import NamesOfImage, OtherImages, SplitPlaces
+from data.source.walk import Folders, none_if_missing, walk
+from data.split_files import FilesOfImage, OtherImages, SplitPlaces
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 
@@ -45,13 +45,13 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
 
 def _places(spec: DatasetSpec, splits: Mapping[str, SplitImages]) -> SplitPlaces:
     """Returns the places that several splits name. An image of several splits belongs to the first."""
-    images: dict[str, NamesOfImage] = {}  # by name
+    images: dict[str, FilesOfImage] = {}  # by name
     folders: list[str] = []
     missing: list[str] = []
     for split, found in splits.items():
         for name, file in found.images.items():
-            names = (file, *found.aliases.get(name, ()))
-            images.setdefault(name, tuple(each._replace(stamp=None) for each in names))
+            files = (file, *found.aliases.get(name, ()))
+            images.setdefault(name, tuple(each._replace(stamp=None) for each in files))
         folders += _folders(spec, split, found)
         missing += found.missing
     return SplitPlaces([images[name] for name in sorted(images)], folders, missing)
@@ -98,10 +98,10 @@ def _image_names(searched: Iterable[Path], spec: DatasetSpec, folders: Folders) 
     for folder in searched:
         if str(folder) in visited:
             continue
-        for visit in _walk_besides_splits(folder, spec, folders):
-            visited.add(visit.path)
-            prefix = folders.name_in(visit.path)
-            names |= {prefix + entry.name for entry in visit.entries if is_image(entry.name, suffixes)}
+        for path, entries in _walk_besides_splits(folder, spec, folders):
+            visited.add(path)
+            prefix = folders.name_in(path)
+            names |= {prefix + entry.name for entry in entries if is_image(entry.name, suffixes)}
     return names
 
 
@@ -163,11 +163,12 @@ def _entries_if_readable(path: str, folders: Folders) -> Mapping[str, os.DirEntr
         return {}
 
 
-def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[Visit]:
-    """Yields a folder and the folders below it, except split folders directly in it."""
+def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[tuple[str, list[os.DirEntry]]]:
+    """Yields a folder and the folders below it, except split folders directly in it: their paths and entries."""
     split_entries = {entry for split in spec.listed_splits.values() for entry in split.images}
     entries = list(folders.entries(str(folder)).values())
-    yield Visit(str(folder), "", entries, [])
+    yield str(folder), entries
     for entry in entries:
         if none_if_missing(entry.is_dir) and Path(entry.path) not in split_entries:
-            yield from walk(Path(entry.path))
+            for visit in walk(Path(entry.path)):
+                yield visit.path, visit.entries

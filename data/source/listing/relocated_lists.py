@@ -34,16 +34,16 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import image_suffixes, is_image
+from data.image_io.file_kinds import is_image
 from data.source.dataset_spec import DatasetSpec
-from data.source.listing.list_rows import ImageList, Row, read_list
+from data.source.listing.list_rows import ImageList, ImageLists, Row
 from data.source.listing.splits_of_images import SplitsOfImages
 from data.source.missing_data import labels_without_images
-from data.source.walk import Folders, walk
+from data.source.walk import walk
 from utils.errors import UserError
 from utils.files.paths import relative_name
 
@@ -72,7 +72,7 @@ class _Relocation(NamedTuple):
         parts = row.parts[self.num_dropped :]
         if not parts:  # fewer folders than the row that determined ``num_dropped``
             return []
-        path = image_list.folders.normal(os.path.join(self.base, *parts))
+        path = image_list.normal(os.path.join(self.base, *parts))
         if not is_image(path, image_list.suffixes):
             return image_list.folders.files_of_stem(path, image_list.suffixes)
         return [path] if image_list.folders.exists(path) else []
@@ -91,12 +91,12 @@ class _SharedImages(NamedTuple):
 
 
 class RelocatedLists:
-    """Reads the lists of a data set, each once, and resolves the rows of the relocated ones that ``split`` names."""
+    """Resolves the rows of the relocated lists that ``split`` names. Of two lists with an image, the one resolved later
+    repeats it."""
 
-    def __init__(self, spec: DatasetSpec, split: str, folders: Folders) -> None:
-        self.read_list = cache(partial(read_list, folders=folders, suffixes=image_suffixes(spec.pixels)))
+    def __init__(self, spec: DatasetSpec, split: str, lists: ImageLists) -> None:
         self._split = split
-        self._splits = SplitsOfImages(spec, folders, self.read_list)
+        self._splits = SplitsOfImages(spec, lists)
         self._relocations: dict[tuple[str, Path], _Relocation] = {}  # by split and list
         self._first_rows: dict[str, tuple[Row, ImageList]] = {}  # of the images in the resolved lists, by path
 
@@ -221,9 +221,9 @@ def _shared_images_warning(shared: Sequence[_SharedImages], image_list: ImageLis
 def _find_relocation(image_list: ImageList, other_split: Callable[[str], str | None]) -> _Relocation:
     """Returns how the rows of a relocated list are read, from the first row that fits exactly one image.
 
-    ``other_split``: returns the other split that has an image, or None. Such an image may only have the same name and
-    other labels, so it is not considered. Raises UserError if none of the first rows fits an image, or if one fits
-    several.
+    ``other_split``: returns the other split that has an image, or None. Such an image may have the same name by
+    chance, and other labels, so it is not considered. Raises UserError if none of the first rows fits an image, or if
+    one fits several.
     """
     tried_rows = image_list.rows[:_MAX_TRIED_ROWS]
     candidates = _images_called_like(tried_rows, image_list)
@@ -241,7 +241,7 @@ def _images_called_like(rows: Sequence[Row], image_list: ImageList) -> list[str]
     """Returns the paths of the images in the data set that have the names of ``rows``, with or without suffix."""
     names = {row.parts[-1] for row in rows}
     top = image_list.voc_image_folder  # elsewhere, VOC's masks have the same names
-    if not top.is_dir():
+    if top is None or not top.is_dir():
         top = image_list.root
     if not top.is_dir():
         return []

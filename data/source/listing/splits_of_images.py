@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec
-from data.source.listing.list_rows import ImageList, is_list
-from data.source.walk import Folders, false_if_denied
+from data.source.listing.list_rows import ImageList, ImageLists, is_list
+from data.source.walk import false_if_denied
 from utils.errors import UserError
 
 
@@ -21,10 +20,10 @@ class SplitsOfImages:
     Nothing is read before the first look-up. Images are compared without symbolic links to their folders.
     """
 
-    def __init__(self, spec: DatasetSpec, folders: Folders, read_list: Callable[[Path], ImageList]) -> None:
+    def __init__(self, spec: DatasetSpec, lists: ImageLists) -> None:
         self._entries = {split: files.images for split, files in spec.listed_splits.items()}
-        self._folders = folders
-        self._read_list = read_list
+        self._folders = lists.folders
+        self._image_lists = lists
         self._splits_of_folder: dict[str, frozenset[str]] = {}  # real paths
 
     def other_split(self, image: str, split: str) -> str | None:
@@ -80,5 +79,5 @@ class SplitsOfImages:
         for entry in dict.fromkeys(itertools.chain.from_iterable(self._entries.values())):
             if is_list(entry):
                 with contextlib.suppress(UserError):
-                    lists[entry] = self._read_list(entry)
+                    lists[entry] = self._image_lists.read(entry)
         return lists

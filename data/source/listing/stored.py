@@ -9,7 +9,7 @@ from typing import Any
 from data.labels.findings import Finding
 from data.labels.formats import LABEL_FORMATS
 from data.source.listing.listing import ImageStatus, ListedImage, Listing
-from data.split_files import FileStamp, ImageFile, LabelFile, NamesOfImage, OtherImages, SplitPlaces
+from data.split_files import FilesOfImage, FileStamp, ImageFile, LabelFile, OtherImages, SplitPlaces
 from utils.files.safe_io import read_text
 
 _MAX_BYTES = 1 << 34
@@ -58,7 +58,7 @@ def _places(images: list, folders: list[str], missing: list[str]) -> SplitPlaces
     return SplitPlaces(list(map(_image_files, images)), folders, missing)
 
 
-def _image_files(rows: list[list]) -> NamesOfImage:
+def _image_files(rows: list[list]) -> FilesOfImage:
     return tuple(_image_file(*row) for row in rows)
 
 

@@ -19,7 +19,6 @@ from data.source.listing.candidate_files import CandidateFile, CandidateFiles
 from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.united_names import UnitedNames, unite_names
-from data.source.walk import status_of
 from data.split_files import ImageFile
 
 
@@ -46,7 +45,7 @@ def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[CandidateFi
     chosen: list[ListedImage] = []
     findings = list(found.findings)
     for image in found.images:
-        if choices.keys().isdisjoint(file.name for file in image.names):
+        if choices.keys().isdisjoint(file.name for file in image.files):
             images.append(image)
         else:
             united = _image_with_files(image, choices, found.candidates)
@@ -71,17 +70,17 @@ def _image_with_files(
 ) -> UnitedNames:
     """Returns an unlabeled image with the only matching file, or once per file if its names have different ones. If one
     name has several matching files, the image is left out."""
-    named_images: list[ListedImage] = []
-    for image_file in image.names:
+    same_image: list[ListedImage] = []
+    for image_file in image.files:
         files = choices.get(image_file.name, ())
         if len(files) > 1:
             return UnitedNames([image.leave_out(_several_files(image_file.name, files, candidates))], [])
         if files:
             file = files[0]
-            named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
+            same_image.append(with_label(image_file, candidates.full_name(file), Path(file.path)))
         else:
-            named_images.append(image._replace(file=image_file))
-    return unite_names(named_images, candidates)
+            same_image.append(image._replace(file=image_file))
+    return unite_names(same_image, candidates)
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[CandidateFile]]:
@@ -116,7 +115,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[CandidateFile]
     """Returns, by a name of each image without a label file, the files that name it in their content, if the format can
     do so."""
     files_of: dict[int, list[_NamingFile]] = {}  # by position in ``found.images``
-    images = ImageNames([file.name for file in image.names] for image in found.images)
+    images = ImageNames([file.name for file in image.files] for image in found.images)
     for naming in _naming_files(found):
         matches = list(images.find(naming.image_name))
         if len(matches) > 1:
@@ -149,7 +148,7 @@ def _with_label_folder(folder: str, matches: list[int], found: FoundLabels) -> l
     real = found.candidates.folders.real
     groups = [group for group in found.groups if real(group.usual_label_folder) == real(folder)]
     names = {name for group in groups for name in group.names}
-    return [i for i in matches if any(file.name in names for file in found.images[i].names)] or matches
+    return [i for i in matches if any(file.name in names for file in found.images[i].files)] or matches
 
 
 def _choices_by_name(
@@ -168,9 +167,9 @@ def _choices_by_name(
 
 def _closest_name(image: ListedImage, name: str) -> str:
     """Returns the name of an image whose folders agree best with those in ``name``: the usual one if several do."""
-    names = ImageNames.of_single_names(file.name for file in image.names)
+    names = ImageNames.of_single_names(file.name for file in image.files)
     closest = max(range(len(names)), key=partial(names.agreement, name))
-    return image.names[closest].name
+    return image.files[closest].name
 
 
 def _several_files(image: str, files: Sequence[CandidateFile], candidates: CandidateFiles) -> Finding:

@@ -12,7 +12,7 @@ from data.labels import formats
 from data.labels.coco import COCO, read_coco
 from data.labels.findings import UNKNOWN_CLASS
 from data.labels.formats import format_of
-from data.labels.other_formats import format_of_labels
+from data.labels.recognize_labels import format_of_labels
 from data.labels.rows import LabelFileError
 from data.labels.voc import VOC, parse_voc
 from data.labels.yolo import YOLO, parse_yolo

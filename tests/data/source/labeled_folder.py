@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import unicodedata
 from pathlib import Path
+
+import pytest
 
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
@@ -67,3 +71,15 @@ def write_one_labeled_of_two(folder: Folder) -> str:
         folder.image(f"images/train/{group}/x.png")
     folder.label("voc/a/x.xml", text)
     return text
+
+
+def forbid_search(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Makes the content of a folder inaccessible, but not its listing, as ``chmod a-x`` does for all users but root."""
+    plain = os.stat
+
+    def checked(path: str | os.PathLike | int, *args, **options) -> os.stat_result:
+        if not isinstance(path, int) and folder in Path(path).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return plain(path, *args, **options)
+
+    patch.setattr(os, "stat", checked)

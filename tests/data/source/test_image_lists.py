@@ -1,5 +1,6 @@
 """Rows of .txt lists are resolved to their images, and never to images of another split in silence."""
 
+import os
 import random
 import re
 from pathlib import Path
@@ -277,6 +278,25 @@ def test_a_stem_in_a_list_of_voc_names_the_image_in_jpegimages(tmp_path, other):
     assert split_names(tmp_path / "set", "train") == images
 
 
+@pytest.mark.parametrize("row", ["{}", "/home/me/mine/{}.png"])
+def test_a_list_takes_no_images_from_the_jpegimages_of_another_data_set(tmp_path, row):
+    images = ["0.png", "1.png"]
+    root = tmp_path / "sets/mine"
+    write_lists(root, images, {"train": "train.txt"}, {"train.txt": [row.format(number) for number in range(2)]})
+    for image in images:
+        write_image(tmp_path / "JPEGImages" / image, 9, 9)
+    assert split_names(root, "train") == images
+
+
+@pytest.mark.parametrize("file", ["ImageSets/Main/train.txt", "folds/1/train.txt"])
+@pytest.mark.parametrize("root", ["voc", "yamls", "voc/ImageSets/Main"])
+def test_stems_in_a_list_of_voc_are_found_wherever_the_yaml_is(tmp_path, file, root):
+    write_lists(tmp_path / "voc", ["JPEGImages/0.png", "masks/0.png"], {"train": file}, {file: ["0"]})
+    (tmp_path / root).mkdir(parents=True, exist_ok=True)
+    write_lists(tmp_path / root, [], {"train": os.path.relpath(tmp_path / "voc" / file, tmp_path / root)}, {})
+    assert [Path(name).parts[-2:] for name in split_names(tmp_path / root, "train")] == [("JPEGImages", "0.png")]
+
+
 def test_a_relocated_list_is_refused_if_only_a_later_row_names_an_image_of_another_split(tmp_path):
     root = tmp_path / "set"
     rows = [f"/home/me/{number}.png" for number in range(12)]
@@ -311,7 +331,8 @@ def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_pa
     write_lists(root, [], {"train": "train.txt"}, {"train.txt": ["old/images/0.png"]})
     (root / "images").mkdir()
     (root / "images/0.png").symlink_to("nowhere.png")
-    with refused("set/train.txt: no images found for 'train' (...)"):
+    lost = "1 image left out, first train.txt:1: old/images/0.png not found"
+    with refused(f"set/train.txt: no images found for 'train' (...); {lost}"):
         split_names(root, "train")
 
 
@@ -319,15 +340,19 @@ def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_pa
     ("name", "message"),
     [
         ("folder.png", "folder.png: a folder, not a file"),
+        ("broken.png", "broken.png: a broken link"),
+        ("BROKEN.png", "BROKEN.png: a broken link"),
         (".hidden.png", ".hidden.png not found, because names that begin with a dot are hidden; rename the image"),
     ],
 )
 def test_a_row_that_names_no_image_says_why(tmp_path, name, message):
     data = write_dataset(tmp_path, train=2, val=1)
     (tmp_path / "images/train/folder.png").mkdir()
+    (tmp_path / "images/train/broken.png").symlink_to("nowhere.png")
     (tmp_path / "images/train/.hidden.png").touch()
     (tmp_path / "train.txt").write_text(f"images/train/000.png\nimages/train/{name}\n")
     data.write_text("train: train.txt\nnames: [light, dark]\n")
     (finding,) = list_split(load_dataset_spec(data), "train").findings
     assert finding.where == "train.txt:2"
+    assert finding.lost_images == 1
     assert finding.text == f"images/train/{message}"

@@ -24,8 +24,18 @@ from data.source.files import list_split
 from data.source.listing.listing import ImageStatus
 from data.source.listing.stored import listing_text, read_listing
 from data.source.open import open_data
-from tests.data.source.labeled_folder import ACCENTED, NUM_IMAGES, OTHER_TEXT, TEXT, VOC_TEXT, Folder, write_voc
+from tests.data.source.labeled_folder import (
+    ACCENTED,
+    NUM_IMAGES,
+    OTHER_TEXT,
+    TEXT,
+    VOC_TEXT,
+    Folder,
+    forbid_search,
+    write_voc,
+)
 from tests.helpers.index_fingerprint import index_fingerprint
+from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from tools.check.checks.scan import scan_issues
 from tools.check.scan_splits import scan_dataset
@@ -385,6 +395,38 @@ def test_a_label_file_that_is_no_file_is_no_background(folder, tmp_path, make, p
         assert len(index) == NUM_IMAGES - 1
         message = f"labels/train/03.txt: unusable label file: {problem}; images/train/03.png is left out"
         assert index.report.lines == [message]
+
+
+@pytest.mark.parametrize("problem", ["a broken link", "permission denied"])
+def test_images_whose_label_folder_cannot_be_read_are_no_backgrounds(folder, monkeypatch, problem):
+    folder.write()
+    folder.image("images/train/b/c/20.png")
+    folder.image("images/train/b/c/21.png")
+    if problem == "a broken link":
+        (folder.root / "labels/train/b").symlink_to("/mnt/gone")
+    else:
+        folder.label("labels/train/b/c/20.txt")
+        forbid_search(monkeypatch, folder.root / "labels/train/b")
+    folder.label("images/train/b/c/21.txt")
+    index = folder.index()
+    assert len(index) == len(index.classes) == NUM_IMAGES + 1
+    assert index.report.ledger.lost_images == 1
+    message = f"its folder cannot be read ({problem}); images/train/b/c/20.png is left out"
+    assert index.report.lines == [f"labels/train/b/c/20.txt: unusable label file: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "message"),
+    [
+        ("images/train", "images found for 'train' (...); 20 images left out, first images/train/00.png: {}"),
+        ("labels/train", "label file of 'train' can be read; first, labels/train/00.txt: {}; ... is left out"),
+    ],
+)
+def test_files_to_which_access_is_denied_are_no_broken_links(folder, monkeypatch, forbidden, message):
+    folder.write()
+    forbid_search(monkeypatch, folder.root / forbidden)
+    with refused(message.format("permission denied")):
+        folder.index()
 
 
 def test_captions_beside_images_are_no_labels(folder, lines):

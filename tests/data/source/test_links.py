@@ -24,16 +24,18 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from data.source.open import open_data
 from engine.checkpoint.data_location import describe_location, find_location
 from tests.helpers.index_fingerprint import index_fingerprint
-from tests.helpers.three_formats import voc_text, write_three_formats
+from tests.helpers.three_formats import voc_text, write_image, write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.checks.scan import scan_issues
 from tools.check.scan_splits import scan_dataset
 from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 
 NAMES = ("cat", "dog")
 OBJECTS = {"a.png": [(0, 4, 6, 24, 30)], "sub/b.png": [(1, 10, 10, 30, 40), (0, 0, 0, 20, 20)]}
@@ -399,6 +401,28 @@ def test_a_view_without_labels_is_no_background_if_those_of_another_cannot_be_re
     assert index.report.ledger.lost_images == 1
 
 
+@pytest.mark.parametrize("entry", ["pics", "list.txt", "relocated.txt"])
+@pytest.mark.parametrize("labels", ["all.json", "voc"])
+def test_annotations_name_images_by_the_links_in_their_split(tmp_path, entry, labels):
+    """Also where the linked folders have YOLO txt beside them."""
+    root = tmp_path / "set"
+    names = [f"{folder}/{name}" for folder in "ab" for name in "xy"]
+    write_three_formats(tmp_path / "store", ("a",), {f"{name}.png": (20, 40) for name in names}, {})
+    (root / "pics").mkdir(parents=True)
+    for folder in "ab":
+        (root / "pics" / folder).symlink_to(tmp_path / "store/images/train" / folder)
+        (root / "voc" / folder).mkdir(parents=True)
+    for name in names:
+        (root / f"voc/{name}.xml").write_text(voc_text([(0, 2, 2, 10, 10)], ("a",), 20, 40))
+    in_coco(root, [f"pics/{name}.png" for name in names])
+    for file, row in (("list.txt", "pics/{}.png\n"), ("relocated.txt", "/old/pics/{}.png\n")):
+        (root / file).write_text("".join(map(row.format, names)))
+    (root / "data.yaml").write_text(f"train: {entry}\nnames: [a]\nannotations: {labels}\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == [f"pics/{name}.png" for name in names]
+    assert len(index.classes) == len(names)
+
+
 def write_linked_folders(root: Path) -> list[str]:
     """Images of the same names in two folders, of which links show one under a second name; returns their names, the
     first folder by the link."""
@@ -484,6 +508,45 @@ def test_links_that_all_lead_to_each_other_end(tmp_path):
         (root / f"d{i}" / "x.txt").write_text("0 0.5 0.5 0.1 0.1\n")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert len(index) == 2 + 12
+
+
+@pytest.mark.parametrize("way", [by_folder, by_coco, by_voc], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", ["b", "2024.05"])
+def test_a_link_to_a_folder_that_does_not_exist_is_a_missing_image(proj, way, name):
+    (ext(proj) / "images/train" / name).symlink_to("/mnt/gone/images")
+    (ext(proj) / "images/train/notes.txt").symlink_to("/mnt/gone/notes.txt")  # no folder is called like that
+    spec = load_dataset_spec(described(proj, way))
+    index = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.5))
+    assert_right(index)
+    (line,) = index.report.lines
+    assert line.endswith(
+        f"ext/images/train/{name}: missing image: a broken link; the link may lead to a folder of images"
+    )
+    assert index.report.ledger.lost_images == 1
+    with pytest.raises(UserError, match="the link may lead to a folder of images"):
+        load_index(spec, "train", IndexSettings(progress=False, max_bad=0.0))
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("set/images/train/up", "../.."),
+        ("set/images/train/deep/up", "../../../images"),
+        ("set/images/train/shared/up", ".."),  # shared is a link to store/train
+    ],
+)
+def test_a_link_to_a_folder_above_a_split_does_not_lead_to_the_images_of_others(tmp_path, link, target):
+    root = tmp_path / "set"
+    for name in ("train/a", "train/deep/b", "val/c"):
+        write_image(root / f"images/{name}.png", 20, 40)
+    for name in ("train/d", "val/e"):
+        write_image(tmp_path / f"store/{name}.png", 20, 40)
+    (root / "images/train/shared").symlink_to(tmp_path / "store/train")
+    (root / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [a]\n")
+    expected = list_split(load_dataset_spec(root / "data.yaml"), "train")
+    assert len(expected.images) == 3
+    (tmp_path / link).symlink_to(target)
+    assert list_split(load_dataset_spec(root / "data.yaml"), "train") == expected
 
 
 def test_a_run_below_a_link_finds_its_moved_data(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.walk import walk
+from data.source.walk import access_problem, walk
 from tests.data.source.labeled_folder import Folder
 from tests.helpers.index_fingerprint import index_fingerprint
 
@@ -60,3 +60,15 @@ def test_folders_are_visited_in_the_order_of_their_names(tmp_path, monkeypatch):
     list_entries_in_order(monkeypatch, reverse=True)
     visited = [Path(visit.path).relative_to(tmp_path).as_posix() for visit in walk(tmp_path)]
     assert visited == [".", "a", "b", "b/c", "b/d"]
+
+
+def test_the_reason_why_nothing_can_be_read_is_a_broken_link_at_or_above_a_path(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "broken").symlink_to("gone")
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    for path in ("folder", "link", "link/missing", "missing/deep", tmp_path / "missing"):
+        assert access_problem(path) == ""
+    for path in ("broken", "broken/deep", tmp_path / "loop", "loop/deep"):
+        assert access_problem(path) == "a broken link"
