@@ -33,7 +33,8 @@ class PostprocessSettings:
 
     conf_thres: float  # only detections with a higher score (after box voting) are returned
     iou_thres: float | None  # NMS suppresses a box if its IoU with a better one of its class is higher; None: no NMS
-    max_det: int = MAX_DETECTIONS  # maximum number of detections per image, counted after filtering by ``classes``
+    # Maximum number of detections per image, or per view of an image in tiles, counted after filtering by ``classes``.
+    max_det: int = MAX_DETECTIONS
     agnostic: bool = False  # boxes also suppress boxes of other classes
     multi_label: bool = True  # every class above the threshold makes a detection of a box; False: only its best class
     # Classes to return; None: all. They are filtered after NMS over all classes, which therefore does not depend on

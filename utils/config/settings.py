@@ -215,7 +215,11 @@ class _DetectionsConfig(_RunConfig):
     trust: bool = setting(False, help=TRUST_HELP)
     box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
-    max_det: int = setting(MAX_DETECTIONS, Bounds(1, MAX_CANDIDATES), help="maximum number of detections per image")
+    max_det: int = setting(
+        MAX_DETECTIONS,
+        Bounds(1, MAX_CANDIDATES),
+        help="maximum number of detections per image or, with tiles, per tile",
+    )
     amp: str = setting("off", Bounds(choices=_AMP), help="autocast type")
     tile: int | None = setting(
         None,

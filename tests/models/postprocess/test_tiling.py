@@ -222,7 +222,6 @@ def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
     found = oracle(boxes, np.array([0, 1]), windows)
     for agnostic, count in ((False, 2), (True, 1)):
         assert len(stitch(found, windows, iou_thres=0.7, max_det=9, agnostic=agnostic).scores) == count
-    assert len(stitch(found, windows, iou_thres=None, max_det=1).scores) == 1
     nothing = found.take([])
     assert not len(stitch(nothing, windows, iou_thres=0.7, max_det=5).scores)
 
@@ -256,6 +255,42 @@ def test_tables_of_many_images_are_stitched_image_by_image():
             np.testing.assert_array_equal(getattr(part, name), getattr(of_image, name))
     with pytest.raises(RuntimeError, match=r"expected each of \d+ tiles exactly once"):
         stitcher(by_tile, np.arange(first - 1))
+
+
+@pytest.mark.parametrize("iou_thres", [None, 0.7])
+def test_max_det_limits_the_detections_of_a_tile_and_not_of_an_image(iou_thres):
+    """Each of 16 tiles has as many objects as ``max_det`` allows; detection and validation return all of them."""
+    windows = np.array(tile_windows((256, 256), 64, 0.0), np.float32)
+    spots = np.stack(np.meshgrid(np.arange(4), np.arange(4)), -1).reshape(-1, 2) * 15 + 2.0
+    in_tile = torch.from_numpy(np.concatenate([spots, spots + 8], 1)).float()
+    count = len(in_tile)
+    scores = torch.linspace(0.9, 0.5, count)
+    settings = PostprocessSettings(conf_thres=0.0, iou_thres=iou_thres, max_det=count)
+
+    def find(_, raw):
+        views = len(raw[0])
+        counts = torch.full((views,), count)
+        seen = Detections(in_tile.expand(views, -1, -1), scores.expand(views, -1), torch.zeros(views, count), counts)
+        return {"seen": seen}
+
+    tiled = TiledDetector(
+        PixelReader(),
+        find,
+        tiles=Tiles(64, overlap=0.0, full_image=False),
+        view_input=ViewInput(stride=32, imgsz=64, batch=4),
+        selections={"seen": settings},
+    )
+    detected = tiled.stitch(tiled(torch.zeros(1, 3, 256, 256)))["seen"]
+
+    view = np.repeat(np.arange(len(windows)), count)
+    boxes = np.tile(in_tile.numpy(), (len(windows), 1)) + np.tile(windows[view, :2], 2)
+    by_tile = DetectionTable(view, boxes, np.tile(scores.numpy(), len(windows)), np.zeros(len(view), np.int64))
+    stitcher = TileStitcher(np.zeros(len(windows), np.int64), windows, settings)
+    validated, _ = stitcher(by_tile, np.arange(len(windows)))
+
+    assert detected.counts.tolist() == [16 * count]
+    np.testing.assert_array_equal(detected.boxes_xyxy[0], validated.boxes_xyxy_px)
+    assert set(map(tuple, validated.boxes_xyxy_px)) == set(map(tuple, boxes))
 
 
 def test_a_detector_sees_tiles_as_it_was_trained():
