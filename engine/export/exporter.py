@@ -120,10 +120,12 @@ class Exporter:
 
     @cached_property
     def _thresholds(self) -> Thresholds:
-        """Thresholds of the check if it covers all validation images on the file's canvas, else training's."""
+        """Thresholds of the check if it covers all validation images, whole and on the file's canvas, else training's.
+        Those of a model that was trained on tiles are for the joined detections of an image's tiles."""
         options = self._options
         checks_all_images = self._data is not None and self._data.checks_all_images
-        if self._reference is not None and checks_all_images and not options.dynamic:
+        is_as_detected = not options.dynamic and not self._model.tile
+        if self._reference is not None and checks_all_images and is_as_detected:
             scores = self._reference.shown
             output = output_threshold(scores, options, votes=options.box_voting)
             if output is not None:
@@ -135,7 +137,7 @@ class Exporter:
     def _calibration_batches(self) -> Iterator[np.ndarray]:
         if self._data is None or self._data.calibration is None:
             raise ValueError("there are no calibration images")
-        return calibration_images(self._data.calibration, self._options)
+        return calibration_images(self._data.calibration, self._data.calibration_count, self._options)
 
 
 def file_path(weights: Path, options: ResolvedExport, name: str) -> Path:
