@@ -117,6 +117,43 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
         model(torch.zeros(1, 3, 96, 64))
 
 
+def means(images: Tensor) -> Tensor:
+    """Returns an output for the three classes of `OURS`."""
+    return images.mean((1, 2, 3))[:, None, None].expand(-1, 7, 5).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("sides", "stated", "canvas"),
+    [
+        ((None, 64), (96, 64), (96, 64)),
+        ((64, None), (96, 100), (64, 128)),  # rounded up to whole strides
+        ((None, 96), None, (96, 96)),
+        ((None, None), (64, 90), None),
+    ],
+)
+def test_a_file_with_one_fixed_side_takes_one_canvas(sides, stated, canvas):
+    model = made(Session(means, {}, (None, 3, *sides)), replace(OURS, imgsz_hw=stated))
+    assert model.input_hw == canvas
+    assert model.canvases(model.imgsz).canvas_hw((300, 200)) == (canvas or (96, 96))
+
+
+def test_an_error_of_the_runtime_is_one_line_with_the_file():
+    """Except for limits of the machine, which are explained where a program ends."""
+
+    def run(images: Tensor) -> Tensor:
+        if images.shape[2] == 128:
+            raise RuntimeError("Shapes do\nnot match")
+        if images.shape[2] == 256:
+            raise MemoryError
+        return means(images)
+
+    model = made(Session(run, {}, (None, 3, None, None)), OURS)
+    with refused("model.onnx: cannot process an image of 128x96 pixels (Shapes do not match)"):
+        model(torch.zeros(1, 3, 128, 96))
+    with pytest.raises(MemoryError):
+        model(torch.zeros(1, 3, 256, 96))
+
+
 @pytest.mark.parametrize(
     ("shape", "metadata", "message"),
     [
