@@ -40,7 +40,7 @@ class ModelYaml:
     head: list
     anchors: Any = None  # see `checked_anchors`
     activation: str | None = None
-    reg_max: Annotated[int, Bounds(1, 10**6)] = 16
+    reg_max: Annotated[int, Bounds(1, 256)] = 16
     end2end: bool = False
     scales: dict[str, list[Positive]] | None = None
     scale: str | None = None
