@@ -124,6 +124,12 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
         build_detector(tmp_path / "bad.yaml", 2)
 
 
+def test_a_yaml_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text(TINY)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build_detector("~/mine.yaml", 2).stride == 8
+
+
 MISTAKES = {
     "Conv, [8, 3, 2]": {
         "Cnov, [8, 3, 2]": ": backbone layer 0 (module): unknown module 'Cnov' (did you mean 'Conv'?); known: Conv, ..."

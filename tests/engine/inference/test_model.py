@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import Session
 from engine.inference.exported_model import ExportedModel
-from engine.inference.open_model import open_model
+from engine.inference.open_model import is_exported, open_model, open_weights
 from models.detector import build_detector
 from models.postprocess.detections import detections_to_score
 from tests.helpers.messages import refused
@@ -273,3 +273,14 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
         program = name.removeprefix("a.")
         with refused(f"{name}: contains no {program} program; a checkpoint's name must end with .pt"):
             open_model(tmp_path / name, device=CPU, trust=True)
+
+
+def test_an_exported_file_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "best.onnx").write_bytes(b"not ONNX")
+    with refused(f"{tmp_path}/best.onnx: cannot be opened (...)"):
+        open_weights("~/best.onnx", device="cpu")
+    (tmp_path / "folder").mkdir()
+    for name in ("best.xml", "best.bin"):
+        (tmp_path / "folder" / name).touch()
+    assert is_exported("~/folder")
