@@ -458,7 +458,10 @@ class DetectConfig(_DetectionsConfig):
         None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one with the best F1, or 0.25"
     )
     iou_thres: float | None = setting(
-        None, Bounds(0, 1), aliases=("--iou",), help="NMS IoU threshold; default: 0.45, or no NMS for NMS-free models"
+        None,
+        Bounds(0, 1),
+        aliases=("--iou",),
+        help="NMS IoU threshold; default: 0.45; for NMS-free models no NMS, unless --agnostic-nms is given",
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")

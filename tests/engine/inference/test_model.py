@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import Session
 from engine.inference.exported_model import ExportedModel
 from engine.inference.open_model import is_exported, open_model, open_weights
+from engine.inference.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import detections_to_score
 from tests.helpers.messages import refused
@@ -284,3 +286,13 @@ def test_an_exported_file_may_be_in_the_home_folder(tmp_path: Path, monkeypatch:
     for name in ("best.xml", "best.bin"):
         (tmp_path / "folder" / name).touch()
     assert is_exported("~/folder")
+
+
+@pytest.mark.parametrize("settings", [{"iou": 0.45}, {"agnostic": True}])
+def test_boxes_vote_once(settings: dict):
+    """The rows of the file have voted already; further NMS moves none of them."""
+    rows = torch.tensor([[10.0, 10, 30, 30, 0.6, 0], [10, 10, 30, 24, 0.5, 0]])
+    voted = replace(OURS, nms_iou=None, end2end=True, box_voting=True)
+    predictor = Predictor(opened(rows, voted, (None, 3, 64, 96)), conf=0.1, color="rgb", **settings)
+    (result,) = predictor(np.zeros((64, 96, 3), np.uint8))
+    assert result.boxes.data.tolist() == [pytest.approx(rows[0].tolist())]
