@@ -203,7 +203,7 @@ def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
         return tiles
     plain = plain_value("tiles", tiles)
     if plain is True:
-        return Tiles(model.tile, full_image=False, scaled=True) if model.tile else None
+        return Tiles.as_trained(model.tile) if model.tile else None
     size = 0 if plain is False else checked_value("tiles", plain, Count)
     return Tiles(size) if size else None
 

@@ -1,7 +1,7 @@
 """Settings with which detections are selected from decoded boxes and scores.
 
 A validation selects detections from the same boxes in three ways (`ValidationSettings.selections`). Each has a
-confidence threshold with the best F1; a checkpoint stores them, and an `InferenceModel` and an `EvalResult` have them:
+confidence threshold with the best F1; a checkpoint stores them, and a `CheckpointModel` and an `EvalResult` have them:
 
     SCORED          what AP needs: nearly all boxes, every class of a box      scored_confidence
     SHOWN           what detect.py shows: one class of a box, NMS at 0.45      confidence (`EvalResult.threshold`)

@@ -128,7 +128,7 @@ def _mismatch(path: Path, name: str, *, in_model: str, in_file: str) -> UserErro
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
     """Returns the number of classes with which a model has exactly these shapes; 0 if there is none.
 
-    Building a model takes some 50 ms. The numbers of the layers and the shapes of the first one, which are quick to
+    `build_on_meta` takes some 50 ms. The numbers of the layers and the shapes of the first one, which are quick to
     compare, rule out nearly all others.
     """
     if not (_has_layers_of(spec, shapes) and _has_first_layer_of(spec, shapes)):

@@ -296,3 +296,14 @@ def test_boxes_vote_once(settings: dict):
     predictor = Predictor(opened(rows, voted, (None, 3, 64, 96)), conf=0.1, color="rgb", **settings)
     (result,) = predictor(np.zeros((64, 96, 3), np.uint8))
     assert result.boxes.data.tolist() == [pytest.approx(rows[0].tolist())]
+
+
+def test_a_file_that_takes_no_square_tiles_says_how_to_use_it():
+    """Nobody has written --tile: the file stores that its model was trained on tiles."""
+    model = opened(torch.zeros(7, 5), replace(OURS, details={"tile": 64}), (None, 3, 64, 96))
+    with refused(
+        "the exported model takes only 64x96 pixels (height x width), but it was trained on square tiles; detect in "
+        "whole images with --tile 0 (in Python: tiles=False)"
+    ):
+        Predictor(model)
+    assert Predictor(model, tiles=False).image_detector.tiles is None

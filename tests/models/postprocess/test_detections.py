@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from models.postprocess import box_voting, nms, suppression
+from models.postprocess.detections import detections_to_score
+from models.postprocess.selection import ValidationSettings
 from tests.helpers.dense_detections import make_detections
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.messages import refused
@@ -216,3 +218,20 @@ def test_a_batch_takes_few_kernels_and_host_syncs(monkeypatch, sizes, classes):
         select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300)
     assert 20 < voting.kernels.total() - count.kernels.total() <= 150
     assert voting.waits.total() - count.waits.total() == 3  # the voters, the pairs to compare, those that overlap
+
+
+def test_the_classes_of_a_validation_may_be_a_tuple():
+    boxes, scores = crowd(1, 20, 4, seed=6)
+
+    class Decoded(torch.nn.Module):
+        nms_iou = 0.7
+
+        def decode(self, raw):
+            return boxes, scores
+
+    for single_cls in (True, False):
+        by_list, by_tuple = (
+            detections_to_score(Decoded(), [], ValidationSettings(classes=classes, single_cls=single_cls))
+            for classes in ([0, 2], (0, 2))
+        )
+        assert all(torch.equal(first, second) for first, second in zip(by_list, by_tuple))
