@@ -14,6 +14,8 @@ from models.postprocess.stitching import TileStitcher
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from tests.helpers.selection import stitch
+from tests.models.postprocess.stitching_reference import stitch as stitch_box_by_box
+from tests.models.postprocess.stitching_reference import windows_of
 from utils.boxes import tile_windows
 from utils.detections import Detections, DetectionTable
 from utils.pixels import GRAY
@@ -115,6 +117,31 @@ def test_many_objects_are_stitched_exactly(seed, overlap):
     classes = np.array(classes)
     result = stitched(boxes, classes, (height, width), overlap=overlap, whole=seed % 2 == 1)
     assert_exact(result, boxes, classes)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_detections_are_stitched_by_the_rule(seed):
+    """Noisy parts of objects, whose scores differ by more than the factor of 10 that makes a whole noise."""
+    rng = np.random.default_rng(seed)
+    windows = windows_of(200, 260, 100, 0.25)
+    low = rng.uniform(0, 180, (14, 2))
+    objects = np.concatenate([low, low + rng.uniform(8, 110, (14, 2))], 1).clip(0, [260, 200, 260, 200])
+    found = oracle(objects, rng.integers(2, size=len(objects)), windows)
+    own_windows = windows[found.image_index]
+    noisy = found.boxes_xyxy_px + rng.normal(0, 3, found.boxes_xyxy_px.shape)
+    noisy = noisy.clip(np.tile(own_windows[:, :2], 2), np.tile(own_windows[:, 2:], 2))
+    scores = np.exp(rng.uniform(np.log(0.01), 0, len(noisy)))
+    has_area = (noisy[:, 2:] > noisy[:, :2]).all(1)
+    detections = replace(found, boxes_xyxy_px=noisy, scores=scores).take(has_area)
+    detections = detections.take(np.lexsort((-detections.scores, detections.image_index)))
+
+    result = stitch(detections, windows, iou_thres=0.7, max_det=300)
+    boxes = zip(detections.boxes_xyxy_px, detections.scores, detections.classes, detections.image_index)
+    expected = stitch_box_by_box(list(boxes), windows, 0.7)
+    assert len(expected) > 5
+    np.testing.assert_array_equal(result.scores, [score for _, score, _, _ in expected])
+    np.testing.assert_array_equal(result.classes, [number for _, _, number, _ in expected])
+    np.testing.assert_allclose(result.boxes_xyxy_px, [box for box, _, _, _ in expected])
 
 
 @pytest.mark.parametrize("seed", range(3))
