@@ -66,6 +66,7 @@ class Exporter:
         self._reference: Reference | None = None
         if data is not None and data.checked is not None:
             self._reference = Reference(model, data.checked, options)
+        self._thresholds = self._choose_thresholds()
 
     def export(self, name: str, before_publish: Callable[[Path], None]) -> Path:
         """Writes the format ``name``. The file gets its name when it is finished and has passed its check. Just before,
@@ -118,10 +119,9 @@ class Exporter:
         outcome: CheckOutcome = "failed"
         return replace(self._metadata, details=self._metadata.details | {"checked": outcome})
 
-    @cached_property
-    def _thresholds(self) -> Thresholds:
-        """Thresholds of the check if it covers all validation images, whole and on the file's canvas, else training's.
-        Those of a model that was trained on tiles are for the joined detections of an image's tiles."""
+    def _choose_thresholds(self) -> Thresholds:
+        """Returns the thresholds of the check if it covers all validation images, whole and on the file's canvas, else
+        training's. Those of a model trained on tiles are for the joined detections of an image's tiles."""
         options = self._options
         checks_all_images = self._data is not None and self._data.checks_all_images
         is_as_detected = not options.dynamic and not self._model.tile
