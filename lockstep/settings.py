@@ -224,7 +224,7 @@ class DetectionsSettings(RunSettings, total=False):
     nms: bool | None
     """use the one-to-many head of NMS-free models, with NMS"""
     max_det: int | None
-    """maximum number of detections per image"""
+    """maximum number of detections per image or, with tiles, per tile"""
     amp: Literal["auto", "off", "bf16", "fp16"] | None
     """autocast type"""
     tile: int | None

@@ -156,7 +156,8 @@ def build_detector(
         seed: seed of the weights.
         channels: channels of an image; None: the model's. A model for RGB images takes any number.
 
-    Raises UserError for an unknown model, a mistake in a YAML, or a model that is for images of other channels.
+    Raises UserError for an unknown model, a mistake in a YAML, a model that is for images of other channels, or one
+    that does not fit in memory.
     """
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
@@ -169,13 +170,19 @@ def build_detector(
             raise UserError(f"{spec.label}: {expected}, those of the data set have {channels}; choose another model")
         spec = replace(spec, channels=channels, plain=spec.plain | {"channels": channels})
     detector = build_on_meta(spec, num_classes, names)
-    detector.load_state_dict(_storage(detector), assign=True)  # not to_empty, whose meta kernels take 0.4 s to import
+    try:
+        storage = _storage(detector)
+    except RuntimeError as error:
+        if not explain_limit(error):
+            raise
+        raise UserError(f"{spec.label}: has more weights than this machine has memory") from None
+    detector.load_state_dict(storage, assign=True)  # not to_empty, whose meta kernels take 0.4 s to import
     _initialize(detector, seed)
     return detector
 
 
 def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:
-    """Builds a detector without storage, for its shapes, in milliseconds. Raises UserError for layers that do not fit
+    """Builds a detector without storage, for its shapes, in some 50 ms. Raises UserError for layers that do not fit
     together."""
     _check_head(spec)
     check_depth(spec)

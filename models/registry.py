@@ -180,7 +180,7 @@ def build_head(
 
     ``Detect`` is one of two heads: ``[nc]`` selects the anchor-free head, ``[nc, anchors]`` the anchor head.
     """
-    if not layer.args or not (layer.args[0] == "nc" or isinstance(layer.args[0], int)):
+    if not layer.args or not (layer.args[0] == "nc" or type(layer.args[0]) is int):
         raise layer.error("args", f"{layer.module} needs nc first, got {list(layer.args)}")
     entry = find_entry(layer)
     supplied = (channels, strides, num_classes)
@@ -190,8 +190,8 @@ def build_head(
         names = list(inspect.signature(entry.module).parameters)[len(supplied) :]
         args = list(layer.args[1:])
         for i, (name, arg) in enumerate(zip(names, layer.args[1:])):
-            if name == "width" and isinstance(arg, int):
-                args[i] = _scaled_channels(arg, spec)
+            if name == "width" and type(arg) is int:
+                args[i] = _scaled_channels(arg, spec, f"{layer.location('args')}: {layer.module}: width")
         head = _construct(entry.module, supplied, args, layer)
     if not isinstance(head, DetectionHead):
         raise TypeError(f"{entry.path} is registered as a head, but is not a DetectionHead")
@@ -226,18 +226,19 @@ def _repeat(make: Callable[[int], nn.Module], repeats: int) -> nn.Module:
 
 
 def _out_channels(layer: LayerSpec, spec: ModelSpec) -> int:
-    """Returns the row's output channels, see `_scaled_channels`. Raises UserError for more than `MAX_CHANNELS`."""
+    """Returns the row's output channels, see `_scaled_channels`."""
     location = f"{layer.location('args')}: output channels of {layer.module}"
     channels = check(layer.args[0] if layer.args else None, Annotated[int, Bounds(1)], location)
-    scaled = _scaled_channels(channels, spec)
+    return _scaled_channels(channels, spec, location)
+
+
+def _scaled_channels(channels: int, spec: ModelSpec, location: str) -> int:
+    """Caps a number of channels, multiplies it by the width multiple and rounds it up to a multiple of 8. Raises
+    UserError, which begins with ``location``, for more than `MAX_CHANNELS`."""
+    scaled = math.ceil(min(channels, spec.max_channels) * spec.width / 8) * 8
     if scaled > MAX_CHANNELS:
         raise UserError(f"{location}: would be more than {MAX_CHANNELS}")
     return scaled
-
-
-def _scaled_channels(channels: int, spec: ModelSpec) -> int:
-    """Caps a number of channels, multiplies it by the width multiple and rounds it up to a multiple of 8."""
-    return math.ceil(min(channels, spec.max_channels) * spec.width / 8) * 8
 
 
 def _construct(module: type[nn.Module], supplied: tuple, args: Sequence, layer: LayerSpec) -> nn.Module:

@@ -7,6 +7,7 @@ layer index or a list of them; negative ones count back from the row.
 from __future__ import annotations
 
 import copy
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -40,7 +41,7 @@ class ModelYaml:
     head: list
     anchors: Any = None  # see `checked_anchors`
     activation: str | None = None
-    reg_max: Annotated[int, Bounds(1, 10**6)] = 16
+    reg_max: Annotated[int, Bounds(1, 256)] = 16
     end2end: bool = False
     scales: dict[str, list[Positive]] | None = None
     scale: str | None = None
@@ -111,14 +112,14 @@ def built_in_models() -> list[str]:
 
 
 def load_spec(model: str | Path | dict) -> ModelSpec:
-    """Loads a model by name (``yolov8n``, ``yolov8n.yaml``), from the path of a YAML, or from a plain
-    ``Detector.spec``.
+    """Loads a model by name (``yolov8n``, ``yolov8n.yaml``), from the path of a YAML (``~`` is the user's home), or
+    from a plain ``Detector.spec``.
 
     Raises UserError for an unknown name (with a suggestion) or a mistake in the YAML (with file, layer and field).
     """
     if isinstance(model, dict):
         return parse_spec(model, str(model.get("name", "model")))
-    path = Path(model)
+    path = Path(os.path.expanduser(model))
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if is_yaml and path.is_file():
         return _load_file(path)

@@ -12,7 +12,7 @@ from engine.commands.detect_log import FileFailures, FrameLog, reason_of
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
 from engine.inference.image_detector import ImageDetector
 from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.object_tracks import ObjectTracks, check_sequence
+from engine.inference.object_tracks import ObjectTracks
 from engine.inference.open_model import open_weights
 from engine.inference.results.window import Window
 from engine.inference.settings import DetectionSettings, ResolvedSettings, warn_of_unused_flags
@@ -34,7 +34,6 @@ def detect(config: DetectConfig) -> Path | None:
     """
     check_run_dir(config.project, config.name, config.exist_ok)
     if config.track:
-        check_sequence(config.source)
         require_installed(["trackers"], f"--track {config.track}", "leave out --track")
     configure_logging(True)
     model = open_weights(

@@ -87,7 +87,7 @@ def open_exporter(config: ExportConfig) -> Exporter:
     model = CheckpointModel(fused, info, weights, CPU)
     data = None
     if config.check or config.int8:
-        data = open_export_data(model, _open_spec(model, config, ctx), config)
+        data = open_export_data(model, _open_spec(model, config, ctx), config, options)
     return Exporter(detector=detector, model=model, options=options, data=data)
 
 

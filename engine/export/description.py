@@ -81,17 +81,15 @@ def describe_file(
 
 
 def _details(model: CheckpointModel, options: ResolvedExport, checked: CheckOutcome) -> ExportDetails:
-    info = model.info
-    training = info.get("config", {})
     return ExportDetails(
         half=options.half,
         int8=options.int8,
         used_classes=model.trained_classes,
-        keep_old=training.get("keep_old", False),
+        keep_old=model.has_kept_classes,
         single_cls=model.has_merged_classes,
-        tile=info.get("tile", 0),
-        val_images=info.get("val_images", []),
-        ap=None if model.is_unscored_branch else _best_ap(info),
+        tile=model.tile,
+        val_images=model.stored_words("val_images"),
+        ap=None if model.is_unscored_branch else _best_ap(model.info),
         checked=checked,
     )
 

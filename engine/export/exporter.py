@@ -66,6 +66,7 @@ class Exporter:
         self._reference: Reference | None = None
         if data is not None and data.checked is not None:
             self._reference = Reference(model, data.checked, options)
+        self._thresholds = self._choose_thresholds()
 
     def export(self, name: str, before_publish: Callable[[Path], None]) -> Path:
         """Writes the format ``name``. The file gets its name when it is finished and has passed its check. Just before,
@@ -118,12 +119,13 @@ class Exporter:
         outcome: CheckOutcome = "failed"
         return replace(self._metadata, details=self._metadata.details | {"checked": outcome})
 
-    @cached_property
-    def _thresholds(self) -> Thresholds:
-        """Thresholds of the check if it covers all validation images on the file's canvas, else training's."""
+    def _choose_thresholds(self) -> Thresholds:
+        """Returns the thresholds of the check if it covers all validation images, whole and on the file's canvas, else
+        training's. Those of a model trained on tiles are for the joined detections of an image's tiles."""
         options = self._options
         checks_all_images = self._data is not None and self._data.checks_all_images
-        if self._reference is not None and checks_all_images and not options.dynamic:
+        is_as_detected = not options.dynamic and not self._model.tile
+        if self._reference is not None and checks_all_images and is_as_detected:
             scores = self._reference.shown
             output = output_threshold(scores, options, votes=options.box_voting)
             if output is not None:
@@ -135,7 +137,7 @@ class Exporter:
     def _calibration_batches(self) -> Iterator[np.ndarray]:
         if self._data is None or self._data.calibration is None:
             raise ValueError("there are no calibration images")
-        return calibration_images(self._data.calibration, self._options)
+        return calibration_images(self._data.calibration, self._data.calibration_count, self._options)
 
 
 def file_path(weights: Path, options: ResolvedExport, name: str) -> Path:

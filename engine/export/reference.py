@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.index.index import DatasetIndex
+from data.samples.readers import SampleReader
 from engine.evaluation.evaluator import Evaluator, Postprocess
 from engine.evaluation.metrics import nanmean, score_detections
 from engine.evaluation.result import EvalResult
@@ -22,6 +23,7 @@ from models.postprocess.selection import SCORED, SELECTIONS, ValidationSettings
 from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.labels import GroundTruth
 from utils.strings import counted
 
 BATCH = 8
@@ -30,23 +32,26 @@ BATCH = 8
 class Reference:
     """The checkpoint's detections in the images of a check, computed once for all formats.
 
+    Tiles are compared one by one, as if they were images: joining the detections of an image's tiles could turn a
+    rounding error into another box.
+
     Attributes:
         shown: scores with the thresholds on the canvases of the file.
         table: detections that exported models are compared with.
         result: scores of ``table``.
     """
 
-    def __init__(self, model: InferenceModel, index: DatasetIndex, options: ResolvedExport) -> None:
+    def __init__(self, model: InferenceModel, reader: SampleReader, options: ResolvedExport) -> None:
         """Runs the checkpoint. Raises UserError if it detects nothing, so that there is nothing to compare.
 
         Args:
             model: the checkpoint.
-            index: the images of the check.
+            reader: reads the images of the check, or tiles of them.
             options: result of `resolve_options`.
         """
-        self._index = index
-        self._letterboxed = partial(letterboxed, index, options, model.stride, BATCH)  # anew for each model
-        self._truth = index.ground_truth()
+        self._reader = reader
+        self._letterboxed = partial(letterboxed, reader, options, model.stride, BATCH)  # anew for each model
+        self._truth = _ground_truth_of(reader)
         settings = ValidationSettings(iou_thres=options.nms_iou, box_voting=options.box_voting)
 
         def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
@@ -56,7 +61,7 @@ class Reference:
         self.result = score_detections(self._truth, self.table, model.num_classes)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
-                f"{model.path}: detects nothing in {counted(len(index), 'validation image')} (no score is above "
+                f"{model.path}: detects nothing in {counted(len(reader.index), 'validation image')} (no score is above "
                 f"{MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with --data, "
                 "or use --no-check"
             )
@@ -77,8 +82,9 @@ class Reference:
 
         result, table = self._score(exported, postprocess)
         differences = match_tables(self.table, table, allowed.min_iou)
+        samples = self._reader.sample_index
         return Parity(
-            images=len(self._index),
+            images=len(self._reader.index),
             matched=len(differences.image),
             missing=len(differences.missing),
             box=float(differences.box.max(initial=0)),
@@ -90,7 +96,7 @@ class Reference:
             f1=f1_at(result, threshold),
             f1_checkpoint=f1_at(self.result, threshold),
             threshold=threshold,
-            worst_image=self._index.path(_worst_image(differences, len(self._index))),
+            worst_image=samples.path(_worst_image(differences, len(samples))),
         )
 
     def _score(self, model: InferenceModel, postprocess: Postprocess) -> tuple[EvalResult, DetectionTable]:
@@ -105,6 +111,16 @@ class Reference:
         if evaluation is None:
             raise RuntimeError("a single process has no scores")
         return evaluation.result, evaluation.scored
+
+
+def _ground_truth_of(reader: SampleReader) -> GroundTruth:
+    """Returns the labels of images or tiles, in pixels of the images, as `Evaluator` converts detections."""
+    truth = reader.sample_index.ground_truth()
+    if reader.tiles is None:
+        return truth
+    boxes = truth.boxes_xywh_px.copy()
+    boxes[:, :2] += np.repeat(reader.tiles.windows[:, :2], np.diff(truth.offsets), axis=0)
+    return replace(truth, boxes_xywh_px=boxes)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -22,7 +22,7 @@ def load_format(name: str) -> ModelFormat:
 def format_of(path: str | Path) -> str | None:
     """Returns the format of an exported file or folder, by its name, or for a folder by the files in it; None for other
     paths, such as checkpoints."""
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     is_folder = os.path.isdir(path)  # also False for a name that is too long for the system
     for name, entry in EXPORT_FORMATS.items():
         if is_folder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from utils.pixels import PixelFormat
 from utils.process.limits import explain_limit
 from utils.strings import counted
 
+DEFAULT_SIDE_PX = 640  # of the canvas of files that state no size
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
@@ -79,9 +80,13 @@ class ExportedModel(InferenceModel):
             expected = f"not {metadata.channels}, as its metadata says" if metadata.is_ours else "not RGB"
             raise UserError(f"{path}: takes images of {counted(channels, 'channel')}, {expected}")
         self.pixels = PixelFormat(metadata.channels, metadata.bits)
-        self.input_hw = None if height is None or width is None else (height, width)
         self.stride = metadata.stride
-        shape = self.input_hw or metadata.imgsz_hw or (640, 640)
+        fixed_side = height or width
+        default_side = fixed_side or DEFAULT_SIDE_PX
+        stated = metadata.imgsz_hw or (default_side, default_side)
+        stated_height, stated_width = (-(-side // self.stride) * self.stride for side in stated)  # as YOLOv5 rounds
+        shape = (height or stated_height, width or stated_width)
+        self.input_hw = shape if fixed_side else None  # if one side is fixed, the other stays as stated
         self.imgsz = max(shape)
         check_input_size(path, (self.batch or 1, metadata.channels, *shape))
         self._layout = OutputLayout.of(self._probe(shape), metadata, path)
@@ -101,17 +106,16 @@ class ExportedModel(InferenceModel):
 
     def _probe(self, shape: tuple[int, int]) -> tuple[int, ...]:
         """Returns the shape of the output for a batch of gray images."""
-        stride = self.stride
-        height, width = shape if self.input_hw else (-(-side // stride) * stride for side in shape)
+        height, width = shape
         try:
             images = torch.full((self.batch or 1, self.pixels.channels, height, width), 0.5, device=self.device)
             with torch.inference_mode():
                 return tuple(self._run_batch(images).shape)
-        except UserError:
-            raise
-        except Exception as error:  # each runtime raises types of its own
-            reason = explain_limit(error) or " ".join(str(error).split())[:300]
-            raise UserError(f"{self.path}: cannot process an image of {height}x{width} pixels ({reason})") from None
+        except Exception as error:
+            reason = explain_limit(error)
+            if reason is None:
+                raise
+            raise self._cannot_process((height, width), reason) from None
 
     def forward(self, images: Tensor) -> list[Tensor]:
         height, width = images.shape[2:]
@@ -129,10 +133,24 @@ class ExportedModel(InferenceModel):
         return [torch.cat(outputs)[: len(images)]]
 
     def _run_batch(self, images: Tensor) -> Tensor:
-        output = self._run(images)
+        """Runs the file on as many images as it takes. Raises UserError for errors of its runtime, except for limits of
+        the machine."""
+        try:
+            output = self._run(images)
+        except UserError:
+            raise
+        except Exception as error:  # each runtime raises types of its own
+            if explain_limit(error) is not None:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise self._cannot_process(images.shape[2:], reason) from error
         if output.ndim == 3 and len(output) != len(images):
             raise UserError(f"{self.path}: returns results of {len(output)} for a batch of {len(images)} images")
         return output
+
+    def _cannot_process(self, hw: Sequence[int], reason: str) -> UserError:
+        height, width = hw
+        return UserError(f"{self.path}: cannot process an image of {height}x{width} pixels ({reason})")
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         with errors_of(self.path):

@@ -140,6 +140,8 @@ def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
 class CheckpointModel(InferenceModel):
     """A detector of a checkpoint, fused, on its device in NHWC memory format."""
 
+    scored_confidence: float | None  # as `confidence`, for the boxes whose AP is computed; None: unknown
+
     def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
         """``detector``: fused, see `Detector.fuse`."""
         super().__init__()
@@ -165,7 +167,7 @@ class CheckpointModel(InferenceModel):
         progress = {} if self.is_unscored_branch else info.get("progress", {})
         self.confidence = _confidence_of(progress, "confidence")
         self.plain_confidence = _confidence_of(progress, "plain_confidence")
-        self.scored_confidence = _confidence_of(progress, "scored_confidence")  # under the NMS of validation
+        self.scored_confidence = _confidence_of(progress, "scored_confidence")
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -6,13 +6,11 @@ The package trackers (Roboflow, Apache-2.0) associates the detections of a frame
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.inference.sources.frames import Frame
-from engine.inference.sources.source_files import VIDEO_SUFFIXES, source_files
 from utils.config.settings import OBJECT_TRACKERS
 from utils.detections import DetectionTable
 from utils.errors import UserError
@@ -124,10 +122,3 @@ def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
         case "sort":
             return trackers.SORTTracker(frame_rate=frame_rate, track_activation_threshold=threshold)
     raise ValueError(f"unknown tracker {name!r}")
-
-
-def check_sequence(source: str) -> None:
-    """Raises UserError for a source that is a single image, in which nothing can be tracked."""
-    files = source_files(source)
-    if len(files) == 1 and Path(files[0]).suffix.lower() not in VIDEO_SUFFIXES:
-        raise UserError(f"{source}: is one image; objects are tracked in videos, streams and folders of images")

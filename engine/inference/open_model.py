@@ -28,14 +28,15 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
     """Opens a model for inference on ``device``.
 
     Args:
-        path: a checkpoint (.pt, .pth, .safetensors), or a file or folder of one of `EXPORT_FORMATS`.
+        path: a checkpoint (.pt, .pth, .safetensors), or a file or folder of one of `EXPORT_FORMATS`. ``~`` is the
+            user's home.
         nms: use the one-to-many branch of an NMS-free head, whose detections need NMS. Exported files have one branch.
         trust: open files of formats whose files may run code.
 
     Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, and ``nms`` for
     an exported file that needs none.
     """
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     if is_exported(path):
         return open_exported(path, device=device, nms=nms, trust=trust)
     if path.is_dir():

@@ -12,7 +12,7 @@ import torch
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
 from engine.inference.image_detector import ImageDetector
 from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
+from engine.inference.object_tracks import ObjectTracks, TrackerSource
 from engine.inference.open_model import open_weights
 from engine.inference.results.result_boxes import boxes_of
 from engine.inference.results.results import ResultList, Results
@@ -188,8 +188,6 @@ class Predictor:
         """Opens a source by its name, or an iterable of images. ``tracks``: see `DetectionStream`."""
         if isinstance(source, str | os.PathLike | int):
             name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
-            if tracks is not None:
-                check_sequence(name)
             return open_detection_stream(name, self.image_detector, settings, vid_stride=vid_stride, tracks=tracks)
         check_many(source, "stream" if tracks is None else "track")
         if vid_stride != 1:
@@ -205,7 +203,7 @@ def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
         return tiles
     plain = plain_value("tiles", tiles)
     if plain is True:
-        return Tiles(model.tile, full_image=False, scaled=True) if model.tile else None
+        return Tiles.as_trained(model.tile) if model.tile else None
     size = 0 if plain is False else checked_value("tiles", plain, Count)
     return Tiles(size) if size else None
 

@@ -13,6 +13,7 @@ from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, det
 from utils.config.checks import check_image_size, class_numbers
 from utils.config.other_programs.table import python_hint
 from utils.config.plain_values import checked_value, plain_value
+from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.schema import Bounds, Count, Fraction, hints_of, suggestion
@@ -27,8 +28,9 @@ class DetectionSettings:
     # Confidence threshold. None: the one with the best F1 in the validation of the checkpoint's epoch, with box voting
     # or without, if the checkpoint stores it, else 0.25.
     conf: Fraction | None = None
-    iou: Fraction | None = None  # IoU threshold of NMS; None: 0.45, no NMS for NMS-free models
-    max_det: Annotated[int, Bounds(1)] = 300  # per image
+    # IoU threshold of NMS. None: 0.45; for NMS-free models no NMS, unless ``agnostic``.
+    iou: Fraction | None = None
+    max_det: Annotated[int, Bounds(1, MAX_CANDIDATES)] = MAX_DETECTIONS  # per image or, with tiles, per tile
     classes: Sequence[int | str] | None = None  # return only these, by number or name; empty or None: all
     agnostic: bool = False  # boxes also suppress boxes of other classes
     box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score
@@ -72,7 +74,7 @@ class DetectionSettings:
             max_det=self.max_det,
             classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model"),
             agnostic=self.agnostic,
-            box_voting=self.box_voting,
+            box_voting=self.box_voting and not model.has_builtin_voting,  # boxes vote once
         )
 
 
@@ -140,5 +142,7 @@ def resolve_imgsz(imgsz: int, model: InferenceModel) -> int:
         return imgsz or model.imgsz
     if imgsz not in (0, max(model.input_hw)):
         height, width = model.input_hw
-        raise UserError(f"--imgsz {imgsz}: {model.path} takes {height}x{width} pixels (height x width) only")
+        raise UserError(
+            f"--imgsz {imgsz}: {model.path} takes {height}x{width} pixels (height x width) only; leave --imgsz out"
+        )
     return max(model.input_hw)

@@ -47,8 +47,8 @@ def resolve_path(name: str, value: str) -> str:
     weights and data sets are returned unchanged, as is any value that is not a path, such as a URL."""
     if name == "data":
         return _resolve_data(value)
-    if name in ("weights", "teacher"):
-        value = os.path.expanduser(value)  # as `fetch_weights` does
+    if name in ("model", "weights", "teacher"):
+        value = os.path.expanduser(value)  # as `load_spec` and `fetch_weights` do
     is_name = name == "model" and not Path(value).suffix  # even if a file or folder has this name
     if not value or is_name or is_http(value):
         return value

@@ -61,7 +61,7 @@ class SimOtaAssignment(NamedTuple):
     overlap: Tensor  # float32 (B, K, T): IoU of the cell's box and the target
 
 
-class Candidates(NamedTuple):
+class CandidateMasks(NamedTuple):
     """Cells that each target may get."""
 
     mask: Tensor  # bool (B, K, N): inside the target or near its center
@@ -94,11 +94,11 @@ def cells_near_center(cells: Cells, boxes: Tensor) -> Tensor:
     return is_near_x.logical_and_(is_near_y)
 
 
-def find_candidates(objects: TargetSlots, cells: Cells) -> Candidates:
+def find_candidates(objects: TargetSlots, cells: Cells) -> CandidateMasks:
     """Step 1: finds the cells inside each target or near its center."""
     inside = cells_inside(cells.centers, objects.boxes, cells.finest_stride)
     near = cells_near_center(cells, objects.boxes)
-    return Candidates((inside | near).logical_and_(objects.mask[..., None]), inside & near)
+    return CandidateMasks((inside | near).logical_and_(objects.mask[..., None]), inside & near)
 
 
 def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tensor:
@@ -115,7 +115,9 @@ def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tens
     return target_term.sub_(log_negative.sum(-1)[:, None]).clamp_(min=0)
 
 
-def matching_cost(predictions: Predictions, objects: TargetSlots, candidates: Candidates, overlap: Tensor) -> Tensor:
+def matching_cost(
+    predictions: Predictions, objects: TargetSlots, candidates: CandidateMasks, overlap: Tensor
+) -> Tensor:
     """Step 2: computes the cost of each cell for each target, (B, K, N), inf where it is not a candidate.
 
     A low score and a low IoU, ``overlap`` (B, K, N), raise the cost; cells both inside and near the center come first.

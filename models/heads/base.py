@@ -128,7 +128,8 @@ class DetectionHead(nn.Module):
         label_smoothing: float = 0.0,
         class_weights: Tensor | None = None,
     ) -> Criterion:
-        """Creates the loss of the head. Call it when the anchors are final, since a loss may copy them."""
+        """Creates the loss of the head, which shares the head's anchors: the head must be on its device already, and
+        anchors that are loaded later also change the loss."""
         from models.losses.base import DualAssignmentLoss, LossSettings  # inference needs no losses
 
         settings = LossSettings(

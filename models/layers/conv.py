@@ -107,17 +107,20 @@ class RepConv(nn.Module):
 
 
 class Upsample(nn.Upsample):
-    """Resizes to ``size`` pixels or by the factor ``scale``; exactly one of the two must be given.
+    """Resizes by the factor ``scale``. ``size``, as in `torch.nn.Upsample`, must be None: a fixed number of cells fits
+    images of one size only.
 
     Modes: nearest, nearest-exact, bilinear, bicubic.
     """
 
     def __init__(self, size: int | None = None, scale: float | None = None, mode: str = "nearest") -> None:
-        if (size is None) == (scale is None):
-            raise ValueError("needs either size or scale; write None for the other")
+        if size is not None:
+            raise ValueError(f"takes no size, which fits images of one size only; write [None, 2], not [{size}, None]")
+        if scale is None:
+            raise ValueError("needs a scale; write [None, 2]")
         if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
             raise ValueError(f"has no mode '{mode}'; known: nearest, nearest-exact, bilinear, bicubic")
-        super().__init__(size=size, scale_factor=scale, mode=mode)
+        super().__init__(scale_factor=scale, mode=mode)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.mode == "nearest" and self.scale_factor == 2 and x.device.type == "cpu" and x.requires_grad:

@@ -98,8 +98,7 @@ class AnchorLoss(BranchLoss):
     names = ("box", "obj", "cls")
 
     def __init__(self, settings: LossSettings, anchors: Tensor) -> None:
-        """``anchors``: the head's buffer (L, A, 2), cells. Memory is shared, so a checkpoint that is loaded later also
-        changes the loss."""
+        """``anchors``: the head's buffer float32 (L, A, 2), cells, whose memory is shared."""
         super().__init__()
         hyp = settings.hyp
         self.settings = settings

@@ -3,7 +3,8 @@
 A loss returns sums over a shard of the batch and one normalizer (`LossOutput`). No loss waits for the device or has a
 shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
 
-The forward pass scatters only maxima, whose result does not depend on the order. The backward pass adds by index: in
+The forward pass scatters only maxima, minima and integer counts, whose result does not depend on the order. The
+backward pass adds by index: in
 the anchor-free loss only one term of each sum is nonzero; in the anchor loss there may be several (two targets in one
 cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
 

@@ -48,7 +48,7 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
 
     Args:
         boxes_xyxy: (B, N, 4) canvas pixels.
-        scores: (B, N, C); NaN is below any threshold.
+        scores: (B, N, C). A NaN is below any threshold; without ``multi_label``, its box is left out.
 
     Raises UserError for classes that the model does not have.
     """
@@ -107,7 +107,7 @@ def _decode(decoder: BoxDecoder, raw: list[Tensor], settings: ValidationSettings
     boxes, scores = decoder.decode(raw)
     if settings.single_cls:
         if settings.classes is not None:
-            scores = scores[..., settings.classes]
+            scores = scores[..., list(settings.classes)]
         scores = scores.amax(-1, keepdim=True)
     return boxes, scores
 
@@ -117,14 +117,15 @@ def _renumber_classes(detections: Detections, classes: Sequence[int] | None) -> 
     if classes is None:
         return detections
     position = detections.classes.new_zeros(max(classes, default=0) + 1)
-    position[classes] = torch.arange(len(classes), device=position.device)
+    position[list(classes)] = torch.arange(len(classes), device=position.device)
     return detections._replace(classes=position[detections.classes])
 
 
 def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
     """Returns positions (B, count) of the highest scores (B, M); ties are broken by the lowest ``numbers`` (B, M).
 
-    A positive float32 sorts like its bits read as an integer, so one int64 key holds both.
+    A float32 from 0 on sorts like its bits read as an integer, so one int64 key holds both. The bits of -1, the score
+    of excluded pairs, are a negative integer, which ranks below all others.
     """
     keys = (scores.view(torch.int32).long() << 32) - numbers
     return keys.topk(count, dim=1).indices

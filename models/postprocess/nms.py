@@ -28,14 +28,14 @@ from torch import Tensor
 class TableSizes(NamedTuple):
     """Sizes that change speed and memory only."""
 
-    groups: tuple[int, ...]  # groups up to one of these sizes share no table with larger ones; a single box is kept
+    length_classes: tuple[int, ...]  # groups up to one of these share no table with longer ones; a lone box is kept
     block: int  # columns compared together
-    cells: int  # comparisons made together, or twice as many with several blocks; each takes three float32
+    max_comparisons: int  # at once, or twice as many with several blocks; each takes three float32
     rounds: int  # rounds of suppression between checks for a change, for which the host waits
 
 
-ON_CPU = TableSizes(groups=(1, 8, 32, 128), block=256, cells=1 << 20, rounds=1)
-ON_GPU = TableSizes(groups=(1,), block=512, cells=1 << 25, rounds=4)
+ON_CPU = TableSizes(length_classes=(1, 8, 32, 128), block=256, max_comparisons=1 << 20, rounds=1)
+ON_GPU = TableSizes(length_classes=(1,), block=512, max_comparisons=1 << 25, rounds=4)
 
 
 def sizes_for(device: torch.device) -> TableSizes:
@@ -88,14 +88,14 @@ def _row_ranges(lengths: list[int], max_det: int, sizes: TableSizes) -> Iterator
     """Divides groups of descending ``lengths`` into tables. Yields the first group of each table and the first group
     after it.
 
-    A table ends at the memory limit, or where groups are so much smaller that one of ``sizes.groups`` lies between: in
-    the example of `_tables`, 40 and 33 boxes are more than 32, and 9 boxes are not.
+    A table ends at the memory limit, or where groups are so much smaller that one of ``sizes.length_classes`` lies
+    between: in the example of `_tables`, 40 and 33 boxes are more than 32, and 9 boxes are not.
     """
     first = 0
-    end_of_groups = _count_larger(lengths, sizes.groups[0])
+    end_of_groups = _count_larger(lengths, sizes.length_classes[0])
     while first < end_of_groups:
         longest = lengths[first]
-        size_below = max(size for size in sizes.groups if size < longest)
+        size_below = max(size for size in sizes.length_classes if size < longest)
         end_of_similar = _count_larger(lengths, size_below)
         end_of_memory = first + _rows_in_table(longest, max_det, sizes)
         end = min(end_of_similar, end_of_memory)
@@ -109,7 +109,7 @@ def _rows_in_table(columns: int, max_det: int, sizes: TableSizes) -> int:
     compared = block  # boxes compared with each column of a block: those of the block,
     if columns > block:  # or those kept before, on average half of all that are kept
         compared = max(block, min(max_det, columns) // 2)
-    return max(sizes.cells // (block * compared), 1)
+    return max(sizes.max_comparisons // (block * compared), 1)
 
 
 def _count_larger(descending: list[int], size: int) -> int:

@@ -1,7 +1,7 @@
 """Settings with which detections are selected from decoded boxes and scores.
 
 A validation selects detections from the same boxes in three ways (`ValidationSettings.selections`). Each has a
-confidence threshold with the best F1; a checkpoint stores them, and an `InferenceModel` and an `EvalResult` have them:
+confidence threshold with the best F1; a checkpoint stores them, and a `CheckpointModel` and an `EvalResult` have them:
 
     SCORED          what AP needs: nearly all boxes, every class of a box      scored_confidence
     SHOWN           what detect.py shows: one class of a box, NMS at 0.45      confidence (`EvalResult.threshold`)
@@ -33,7 +33,8 @@ class PostprocessSettings:
 
     conf_thres: float  # only detections with a higher score (after box voting) are returned
     iou_thres: float | None  # NMS suppresses a box if its IoU with a better one of its class is higher; None: no NMS
-    max_det: int = MAX_DETECTIONS  # maximum number of detections per image, counted after filtering by ``classes``
+    # Maximum number of detections per image, or per view of an image in tiles, counted after filtering by ``classes``.
+    max_det: int = MAX_DETECTIONS
     agnostic: bool = False  # boxes also suppress boxes of other classes
     multi_label: bool = True  # every class above the threshold makes a detection of a box; False: only its best class
     # Classes to return; None: all. They are filtered after NMS over all classes, which therefore does not depend on

@@ -42,8 +42,9 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     Args:
         detections: N detections in canvas pixels, sorted by view; ``image_index`` is the view.
         windows: float (T, 4), xyxy, which together cover the canvas.
-        settings: settings with which the views' detections were selected. Without ``iou_thres``, `CROSS_VIEW_IOU` is
-            the NMS threshold for the joined boxes.
+        settings: settings with which the views' detections were selected, so ``max_det`` limits those of a view. At
+            most T times as many are returned, and never more than `MAX_CANDIDATES`. Without ``iou_thres``,
+            `CROSS_VIEW_IOU` is the NMS threshold for the joined boxes.
 
     The ``image_index`` of the result has no meaning.
     """
@@ -61,7 +62,8 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     is_part = np.zeros(len(view), bool)
     is_part[[part for part, whole in parts if first_box[part] != first_box[whole]]] = True
     merged = _merge_clusters(clipped, is_cut, is_part, first_box)
-    return _suppress_joined(merged, settings)
+    max_det = min(settings.max_det * len(windows), MAX_CANDIDATES)
+    return _suppress_joined(merged, replace(settings, max_det=max_det))
 
 
 def _cut_sides(detections: DetectionTable, windows: np.ndarray) -> np.ndarray:
@@ -112,7 +114,7 @@ class TileStitcher:
     Attributes:
         image: int64 (N,), the image of each of N tiles, ascending.
         windows: float32 (N, 4), xyxy pixels of the tile's image.
-        settings: see `stitch_views`; ``max_det`` is the largest number of detections of an image, per tile.
+        settings: see `stitch_views`.
     """
 
     image: np.ndarray
@@ -138,8 +140,7 @@ class TileStitcher:
             first, end = np.searchsorted(self.image, [image, image + 1]).tolist()
             views = by_tile.take(slice(*np.searchsorted(by_tile.image_index, [first, end])))
             views = replace(views, image_index=views.image_index - first)
-            max_det = min(self.settings.max_det * (end - first), MAX_CANDIDATES)
-            joined = stitch_views(views, self.windows[first:end], replace(self.settings, max_det=max_det))
+            joined = stitch_views(views, self.windows[first:end], self.settings)
             tables.append(replace(joined, image_index=np.full_like(joined.image_index, image)))
         return DetectionTable.concatenate(tables), images
 

@@ -28,6 +28,11 @@ class Tiles:
             object.__setattr__(self, name, checked_value(f"Tiles: {name}", getattr(self, name), hint))
 
     @classmethod
+    def as_trained(cls, size: int, overlap: float = TILE_OVERLAP) -> Tiles:
+        """Returns the tiles of a model that was trained on tiles of this size."""
+        return cls(size, overlap, full_image=False, scaled=True)
+
+    @classmethod
     def from_config(cls, config: DetectConfig | ValConfig, trained_size: int) -> Tiles | None:
         """Returns the tiles that the flags choose; without ``--tile``, the tiles on which the model was trained.
 
@@ -38,7 +43,7 @@ class Tiles:
         if config.tile:
             return cls(config.tile, overlap, config.tile_full_image)
         if config.tile is None and trained_size and config.tile_full_image:
-            return cls(trained_size, overlap, full_image=False, scaled=True)
+            return cls.as_trained(trained_size, overlap)
         if config.overlap is not None or not config.tile_full_image:
             flag = "--no-tile-full-image" if config.overlap is None else "--overlap"
             raise UserError(f"{flag}: has no effect without --tile; add --tile, or leave {flag} out")
@@ -52,8 +57,11 @@ class Tiles:
         if input_hw is None:
             return
         height, width = input_hw
-        size = height if self.scaled else self.size
-        if (height, width) != (size, size):
+        takes_only = f"the exported model takes only {height}x{width} pixels (height x width)"
+        if self.scaled and height != width:
             raise UserError(
-                f"--tile {self.size}: the exported model takes only {height}x{width} pixels (height x width)"
+                f"{takes_only}, but it was trained on square tiles; detect in whole images with --tile 0 (in Python: "
+                "tiles=False)"
             )
+        if not self.scaled and (height, width) != (self.size, self.size):
+            raise UserError(f"--tile {self.size}: {takes_only}")

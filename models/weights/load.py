@@ -17,6 +17,7 @@ head.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -127,7 +128,7 @@ def _mismatch(path: Path, name: str, *, in_model: str, in_file: str) -> UserErro
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
     """Returns the number of classes with which a model has exactly these shapes; 0 if there is none.
 
-    Building a model takes some 50 ms. The numbers of the layers and the shapes of the first one, which are quick to
+    `build_on_meta` takes some 50 ms. The numbers of the layers and the shapes of the first one, which are quick to
     compare, rule out nearly all others.
     """
     if not (_has_layers_of(spec, shapes) and _has_first_layer_of(spec, shapes)):
@@ -175,13 +176,18 @@ def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
 def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
     """Loads a detector, in eval mode and float32 on the CPU, and the content of its checkpoint.
 
-    The content of a foreign file is reduced to ``format`` ("foreign"), ``names`` and ``imgsz``. Raises UserError for a
-    file that is missing, damaged, not a checkpoint, or of an unknown model.
+    The content of a foreign file is reduced to ``format`` ("foreign"), ``names`` and ``imgsz``, which is rounded up to
+    whole strides, as in YOLOv5.
+
+    Raises UserError for a file that is missing, damaged, not a checkpoint, or of an unknown model.
     """
     stored = read_weights(path)
     with torch.device("cpu"):  # the caller may have set another default
         detector = detector_of(stored)
-    return detector, stored.content | {"names": list(detector.names)}
+    content = stored.content | {"names": list(detector.names)}
+    if not stored.is_ours:
+        content["imgsz"] = math.ceil(content["imgsz"] / detector.stride) * detector.stride
+    return detector, content
 
 
 def detector_of(stored: StoredWeights) -> Detector:
@@ -194,7 +200,8 @@ def detector_of(stored: StoredWeights) -> Detector:
         recognized, num_classes = recognize(stored)
         spec = recognized.plain
         names = names_for(num_classes, stored.names, stored.path) or tuple(map(str, range(num_classes)))
-    detector = build_detector(spec, len(names), names=names)
+    with errors_of(stored.path):
+        detector = build_detector(spec, len(names), names=names)
     if stored.strides is not None and stored.strides != detector.strides:
         raise _mismatch(stored.path, "strides", in_model=str(list(detector.strides)), in_file=str(list(stored.strides)))
     # Not strict: batch counters may be missing, and are not used.

@@ -32,6 +32,7 @@ class TransferReport:
     skipped: dict[str, str]  # the model's other tensors, with the reason
     unused: tuple[str, ...]  # tensors of the file that the model does not have
     classes: tuple[str, ...]  # names of the classes whose rows were copied
+    grown: bool  # whether the first rows of larger tensors were copied, whatever their classes are called
     adapted_channels: int | None = None  # channels of the images that the kernels of RGB images were adapted to, if any
 
     def lines(self) -> list[str]:
@@ -39,7 +40,7 @@ class TransferReport:
         total = len(self.taken) + len(self.new_rows) + len(self.skipped)
         summary = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
         if self.new_rows:
-            rows = "no class in common"
+            rows = "their first rows" if self.grown else "no class in common"
             if self.classes:
                 rows = f"rows of {counted(len(self.classes), 'common class')}: {listed(self.classes)}"
             summary += f", {len(self.new_rows)} loaded partly ({rows})"
@@ -111,12 +112,14 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     transfer = _Transfer(targets, tensors | adapted_kernels, shared.rows, grow=grow)
     uncopied_rows: dict[str, tuple[int, ...] | None] = {}  # by copied tensor; None: copied whole
     skipped: dict[str, str] = {}
+    grown = False
     for name, target in targets.items():
         decision = transfer.decide(name)
         if isinstance(decision, _Skip):
             skipped[name] = decision.reason
         else:
             uncopied_rows[name] = decision.copy(target)
+            grown |= isinstance(decision, _CopyFirstPart)
     if all(name.endswith(COUNTERS) for name in uncopied_rows):
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     copies_classes = any(f"{layer}.weight" not in skipped for layer in shared.rows)
@@ -127,6 +130,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         skipped=skipped,
         unused=tuple(name for name in stored.tensors if name not in targets),
         classes=shared.names if copies_classes else (),
+        grown=grown,
         adapted_channels=model.channels if adapted_kernels else None,
     )
 

@@ -49,6 +49,12 @@ def test_recall_equals_the_fraction_that_the_assigner_matches():
     assert f"{float(matched.float().mean()):.1%} of boxes can be matched" in line
 
 
+def test_fitted_anchors_have_at_least_two_pixels():
+    """Boxes of two pixels pull anchors below them."""
+    boxes = np.concatenate([np.full((50, 2), 2.0), np.full((50, 2), 40.0)])
+    assert fit_anchors(boxes, 3, anchor_t=4.0, seed=0).min() >= 2
+
+
 def test_good_anchors_are_kept():
     head = anchor_head()
     before = head.anchors.clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,12 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
         build_detector(tmp_path / "bad.yaml", 2)
 
 
+def test_a_yaml_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text(TINY)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build_detector("~/mine.yaml", 2).stride == 8
+
+
 MISTAKES = {
     "Conv, [8, 3, 2]": {
         "Cnov, [8, 3, 2]": ": backbone layer 0 (module): unknown module 'Cnov' (did you mean 'Conv'?); known: Conv, ..."
@@ -168,14 +175,16 @@ MISTAKES = {
         "8 channels, 1/2 size, layer 1: 16 channels, 1/4 size",
         "[-1, 1, nn.Upsample, [None, 2, wavy]]": ": backbone layer 2 (args): nn.Upsample has no mode "
         "'wavy'; known: nearest, nearest-exact, bilinear, bicubic",
-        "[-1, 1, nn.Upsample, []]": ": backbone layer 2 (args): nn.Upsample needs either size or scale; "
-        "write None for the other",
+        "[-1, 1, nn.Upsample, []]": ": backbone layer 2 (args): nn.Upsample needs a scale; write [None, 2]",
+        "[-1, 1, nn.Upsample, [128]]": ": backbone layer 2 (args): nn.Upsample takes no size, which fits images of "
+        "one size only; write [None, 2], not [128, None]",
         "[-1, 1, Conv, [16, 9999999999999999999, 2]]": ": the number does not fit in 64 bits",
     },
     "  - [[2, 3], 1, Detect, [nc]]\n": {"": ": head: the last layer must be a detection head, such as Detect"},
     "[[2, 3], 1, Detect": {"[[2, 3], 2, Detect": ": head layer 4 (repeats): Detect cannot be repeated, got 2"},
     "[nc]": {
         "[]": ": head layer 4 (args): Detect needs nc first, got []",
+        "[true]": ": head layer 4 (args): Detect needs nc first, got [True]",
         "[nc, anchors]": ": head layer 4 (args): Detect needs anchors, but there is no top-level 'anchors'",
         "[nc, [[8, 4]]]": ": head layer 4 (args): 2 levels need 2 rows of anchors, got 1",
         "[nc, 'x']": ": head layer 4 (args): anchors: must be a whole number, got 'x'",
@@ -191,6 +200,7 @@ MISTAKES = {
         "required argument: 'width'",
         "YOLOXDetect, [nc, wide]": ": head layer 4 (args): YOLOXDetect: width: must be a whole number, got 'wide'",
         "YOLOXDetect, [nc, 0]": ": head layer 4 (args): YOLOXDetect: width: must be positive, got 0",
+        "YOLOXDetect, [nc, 99999999999]": ": head layer 4 (args): YOLOXDetect: width: would be more than 65536",
         "YOLOXDetect, [nc, 16, 3]": ": head layer 4 (args): YOLOXDetect: separable: must be true or false, got 3",
     },
     "head:": {"head: {}\nnc:": ": head: must be a list, got {}"},
@@ -206,6 +216,7 @@ MISTAKES = {
         "known: SiLU, ReLU, ReLU6, LeakyReLU, Hardswish, Mish, "
         "GELU, ELU, Identity",
         "ch: 0\nbackbone:": ": channels: must be at least 1, got 0",
+        "reg_max: 257\nbackbone:": ": reg_max: must be at most 256, got 257",
         "end2end: 'yes'\nbackbone:": ": end2end: must be true or false, got 'yes'",
         "end2endd: true\nbackbone:": ": unknown key 'end2endd' (did you mean 'end2end'?)",
     },
@@ -225,3 +236,16 @@ def test_layers_without_parameters_are_nothing_to_train() -> None:
     config = TrainConfig(model="yolov8n", freeze=[layer for layer in range(23) if layer != 10])  # 10: Upsample
     with refused("--freeze 0 1 2 3 4 5 6 7 8 9 11 12 13 14 15 16 17 18 19 20 21 22: leaves no layer to train"):
         build_starting_model(DistributedContext.single(), config, ["a"], 3)
+
+
+def test_a_head_that_does_not_fit_in_memory_is_one_line(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.empty
+
+    def empty(*size, **more) -> torch.Tensor:
+        if isinstance(size[0], torch.Size) and math.prod(size[0]) > 1_000_000:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9437184 bytes.")
+        return original(*size, **more)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with refused("mymodel.yaml: has more weights than this machine has memory"):
+        tiny("Detect, [nc]", "YOLOXDetect, [nc, 512]")

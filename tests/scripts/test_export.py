@@ -150,7 +150,7 @@ def test_all_formats_are_checked_and_scored(
     assert len(results) == 5
     assert len({f"{result['ap']:.4f}" for result in results}) == 1
     args = ["--weights", weights.with_name("best.onnx"), "--data", data, *VAL]
-    fixed = "best.onnx takes 64x64 pixels (height x width) only"
+    fixed = "best.onnx takes 64x64 pixels (height x width) only; leave --imgsz out"
     assert fixed in error_of(capsys, val.main, *args, "--imgsz", "96")
     assert "--tta" in error_of(capsys, val.main, *args, "--tta")
 

@@ -215,7 +215,11 @@ class _DetectionsConfig(_RunConfig):
     trust: bool = setting(False, help=TRUST_HELP)
     box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
-    max_det: int = setting(MAX_DETECTIONS, Bounds(1, MAX_CANDIDATES), help="maximum number of detections per image")
+    max_det: int = setting(
+        MAX_DETECTIONS,
+        Bounds(1, MAX_CANDIDATES),
+        help="maximum number of detections per image or, with tiles, per tile",
+    )
     amp: str = setting("off", Bounds(choices=_AMP), help="autocast type")
     tile: int | None = setting(
         None,
@@ -454,7 +458,10 @@ class DetectConfig(_DetectionsConfig):
         None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one with the best F1, or 0.25"
     )
     iou_thres: float | None = setting(
-        None, Bounds(0, 1), aliases=("--iou",), help="NMS IoU threshold; default: 0.45, or no NMS for NMS-free models"
+        None,
+        Bounds(0, 1),
+        aliases=("--iou",),
+        help="NMS IoU threshold; default: 0.45; for NMS-free models no NMS, unless --agnostic-nms is given",
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")

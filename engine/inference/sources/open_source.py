@@ -38,10 +38,12 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
         source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
             list's folder; each is read once), the number of a webcam, or the URL of an image, a video or a stream.
 
-    Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
-    which is skipped if the source has others.
+    Raises UserError: at the call for a missing source, an unknown file type, or a single image if ``options`` are for
+    tracking; at iteration for an unreadable file, which is skipped if the source has others.
     """
     if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
+        if options.in_sequences:
+            raise _single_image(source)
         return _url_frames(source, read_url(source, max_bytes=MAX_IMAGE_BYTES), options.pixels)
     if is_stream(source):
         return stream_frames(without_login(source), open_stream(source), options)
@@ -49,9 +51,17 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
     files, unread = list_files(source, image_suffixes(options.pixels), order)
     if options.in_sequences:
         files = by_sequence(files)
+        if len(files) == 1 and files[0].suffix.lower() not in VIDEO_SUFFIXES:
+            raise _single_image(source)
     if unread:
         get_logger().warning("%s: %s", source, unread_summary(unread))
     return _file_frames(files, source, options)
+
+
+def _single_image(source: str) -> UserError:
+    """Returns the error for tracking in a single image."""
+    name = without_login(source)
+    return UserError(f"{name}: is one image; objects are tracked in videos, streams and folders of images")
 
 
 def _names_image(url: str, suffixes: frozenset[str]) -> bool:

@@ -113,3 +113,28 @@ def test_an_error_of_the_check_is_not_one_of_writing(tmp_path: Path, monkeypatch
         "[Errno 2]" if failing == "check" else f"{tmp_path}/best.torchscript: cannot be"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("tile", "stored"), [(0, 0.9), (96, 0.3)])
+def test_a_check_of_single_tiles_does_not_replace_the_thresholds_of_training(
+    tmp_path: Path, monkeypatch, tile: int, stored: float
+):
+    """Those of training are for the joined detections of an image's tiles, which detect.py shows."""
+    written = []
+
+    def write(graph: object, path: Path, metadata: object) -> None:
+        written.append(metadata)
+        path.touch()
+
+    file_format = SimpleNamespace(build=lambda graphs: None, write=write, requirements=lambda graph: "")
+    shown = SimpleNamespace(plain_confidence=0.9, scored_confidence=0.9, threshold=0.9)
+    reference = SimpleNamespace(shown=shown, compare=lambda *_, **__: None)
+    monkeypatch.setattr("engine.export.exporter.load_format", lambda name: file_format)
+    monkeypatch.setattr("engine.export.exporter.open_model", lambda *_, **__: None)
+    monkeypatch.setattr("engine.export.exporter.Reference", lambda *_: reference)
+    detector = build_detector(TINY_MODEL, 2, names=("a", "b")).fuse()
+    info = {"imgsz": 64, "progress": PROGRESS, "tile": tile}
+    model = CheckpointModel(detector, info, tmp_path / "best.pt", torch.device("cpu"))
+    data = SimpleNamespace(checked=[], checks_all_images=True, spec=None, calibration=None)
+    Exporter(detector=detector, model=model, options=options(), data=data).export("onnx", lambda path: None)
+    assert written[0].confidence == stored

@@ -6,27 +6,29 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from engine.export.differences import match_tables
-from engine.export.export_data import calibration_images, evenly_spaced, letterboxed
+from engine.export.export_data import calibration_images, evenly_spaced, letterboxed, open_samples, select_checked
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Tolerance
 from engine.export.reference import Reference
 from engine.formats.layouts import make_layout
 from engine.formats.metadata import ExportMetadata
 from engine.formats.torch_formats import TorchScriptFormat, trace
-from engine.inference.model import CheckpointModel
+from engine.inference.model import CheckpointModel, InferenceModel
 from engine.inference.open_model import open_model
 from models.detector import build_detector
 from tests.helpers.exports import calibrated_detector, options
 from tests.helpers.messages import refused
-from tests.helpers.tiny import TINY_MODEL, write_dataset
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset
 from utils.detections import DetectionTable
 
 CPU = torch.device("cpu")
@@ -70,7 +72,8 @@ def intact_export(tmp_path_factory: pytest.TempPathFactory):
     index = load_index(spec, "val", IndexSettings(cache_dir=str(folder / "cache")))
     detector = calibrated_detector(TINY_MODEL, NAMES)
     model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
-    return folder, detector, Reference(model, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
+    reader = open_samples(index, imgsz=64, tile=0)
+    return folder, detector, Reference(model, reader, options(imgsz_hw=(64, 64), nms_iou=0.7))
 
 
 def compared(intact_export, mistake: str, allowed: Tolerance = FLOAT32, *, half: bool = False):
@@ -125,7 +128,7 @@ def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
         "a.pt: detects nothing in 2 validation images (no score is above 0.05), so an export cannot be "
         "checked; train it longer, name other images with --data, or use --no-check"
     ):
-        Reference(untrained, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
+        Reference(untrained, open_samples(index, imgsz=64, tile=0), options(imgsz_hw=(64, 64), nms_iou=0.7))
 
 
 def test_half_passes(intact_export):
@@ -184,11 +187,89 @@ def test_check_images_and_labels_belong_together(tmp_path: Path):
         own, whole = (slice(*gt.offsets[n : n + 2]) for gt, n in ((truth, number), (every, i)))
         np.testing.assert_array_equal(truth.boxes_xywh_px[own], every.boxes_xywh_px[whole])
     assert len(evenly_spaced(index, 64)) == 9
-    (batch,) = letterboxed(some, options(imgsz_hw=(64, 96)), 32, 8)
+    canvas = options(imgsz_hw=(64, 96), batch=2)
+    (batch,) = letterboxed(open_samples(some, imgsz=96, tile=0), canvas, 32, 8)
     assert batch.images.shape == (4, 3, 64, 96)
     assert batch.indices.tolist() == [0, 1, 2, 3]
     assert batch.letterbox[0].tolist() == [1, 1, 16, 0]  # 64 x 64 pixels in the middle
-    calibration = list(calibration_images(evenly_spaced(index, 5), options(imgsz_hw=(64, 96), batch=2)))
+    calibration = list(calibration_images(open_samples(index, imgsz=96, tile=0), 5, canvas))
     assert [c.shape for c in calibration] == [(2, 3, 64, 96)] * 2
     assert calibration[0].dtype == np.float32
     assert 0.5 < calibration[0].max() <= 1
+
+
+class Oracle(InferenceModel):
+    """Finds ``labels``, of one class and normalized to the canvas, in images that come in their order."""
+
+    def __init__(self, labels: list[np.ndarray]) -> None:
+        super().__init__()
+        self.path = Path("oracle.pt")
+        self.names = ("red",)
+        self.stride = 32
+        self.nms_iou = 0.7
+        self.labels = iter(labels)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(next(self.labels)[:, 1:]) * 64 for _ in images]
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        xywh = nn.utils.rnn.pad_sequence(raw, batch_first=True)
+        corners = torch.cat((xywh[..., :2] - xywh[..., 2:] / 2, xywh[..., :2] + xywh[..., 2:] / 2), -1)
+        return corners, (xywh[..., 2:3] > 0).float()
+
+
+def tiled_index(folder: Path, sizes_hw: list[tuple[int, int]]) -> DatasetIndex:
+    data = write_tiled_dataset(folder / "tiled", sizes_hw, tile=96, squares=3, seed=0)
+    return load_index(load_dataset_spec(data), "val", IndexSettings(cache_dir=str(folder / "cache")))
+
+
+def test_a_model_trained_on_tiles_is_checked_on_tiles(tmp_path: Path):
+    """The reference is a check of the tiles as image files, cut by hand."""
+    index = tiled_index(tmp_path, [(100, 150), (96, 96)])
+    reader = open_samples(index, imgsz=64, tile=96)
+    assert reader.tiles is not None
+    windows = reader.tiles.windows.astype(int)
+    assert len(windows) == 5
+    images = tmp_path / "cut" / "images" / "val"
+    images.mkdir(parents=True)
+    (tmp_path / "cut" / "labels" / "val").mkdir(parents=True)
+    (tmp_path / "cut" / "labels" / "val" / "0.txt").touch()  # of a background; only detections are compared
+    for number, (image, (x1, y1, x2, y2)) in enumerate(zip(reader.tiles.image, windows)):
+        cv2.imwrite(str(images / f"{number}.png"), cv2.imread(index.path(image))[y1:y2, x1:x2])
+    data = tmp_path / "cut" / "data.yaml"
+    data.write_text("train: images/val\nval: images/val\nnames: [red]\n")
+    files = load_index(load_dataset_spec(data), "val", IndexSettings(cache_dir=str(tmp_path / "cache")))
+
+    model = CheckpointModel(calibrated_detector(TINY_MODEL, ("red",)).fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
+    chosen = options(imgsz_hw=(64, 64), nms_iou=0.7)
+    of_tiles = Reference(model, reader, chosen)
+    of_files = Reference(model, open_samples(files, imgsz=64, tile=0), chosen)
+    corners = np.tile(windows[of_files.table.image_index, :2], 2)
+    expected = replace(of_files.table, boxes_xyxy_px=of_files.table.boxes_xyxy_px + corners)
+    own_windows = windows[of_tiles.table.image_index]
+    low, high = np.tile(own_windows[:, :2], 2), np.tile(own_windows[:, 2:], 2)
+    found = replace(of_tiles.table, boxes_xyxy_px=of_tiles.table.boxes_xyxy_px.clip(low, high))
+    differences = match_tables(found, expected, 0.99)
+    assert len(differences.image) > 50
+    assert len(differences.missing) == 0
+    assert max(differences.box.max(), differences.score.max()) < 1e-4
+    assert of_tiles.compare(model, FLOAT32).images == 2
+
+
+def test_labels_of_tiles_are_where_their_detections_are(tmp_path: Path):
+    reader = open_samples(tiled_index(tmp_path, [(100, 150), (96, 96)]), imgsz=64, tile=96)
+    oracle = Oracle([reader.sample_index.labels(i) for i in range(5)])
+    assert Reference(oracle, reader, options(imgsz_hw=(64, 64), nms_iou=0.7)).result.ap == pytest.approx(1)
+
+
+def test_the_number_of_tiles_is_that_of_images(tmp_path: Path):
+    """``--check-images`` counts tiles, of whole images; calibration takes tiles from as many images as possible."""
+    index = tiled_index(tmp_path, [(150, 150)] * 8)
+    reader = open_samples(index, imgsz=64, tile=96)
+    tiles = len(reader.sample_index)
+    assert tiles == 32
+    for count, images in ((1, 1), (tiles // 2, 4), (tiles, 8), (10 * tiles, 8)):
+        assert len(select_checked(index, count, 96)) == images
+    assert len(select_checked(index, 3, 0)) == 3
+    batches = list(calibration_images(reader, 8, options(imgsz_hw=(64, 64), batch=4)))
+    assert [batch.shape for batch in batches] == [(4, 3, 64, 64)] * 2

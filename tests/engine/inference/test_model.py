@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from torch import Tensor
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.formats.model_format import Session
 from engine.inference.exported_model import ExportedModel
-from engine.inference.open_model import open_model
+from engine.inference.open_model import is_exported, open_model, open_weights
+from engine.inference.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import detections_to_score
 from tests.helpers.messages import refused
@@ -115,6 +117,43 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
     torch.testing.assert_close(output[:, 0, 0], pixels.mean((1, 2, 3)))
     with refused("model.onnx: takes inputs of 64x96 pixels (height x width), not 96x64"):
         model(torch.zeros(1, 3, 96, 64))
+
+
+def means(images: Tensor) -> Tensor:
+    """Returns an output for the three classes of `OURS`."""
+    return images.mean((1, 2, 3))[:, None, None].expand(-1, 7, 5).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("sides", "stated", "canvas"),
+    [
+        ((None, 64), (96, 64), (96, 64)),
+        ((64, None), (96, 100), (64, 128)),  # rounded up to whole strides
+        ((None, 96), None, (96, 96)),
+        ((None, None), (64, 90), None),
+    ],
+)
+def test_a_file_with_one_fixed_side_takes_one_canvas(sides, stated, canvas):
+    model = made(Session(means, {}, (None, 3, *sides)), replace(OURS, imgsz_hw=stated))
+    assert model.input_hw == canvas
+    assert model.canvases(model.imgsz).canvas_hw((300, 200)) == (canvas or (96, 96))
+
+
+def test_an_error_of_the_runtime_is_one_line_with_the_file():
+    """Except for limits of the machine, which are explained where a program ends."""
+
+    def run(images: Tensor) -> Tensor:
+        if images.shape[2] == 128:
+            raise RuntimeError("Shapes do\nnot match")
+        if images.shape[2] == 256:
+            raise MemoryError
+        return means(images)
+
+    model = made(Session(run, {}, (None, 3, None, None)), OURS)
+    with refused("model.onnx: cannot process an image of 128x96 pixels (Shapes do not match)"):
+        model(torch.zeros(1, 3, 128, 96))
+    with pytest.raises(MemoryError):
+        model(torch.zeros(1, 3, 256, 96))
 
 
 @pytest.mark.parametrize(
@@ -236,3 +275,35 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
         program = name.removeprefix("a.")
         with refused(f"{name}: contains no {program} program; a checkpoint's name must end with .pt"):
             open_model(tmp_path / name, device=CPU, trust=True)
+
+
+def test_an_exported_file_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "best.onnx").write_bytes(b"not ONNX")
+    with refused(f"{tmp_path}/best.onnx: cannot be opened (...)"):
+        open_weights("~/best.onnx", device="cpu")
+    (tmp_path / "folder").mkdir()
+    for name in ("best.xml", "best.bin"):
+        (tmp_path / "folder" / name).touch()
+    assert is_exported("~/folder")
+
+
+@pytest.mark.parametrize("settings", [{"iou": 0.45}, {"agnostic": True}])
+def test_boxes_vote_once(settings: dict):
+    """The rows of the file have voted already; further NMS moves none of them."""
+    rows = torch.tensor([[10.0, 10, 30, 30, 0.6, 0], [10, 10, 30, 24, 0.5, 0]])
+    voted = replace(OURS, nms_iou=None, end2end=True, box_voting=True)
+    predictor = Predictor(opened(rows, voted, (None, 3, 64, 96)), conf=0.1, color="rgb", **settings)
+    (result,) = predictor(np.zeros((64, 96, 3), np.uint8))
+    assert result.boxes.data.tolist() == [pytest.approx(rows[0].tolist())]
+
+
+def test_a_file_that_takes_no_square_tiles_says_how_to_use_it():
+    """Nobody has written --tile: the file stores that its model was trained on tiles."""
+    model = opened(torch.zeros(7, 5), replace(OURS, details={"tile": 64}), (None, 3, 64, 96))
+    with refused(
+        "the exported model takes only 64x96 pixels (height x width), but it was trained on square tiles; detect in "
+        "whole images with --tile 0 (in Python: tiles=False)"
+    ):
+        Predictor(model)
+    assert Predictor(model, tiles=False).image_detector.tiles is None

@@ -20,6 +20,7 @@ from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks, new_tra
 from engine.inference.predictor import Predictor, load
 from engine.inference.sources.frames import Frame
 from tests.engine.inference.known_detections import KnownDetections, with_known_detections
+from tests.helpers.http_server import serve_folder
 from tests.helpers.moving_scene import (
     FPS,
     NAMES,
@@ -346,6 +347,11 @@ def test_mistakes_in_the_use_of_tracking_are_one_line(
     for source in (image, image.parent):
         with pytest.raises(UserError, match="is one image; objects are tracked in videos"):
             predictor.track(source)
+    with (
+        serve_folder(image.parent, monkeypatch) as address,
+        pytest.raises(UserError, match=r"^http://127.0.0.1:.* is one image"),
+    ):
+        predictor.track(f"{address}/{image.name}")
     for source in (frames[0].image, 3.5):
         with pytest.raises(UserError, match=r"track\(\) needs a video, a stream, a folder or an iterable of images"):
             predictor.track(source)

@@ -250,7 +250,7 @@ def test_a_fixed_canvas(weights, predictor):
     np.testing.assert_allclose(results[2].boxes.conf, expected.scores[0], atol=1e-5)
     corners = expected.boxes_xyxy[0].clamp(min=0).minimum(torch.tensor([96.0, 32, 96, 32]))
     np.testing.assert_allclose(results[2].boxes.xyxy, corners, atol=1e-3)
-    with refused("--imgsz 64: .../best.pt takes 32x96 pixels (height x width) only"):
+    with refused("--imgsz 64: .../best.pt takes 32x96 pixels (height x width) only; leave --imgsz out"):
         Predictor(fixed, imgsz=64)
 
 

@@ -100,6 +100,7 @@ def test_odd_shapes(predictor, shape):
         ({"imgsz": (64, 64)}, "imgsz: must be a whole number, got [64, 64]"),
         ({"imgsz": 64.0}, "imgsz: must be a whole number, got 64.0"),
         ({"max_det": 0}, "max_det: must be at least 1, got 0"),
+        ({"max_det": 10**9}, "max_det: must be at most 30000, got 1000000000"),
         ({"max_det": 2.5}, "max_det: must be a whole number, got 2.5"),
         ({"classes": [2]}, "--classes 2: the model has classes 0 to 1"),
         ({"classes": ["disk"]}, "--classes disk: the model has no class of this name (did you mean 'disc'?)"),

@@ -22,6 +22,7 @@ from engine.run.resolve_paths import resolve_path
         ("weights", "ckpt/best", "{here}/ckpt/best"),
         ("weights", "best", "{here}/best"),
         ("weights", "~/best.pt", "{here}/home/best.pt"),
+        ("model", "~/mine.yaml", "{here}/home/mine.yaml"),
         ("weights", "yolov8n", "yolov8n"),
         ("weights", "yolov8n.pt", "yolov8n.pt"),
         ("weights", "gone.pt", "{here}/gone.pt"),  # no name of public weights

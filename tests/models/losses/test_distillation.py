@@ -87,6 +87,15 @@ def test_the_terms_are_those_of_a_loop(bins):
     assert expected.min() > 0
 
 
+@pytest.mark.parametrize(("score", "is_target"), [(0.09, False), (0.11, True)])
+def test_boxes_of_unsure_teachers_are_no_targets(score, is_target):
+    classes = torch.full((1, 1, 1), math.log(score / (1 - score)))
+    student = (torch.zeros(1, 1, 4), torch.zeros(1, 1, 1))
+    found = distill(student, (torch.ones(1, 1, 4), classes), None, torch.ones(1, 2), torch.ones(1))
+    assert found.weight.item() == pytest.approx(score if is_target else 0)
+    assert (found.sides > 0) == is_target
+
+
 def test_an_equal_model_has_nothing_to_learn_from():
     raw = raw_maps("anchor_free", 2)
     output = criterion()(raw, as_targets(TARGETS, EVERYWHERE), same_as(raw))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from models.assigners.anchor import match_anchors
 from models.box_coding import expected_distances, flatten_levels
 from models.layers.ops import sparse_cross_entropy, split_rows
-from models.losses.anchor import match_anchors
 from models.losses.anchor_free import distribution_focal_loss
 from models.losses.base import LossSettings, class_weights, pad_targets, smooth_labels
 from tests.models.losses.cases import HYP, REG_MAX, raw_maps

@@ -71,7 +71,7 @@ def assert_equals_loops(boxes, scores, *, min_moved_fraction=0.5, **settings):
 @pytest.mark.parametrize("agnostic", [True, False])
 @pytest.mark.parametrize("iou_thres", [0.05, 0.3, 0.45, 0.7, 0.9])
 def test_equals_loops(iou_thres, agnostic, multi_label):
-    boxes, scores = several_boxes_per_object(3, 150, 3, seed=1)
+    boxes, scores = several_boxes_per_object(2, 110, 3, seed=1)
     settings = {"iou_thres": iou_thres, "agnostic": agnostic, "multi_label": multi_label, "max_det": 300}
     assert_equals_loops(boxes, scores, conf_thres=0.2, **settings, min_moved_fraction=0.02 if iou_thres > 0.8 else 0.5)
 

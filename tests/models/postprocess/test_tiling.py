@@ -14,6 +14,8 @@ from models.postprocess.stitching import TileStitcher
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from tests.helpers.selection import stitch
+from tests.models.postprocess.stitching_reference import stitch as stitch_box_by_box
+from tests.models.postprocess.stitching_reference import windows_of
 from utils.boxes import tile_windows
 from utils.detections import Detections, DetectionTable
 from utils.pixels import GRAY
@@ -115,6 +117,31 @@ def test_many_objects_are_stitched_exactly(seed, overlap):
     classes = np.array(classes)
     result = stitched(boxes, classes, (height, width), overlap=overlap, whole=seed % 2 == 1)
     assert_exact(result, boxes, classes)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_detections_are_stitched_by_the_rule(seed):
+    """Noisy parts of objects, whose scores differ by more than the factor of 10 that makes a whole noise."""
+    rng = np.random.default_rng(seed)
+    windows = windows_of(200, 260, 100, 0.25)
+    low = rng.uniform(0, 180, (14, 2))
+    objects = np.concatenate([low, low + rng.uniform(8, 110, (14, 2))], 1).clip(0, [260, 200, 260, 200])
+    found = oracle(objects, rng.integers(2, size=len(objects)), windows)
+    own_windows = windows[found.image_index]
+    noisy = found.boxes_xyxy_px + rng.normal(0, 3, found.boxes_xyxy_px.shape)
+    noisy = noisy.clip(np.tile(own_windows[:, :2], 2), np.tile(own_windows[:, 2:], 2))
+    scores = np.exp(rng.uniform(np.log(0.01), 0, len(noisy)))
+    has_area = (noisy[:, 2:] > noisy[:, :2]).all(1)
+    detections = replace(found, boxes_xyxy_px=noisy, scores=scores).take(has_area)
+    detections = detections.take(np.lexsort((-detections.scores, detections.image_index)))
+
+    result = stitch(detections, windows, iou_thres=0.7, max_det=300)
+    boxes = zip(detections.boxes_xyxy_px, detections.scores, detections.classes, detections.image_index)
+    expected = stitch_box_by_box(list(boxes), windows, 0.7)
+    assert len(expected) > 5
+    np.testing.assert_array_equal(result.scores, [score for _, score, _, _ in expected])
+    np.testing.assert_array_equal(result.classes, [number for _, _, number, _ in expected])
+    np.testing.assert_allclose(result.boxes_xyxy_px, [box for box, _, _, _ in expected])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -222,7 +249,6 @@ def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
     found = oracle(boxes, np.array([0, 1]), windows)
     for agnostic, count in ((False, 2), (True, 1)):
         assert len(stitch(found, windows, iou_thres=0.7, max_det=9, agnostic=agnostic).scores) == count
-    assert len(stitch(found, windows, iou_thres=None, max_det=1).scores) == 1
     nothing = found.take([])
     assert not len(stitch(nothing, windows, iou_thres=0.7, max_det=5).scores)
 
@@ -256,6 +282,42 @@ def test_tables_of_many_images_are_stitched_image_by_image():
             np.testing.assert_array_equal(getattr(part, name), getattr(of_image, name))
     with pytest.raises(RuntimeError, match=r"expected each of \d+ tiles exactly once"):
         stitcher(by_tile, np.arange(first - 1))
+
+
+@pytest.mark.parametrize("iou_thres", [None, 0.7])
+def test_max_det_limits_the_detections_of_a_tile_and_not_of_an_image(iou_thres):
+    """Each of 16 tiles has as many objects as ``max_det`` allows; detection and validation return all of them."""
+    windows = np.array(tile_windows((256, 256), 64, 0.0), np.float32)
+    spots = np.stack(np.meshgrid(np.arange(4), np.arange(4)), -1).reshape(-1, 2) * 15 + 2.0
+    in_tile = torch.from_numpy(np.concatenate([spots, spots + 8], 1)).float()
+    count = len(in_tile)
+    scores = torch.linspace(0.9, 0.5, count)
+    settings = PostprocessSettings(conf_thres=0.0, iou_thres=iou_thres, max_det=count)
+
+    def find(_, raw):
+        views = len(raw[0])
+        counts = torch.full((views,), count)
+        seen = Detections(in_tile.expand(views, -1, -1), scores.expand(views, -1), torch.zeros(views, count), counts)
+        return {"seen": seen}
+
+    tiled = TiledDetector(
+        PixelReader(),
+        find,
+        tiles=Tiles(64, overlap=0.0, full_image=False),
+        view_input=ViewInput(stride=32, imgsz=64, batch=4),
+        selections={"seen": settings},
+    )
+    detected = tiled.stitch(tiled(torch.zeros(1, 3, 256, 256)))["seen"]
+
+    view = np.repeat(np.arange(len(windows)), count)
+    boxes = np.tile(in_tile.numpy(), (len(windows), 1)) + np.tile(windows[view, :2], 2)
+    by_tile = DetectionTable(view, boxes, np.tile(scores.numpy(), len(windows)), np.zeros(len(view), np.int64))
+    stitcher = TileStitcher(np.zeros(len(windows), np.int64), windows, settings)
+    validated, _ = stitcher(by_tile, np.arange(len(windows)))
+
+    assert detected.counts.tolist() == [16 * count]
+    np.testing.assert_array_equal(detected.boxes_xyxy[0], validated.boxes_xyxy_px)
+    assert set(map(tuple, validated.boxes_xyxy_px)) == set(map(tuple, boxes))
 
 
 def test_a_detector_sees_tiles_as_it_was_trained():

@@ -68,6 +68,13 @@ def test_the_activation_is_read_from_the_module(tmp_path, activation, message):
         save_module(tmp_path / "usual.pt", build_detector(TINY_MODEL, 2, seed=3).model, yaml=TINY_MODEL)
     )
     assert not same_outputs(original, usual, 1e-6)
+    unknown = {module: nn.Softplus() for module in original.modules() if hasattr(module, "act")}
+    for module, softplus in unknown.items():
+        module.act = softplus
+    with refused("soft.pt: ...activation: unknown activation 'nn.Softplus()'; known: SiLU, ..."):
+        load_detector(save_module(tmp_path / "soft.pt", original.model, yaml=TINY_MODEL))
+    for module in unknown:
+        module.act = activation
     original.model[0].act = nn.SiLU()
     with refused(f"mixed.pt: its convolutions have different activations {message}"):
         load_detector(save_module(tmp_path / "mixed.pt", original.model, yaml=TINY_MODEL))

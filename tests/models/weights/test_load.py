@@ -25,7 +25,7 @@ from tests.helpers.hostile_files import Touch, opcode_call, tensor_program, zip_
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
 from tests.helpers.same_content import assert_same_content
-from tests.helpers.tiny import write_detector, write_weights
+from tests.helpers.tiny import TINY_MODEL, write_detector, write_weights
 from utils.boxes import xyxy_to_cxcywh
 from utils.files.pickle_program import Name
 
@@ -316,3 +316,21 @@ def test_files_that_are_no_checkpoints_damaged_or_zip_bombs_are_refused(tmp_path
 def test_damaged_object_graphs_are_refused(tmp_path: Path, program: bytes, message: str) -> None:
     with refused(message):
         load_detector(zip_around(program, tmp_path / "bad.pt"))
+
+
+def test_the_first_rows_of_a_file_without_class_names_are_reported(tmp_path):
+    source = build_detector(TINY_MODEL, 3, seed=1)
+    target = build_detector(TINY_MODEL, 5, seed=2)
+    torch.save(source.state_dict(), tmp_path / "bare.pt")
+    report = transfer_weights(target, tmp_path / "bare.pt", grow=True)
+    assert report.lines() == [f"{tmp_path}/bare.pt: 109 of 115 tensors loaded, 6 loaded partly (their first rows)"]
+    for name, rows in report.new_rows.items():
+        assert rows == (3, 4)
+        assert torch.equal(target.state_dict()[name][:3], source.state_dict()[name])
+
+
+@pytest.mark.parametrize(("stored", "used"), [(650, 672), (640, 640)])
+def test_the_image_size_of_a_foreign_file_is_rounded_up_to_whole_strides(tmp_path, stored, used):
+    detector = build_detector("yolov8n", 3)
+    path = save_module(tmp_path / "a.pt", detector.model, {"opt": {"imgsz": stored}}, names=["a", "b", "c"])
+    assert load_detector(path)[1]["imgsz"] == used
