@@ -9,7 +9,7 @@ import torch
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.run.restore import EpochData, adapt_progress, pending_epoch, restore_run, warn_of_lost_results
+from engine.run.restore import EpochChange, EpochData, adapt_progress, pending_epoch, restore_run, warn_of_lost_results
 from engine.run.run import RunSettings
 from models.detector import build_detector
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
@@ -31,12 +31,14 @@ def resumed(
     images: int = 80,
     labels: str = "a",
     stored: dict[str, Any] | None = None,
+    hyp: Hyperparameters | None = None,
     **settings: Any,
 ) -> tuple[Progress, list[str]]:
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
     identity = DataIdentity(train_labels=labels, val_labels="b")
     data = EpochData(batches=epoch_batches, images=images, identity=identity)
-    return adapt_progress(checkpoint_of(progress=progress, **(stored or {})), config, data)
+    checkpoint = checkpoint_of(progress=progress, **(stored or {}))
+    return adapt_progress(EpochChange(checkpoint, RunSettings(config, hyp or Hyperparameters()), data))
 
 
 def test_an_unchanged_resume_prints_nothing():
@@ -118,6 +120,12 @@ def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, kee
     else:
         assert (position.epoch, position.batch, position.loss_sums) == (2, 0, [])
         assert "resume: begins epoch 3 again" in lines
+
+
+@pytest.mark.parametrize(("tile", "keeps"), [(64, False), (0, True)])
+def test_another_number_of_background_tiles_begins_the_epoch_again(tile, keeps):
+    position, _ = resumed(inside(), stored={"tile": tile}, hyp=Hyperparameters(tile_backgrounds=0.05))
+    assert position.batch == (6 if keeps else 0)
 
 
 @pytest.mark.parametrize("end_reason", ["", "a callback has ended it"])
