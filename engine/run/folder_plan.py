@@ -73,7 +73,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     )
     # False without a record, and for the record of another copy of the folder.
     is_reported = reported_epochs == started_from.progress.epoch
-    if not is_reported or started_from.lacks_scores(plan.settings.config.epochs):
+    if not is_reported or plan.lacks_scores:
         return replace(plan, end_reason=end_reason)
     return EndedRun(
         folder=last.parent,

@@ -12,7 +12,7 @@ from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
 from engine.run.results_csv import ResultsTable
-from engine.run.run import NewRun, Remaining, RunPlan, RunSettings, StartedFrom
+from engine.run.run import NewRun, Remaining, RunPlan, RunSettings
 from utils.config.epochs import is_closing_epoch
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
@@ -59,7 +59,7 @@ class StartPosition:
     """The position at which a run begins or continues."""
 
     progress: Progress
-    pending: PendingEpoch | None = None  # see `pending_epoch`
+    pending: PendingEpoch | None = None  # the newest epoch if it has to be scored first
 
 
 def restore_run(
@@ -68,7 +68,7 @@ def restore_run(
     """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns the
     position from which the run continues, and logs how it differs from that of the checkpoint if the run takes steps;
     returns that of a new run if there is no checkpoint. Raises UserError when the state does not fit the run."""
-    if checkpoint is None:
+    if isinstance(plan, NewRun) or checkpoint is None:
         return StartPosition(progress=Progress())
     if ctx.is_main:
         warn_of_lost_results(checkpoint)
@@ -82,14 +82,13 @@ def restore_run(
     if plan.remaining is Remaining.STEPS:
         for message in messages:
             get_logger().info("%s", message)
-    return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint, epochs=change.config.epochs))
+    pending = pending_epoch(ctx, checkpoint) if plan.lacks_scores else None
+    return StartPosition(progress=progress, pending=pending)
 
 
-def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint, *, epochs: int) -> PendingEpoch | None:
-    """Returns the newest epoch of a checkpoint if a run of ``epochs`` has to score it first
-    (`StartedFrom.lacks_scores`). Only rank 0 keeps its weights."""
-    if not StartedFrom.of(checkpoint).lacks_scores(epochs):
-        return None
+def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint) -> PendingEpoch:
+    """Returns the newest epoch of a checkpoint that lacks its scores (`StartedFrom.lacks_scores`). Only rank 0 keeps
+    its weights."""
     pending = checkpoint.header.pending or _unvalidated_epoch(checkpoint)
     return pending if ctx.is_main else replace(pending, ema={})
 

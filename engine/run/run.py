@@ -170,10 +170,14 @@ class ContinuedRun(_Plan):
         return Remaining.SCORES
 
     @property
+    def lacks_scores(self) -> bool:
+        """Whether the newest epoch has to be scored first, see `StartedFrom`."""
+        return self.started_from.lacks_scores(self.settings.config.epochs)
+
+    @property
     def scores_epochs(self) -> bool:
         """Whether epochs are scored, so that another one may become the best; a report alone scores none."""
-        lacks_scores = self.started_from.lacks_scores(self.settings.config.epochs)
-        return self.remaining is not Remaining.REPORT or lacks_scores
+        return self.remaining is not Remaining.REPORT or self.lacks_scores
 
     @property
     def data_source(self) -> DataSource:

@@ -10,7 +10,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.run.restore import EpochChange, EpochData, adapt_progress, pending_epoch, restore_run, warn_of_lost_results
-from engine.run.run import RunSettings
+from engine.run.run import RunSettings, StartedFrom
 from models.detector import build_detector
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from tests.helpers.steps import make_train_step
@@ -155,10 +155,11 @@ def test_only_rank_0_keeps_the_weights_of_a_pending_epoch():
     )
     checkpoint = checkpoint_of(progress=Progress(epoch=3), pending=pending)
     ctx = DistributedContext.single()
-    assert pending_epoch(ctx, checkpoint, epochs=10) is pending
-    on_rank_1 = pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint, epochs=10)
+    assert StartedFrom.of(checkpoint).lacks_scores(10)
+    assert not StartedFrom.of(checkpoint_of()).lacks_scores(10)
+    assert pending_epoch(ctx, checkpoint) is pending
+    on_rank_1 = pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint)
     assert on_rank_1 == dataclasses.replace(pending, ema={})
-    assert pending_epoch(ctx, checkpoint_of(), epochs=10) is None
 
 
 @pytest.mark.parametrize(("epochs", "close_mosaic", "is_closing"), [(10, 1, False), (10, 8, True), (3, 1, True)])
@@ -178,10 +179,11 @@ def test_an_epoch_that_becomes_the_last_is_scored_like_a_pending_one(tmp_path, e
     row = {"time": 1.5, "train/box": 0.25, "speed/data_wait": 0.01}
     expected = PendingEpoch(row=row, is_closing=is_closing, progress=progress, ema=ema)
     ctx = DistributedContext.single()
-    assert pending_epoch(ctx, checkpoint, epochs=3) == expected
-    assert pending_epoch(ctx, checkpoint, epochs=4) is None
+    started_from = StartedFrom.of(checkpoint)
+    assert (started_from.lacks_scores(3), started_from.lacks_scores(4)) == (True, False)
+    assert pending_epoch(ctx, checkpoint) == expected
     within_epoch = checkpoint_of(progress=Progress(epoch=3, batch=1), metrics={})  # the weights of epoch 3 have gone
-    assert pending_epoch(ctx, within_epoch, epochs=3) is None
+    assert not StartedFrom.of(within_epoch).lacks_scores(3)
 
 
 @pytest.mark.parametrize(
