@@ -217,19 +217,19 @@ def score_detections(
     """
     precision, scored_curves = _precision_and_curves(gt, table, num_classes)
     curves = scored_curves if shown is None else _confidence_curves(gt, shown, num_classes)
-    confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
+    shown_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
     confused = table if shown is None else shown
     values = {m.name: m.values(curves, precision) for m in METRICS}
     return EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
-        best_confidence=float(CONFIDENCES[curves.best]),
+        threshold=curves.threshold,
+        shown_confidence=shown_confidence,
         ap_small=float(nanmean(precision[:, SMALL])),
         ap_medium=float(nanmean(precision[:, MEDIUM])),
         ap_large=float(nanmean(precision[:, LARGE])),
         class_targets=gt.boxes_per_class(num_classes),
-        confusion=confusion_matrix(gt, confused, num_classes, confusion_confidence),
-        confusion_confidence=confusion_confidence,
+        confusion=confusion_matrix(gt, confused, num_classes, shown_confidence),
         curve_confidence=CONFIDENCES.copy(),
         curve_precision=curves.precision,
         curve_recall=curves.recall,

@@ -35,9 +35,9 @@ def scored(*targets: int, ap: float = 0.5) -> EvalResult:
     return EvalResult(
         metrics={"AP": ap, "AP50": ap, "f1": 0.5, "precision": 0.5, "recall": 0.5},
         class_metrics={"AP": np.full(classes, ap), "recall": np.full(classes, 0.5)},
-        best_confidence=0.4, ap_small=np.nan, ap_medium=np.nan,
+        threshold=0.4, shown_confidence=0.4, ap_small=np.nan, ap_medium=np.nan,
         ap_large=np.nan, class_targets=np.array(targets), confusion=np.zeros((classes + 1, classes + 1), np.int64),
-        confusion_confidence=0.4, curve_confidence=np.array([0.0, 1]), curve_precision=curve + 0.5,
+        curve_confidence=np.array([0.0, 1]), curve_precision=curve + 0.5,
         curve_recall=curve + 0.5, pr_recall=np.zeros(101), pr_precision=np.zeros((classes, 101)), num_images=2,
     )  # fmt: skip
 

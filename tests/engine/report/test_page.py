@@ -147,7 +147,7 @@ def test_numbers_are_those_of_the_metrics(complete):
         expected = [f"{result.class_metrics[m.name][number]:.3f}" for m in METRICS]
         assert by_name[name][: 1 + len(METRICS)] == [str(result.class_targets[number]), *expected]
     summary = page.sections["Summary"]
-    assert f"Recommended confidence threshold: {result.best_confidence:.3f}" in summary
+    assert f"Recommended confidence threshold: {result.threshold:.3f}" in summary
     assert f"AP {result.ap:.3f}, AP50 {result.metrics['AP50']:.3f}" in summary
     assert "Epoch 2 of 4 is complete, after 1:01." in summary
     assert "38% of the time, training waits for images" in summary

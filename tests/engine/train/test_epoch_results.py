@@ -40,7 +40,7 @@ def result_of(ap: float, names: Sequence[str] = ("a",)) -> EvalResult:
         result,
         metrics=result.metrics | {"AP": ap},
         class_metrics=result.class_metrics | {"AP": np.full(len(names), ap)},
-        best_confidence=0.5,
+        threshold=0.5,
         plain_confidence=0.25,
         extras={"val/box": 1.0},
     )
