@@ -6,7 +6,6 @@ its two values differ.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from engine.checkpoint.description import NamedFiles
 from engine.run.compare_files import FileMatch, compare_file
 from engine.run.resolve_paths import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
-from utils.config.flags import flag_name, words_of_settings
+from utils.config.flags import as_flag, flag_name
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -211,8 +210,3 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
         if not compare_file(name, stored, planned.config, planned.files).is_same_file:
             return False
     return True
-
-
-def as_flag(name: str, value: Any) -> str:
-    """Returns a setting or hyper-parameter as it is typed on a command line."""
-    return shlex.join(words_of_settings({name: value}))

@@ -19,11 +19,11 @@ from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.complete_record import record_reported
-from engine.run.merge_settings import as_flag
 from engine.run.run import TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.epochs import is_closing_epoch, validates_after
+from utils.config.flags import as_flag
 from utils.errors import ExplainedError, Stopped
 from utils.logger import get_logger
 from utils.program import resume_flag
