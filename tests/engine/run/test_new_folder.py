@@ -34,7 +34,11 @@ def test_runs_that_are_started_together_get_different_folders(tmp_path):
         ("runs", False, "runs/exp: a file with this name exists; choose another --project or --name"),
         ("runs", True, "runs/exp: a file with this name exists; choose another --project or --name"),
         (".", True, "exp: a file with this name exists; choose another --project or --name"),
-        ("/proc/x", False, "/proc/x/exp: cannot be created (no such file or directory); choose another --project or --name"),
+        (
+            "/proc/x",
+            False,
+            "/proc/x/exp: cannot be created (no such file or directory); choose another --project or --name",
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path, folder, exist_ok, message):
