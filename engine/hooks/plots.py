@@ -11,7 +11,7 @@ import numpy as np
 
 from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard

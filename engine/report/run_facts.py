@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.evaluation.analysis import ErrorSplit
-from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import nanmean
 from engine.evaluation.result import EvalResult
 from engine.report.census import Census, CensusSection
 from engine.report.subject import Subject

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import ErrorSplit
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult, Evaluation, Preview
 from engine.issues.issue import CheckedSplit
 from engine.optim.schedule import few_steps_warning, step_plan

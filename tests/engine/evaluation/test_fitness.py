@@ -12,7 +12,8 @@ import pytest
 import train
 from engine.checkpoint.progress import Progress
 from engine.evaluation import evaluator
-from engine.evaluation.metrics import Fitness, score_detections
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import score_detections
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes

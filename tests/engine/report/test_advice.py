@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.analysis import KINDS, ErrorSplit
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
 from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import Census

@@ -17,8 +17,9 @@ from data.labels.findings import BAD_ROW, Finding
 from data.labels.report import ScanReport
 from engine.checkpoint.progress import Progress
 from engine.evaluation.analysis import split_errors
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.matching import match_detections
-from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from engine.evaluation.metrics import METRICS, score_detections
 from engine.hooks.hook import Epoch
 from engine.hooks.plots import Plots
 from engine.issues.issue import CheckedSplit

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch
 from engine.optim.schedule import StepPlan, build_schedule

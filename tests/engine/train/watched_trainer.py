@@ -10,7 +10,7 @@ import torch
 
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.hooks.hook import Action, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
