@@ -16,6 +16,7 @@ from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard
 from engine.issues.issue import CheckedSplit
+from engine.report.environment import machine_facts
 from engine.report.page import FILE_NAME as REPORT_NAME
 from engine.report.page import ReportPage, is_outdated
 from engine.report.sheets import draw_batch, write_preview
@@ -66,7 +67,7 @@ class Plots(Hook):
             title=f"Training run {run.folder.name}",
             config=run.config,
             hyp=run.hyp,
-            ctx=trainer.ctx,
+            machine=machine_facts(trainer.ctx),
             imgsz=run.config.imgsz,
             stride=model.stride,
             train=trainer.loader.index,

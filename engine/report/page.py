@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy as np
 from engine.evaluation.bootstrap import ap_of_draws
 from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import CensusSection, census_content, take_census
-from engine.report.environment import machine_facts, settings_table
+from engine.report.environment import settings_table
 from engine.report.figures import MANY_CLASSES
 from engine.report.history import history_charts
 from engine.report.run_facts import FEW_OBJECTS, collect_facts
@@ -44,7 +43,6 @@ class Sections:
 
     summary: dict[str, list[str]]  # sentences by title
     changed: page.HtmlTable  # settings that differ from their defaults
-    machine: Sequence[tuple[str, str]]
     data: CensusSection
     history: dict[str, Picture]  # by title; empty before the first epoch
     validation: ValidationSections | None  # None before the first validation of the process
@@ -153,7 +151,6 @@ class ReportPage:
                 "What to do next": list(what_to_do(facts)),
             },
             changed=settings_table(subject.config, subject.hyp),
-            machine=machine_facts(subject.ctx),
             data=data,
             history={chart.title: chart_picture(chart) for chart in history_charts(history)},
             validation=validation,

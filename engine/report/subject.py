@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data.index.index import DatasetIndex
@@ -12,7 +13,6 @@ from engine.issues.issue import CheckedSplit
 from engine.optim.schedule import few_steps_warning, step_plan
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Subject:
     title: str
     config: TrainConfig | ValConfig
     hyp: Hyperparameters | None
-    ctx: DistributedContext
+    machine: Sequence[tuple[str, str]]  # versions and the machine, see `machine_facts`
     imgsz: int
     stride: int
     train: DatasetIndex | None  # None: not known, for the validation of a checkpoint

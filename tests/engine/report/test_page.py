@@ -24,6 +24,7 @@ from engine.hooks.hook import Epoch
 from engine.hooks.plots import Plots
 from engine.issues.issue import CheckedSplit
 from engine.report.census import take_census
+from engine.report.environment import machine_facts
 from engine.report.page import FILE_NAME, ReportPage
 from engine.report.subject import ScoredValidation, Subject
 from engine.run.run import Remaining
@@ -38,9 +39,9 @@ from tests.helpers.training import hook_training, started_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
-from utils.distributed.rendezvous import join_run
 
 HOSTILE = "<script>alert(1)</script>"
+MACHINE = machine_facts(DistributedContext.single())
 MAX_REPORT_BYTES = 6_000_000
 
 
@@ -93,9 +94,8 @@ def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0)
 
 def subject_of(index: DatasetIndex, train: DatasetIndex | None = None, **config) -> Subject:
     """``index``: of the validation images. ``train``: of the training images, whose figures take most of the time."""
-    ctx = join_run(None, "cpu")
     hyp = Hyperparameters(box=3.0)
-    return Subject("run", TrainConfig(**config), hyp, ctx, 320, 32, train, CheckedSplit("val", index))
+    return Subject("run", TrainConfig(**config), hyp, MACHINE, 320, 32, train, CheckedSplit("val", index))
 
 
 def write_page(folder: Path, subject: Subject, history: dict, validation: ScoredValidation | None = None) -> HtmlPage:
@@ -235,7 +235,7 @@ def test_a_failure_costs_one_warning(index, tmp_path, caplog):
 
 
 def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path):
-    small = Subject("run", TrainConfig(), None, join_run(None, "cpu"), 64, 32, None, CheckedSplit("train", index))
+    small = Subject("run", TrainConfig(), None, MACHINE, 64, 32, None, CheckedSplit("train", index))
     page = write_page(tmp_path, small, {})
     assert take_census(index, "train", 64).median_side_px < 16
     better = int(re.search(r"--imgsz (\d+) or more", page.sections["Data"])[1])
