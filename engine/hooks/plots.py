@@ -86,7 +86,7 @@ class Plots(Hook):
             self._page.write({})
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
-        self._page.set_epochs(trainer.epochs)
+        self._page.set_progress(epochs=trainer.epochs, best_epoch=trainer.progress.best_epoch)
         validation = None
         if epoch.evaluation is not None:
             validation = ScoredValidation.of(epoch.evaluation, epoch=epoch.number)

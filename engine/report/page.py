@@ -85,11 +85,11 @@ class ReportPage:
                 index.ground_truth(), validation.scored, len(index.names), DRAWS
             )
 
-    def set_epochs(self, epochs: int) -> None:
-        """Sets the planned epochs of the run, which its hooks may change."""
+    def set_progress(self, *, epochs: int, best_epoch: int) -> None:
+        """Sets the planned epochs of a run, which its hooks may change, and its best epoch."""
         config = self._subject.config
         if isinstance(config, TrainConfig):
-            self._subject = replace(self._subject, config=replace(config, epochs=epochs))
+            self._subject = replace(self._subject, config=replace(config, epochs=epochs), best_epoch=best_epoch)
 
     def write(self, history: dict[str, np.ndarray]) -> None:
         """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png.

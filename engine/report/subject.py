@@ -14,6 +14,8 @@ from engine.optim.schedule import few_steps_warning, step_plan
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.detections import DetectionTable
 
+BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -29,11 +31,22 @@ class Subject:
     validated: CheckedSplit
     fitness: Fitness = Fitness("AP", "AP")
     batches: int = 0  # per epoch; 0 for the validation of a checkpoint
+    best_epoch: int = -1  # epoch of the run's best.pt, see `Progress`; -1: none
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Class names."""
+        return self.validated.index.names
 
     @property
     def epochs(self) -> int:
         """Planned epochs of the run; 0 for the validation of a checkpoint."""
         return self.config.epochs if isinstance(self.config, TrainConfig) else 0
+
+    @property
+    def balances(self) -> bool:
+        """Whether the run weights classes or repeats images."""
+        return any(getattr(self.config, name, 0) for name in BALANCING)
 
     @property
     def few_steps_warning(self) -> str:

@@ -245,10 +245,10 @@ def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path)
 
 
 def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
-    (tmp_path / FILE_NAME).write_text("of the former process")
+    (tmp_path / FILE_NAME).write_text("of the previous process")
     report = ReportPage(tmp_path, subject_of(index), keeps_earlier=True)
     report.write({})
-    assert (tmp_path / FILE_NAME).read_text() == "of the former process"
+    assert (tmp_path / FILE_NAME).read_text() == "of the previous process"
     report.set_validation(scored(index, make_detections(index, false_per_image=1), epoch=4))
     report.write({})
     assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
@@ -276,15 +276,15 @@ def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
             return 3
 
     page = tmp_path / FILE_NAME
-    former = "<!-- of the former process -->"
+    previous = "<!-- of the previous process -->"
     if state != "missing":
         epochs = 2 if "both" in state else 1
         ReportPage(tmp_path, subject_of(index)).write({name: values[:epochs] for name, values in HISTORY.items()})
         with page.open("a", encoding="utf-8") as file:
-            file.write(former)
-    (tmp_path / "results.csv").write_text("epoch,time\n1,1.0\n2,2.0\n")
+            file.write(previous)
+    (tmp_path / "results.csv").write_text("epoch,time,metrics/AP\n1,1.0,0.6\n2,2.0,0.5\n")
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, len(index.names)))
-    progress = Progress(epoch=2, batch=1)
+    progress = Progress(epoch=2, batch=1, best_epoch=1, best_fitness=0.6)
     trainer = hook_training(
         tmp_path, started_from=started_from(progress), progress=progress, step=step, loader=Loader()
     )
@@ -294,8 +294,9 @@ def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
     hook.report(trainer, Epoch(2))
     hook.after_training(trainer)
     text = page.read_text(encoding="utf-8")
-    assert text.endswith(former) != is_written
+    assert text.endswith(previous) != is_written
     assert not is_written or "without a validation" in text
+    assert not is_written or "The best AP was 0.600 in epoch 1; the newest, in epoch 2, is 0.500." in text
 
 
 def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
