@@ -409,7 +409,8 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path, is_linked):
     folder = tmp_path / "runs" / "exp"
     shutil.copytree(pictures, folder, copy_function=os.symlink if is_linked else shutil.copy2)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with refused("runs/exp/a.jpg: is in the folder of the results and could be overwritten; choose another"):
+    message = "is in the folder of the results and could be overwritten; choose another --project or --name"
+    with refused(f"runs/exp/a.jpg: {message}"):
         run(weights, folder, tmp_path, "--exist-ok")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     assert all(path.is_symlink() == is_linked for path in folder.iterdir())
