@@ -13,8 +13,9 @@ the decision to this module. Rank 0 decides for all ranks:
 | no last.pt, and a report | the same; it is refused if the current settings may add epochs |
 
 A run ends after the last epoch of the current settings, where ``--patience`` ends it, or where a callback has ended it,
-unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. A
-last.pt that an earlier run has left in the folder (``--exist-ok``) is ignored.
+unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. If
+the newest run in the folder has saved nothing (``--exist-ok``), the last.pt and the results of an earlier run are
+ignored.
 
 A start that only writes the report leaves last.pt as it is, unless it has to score the newest epoch: it then saves the
 run, with its own settings. A start that trains on from where a callback had ended the run saves last.pt before its
