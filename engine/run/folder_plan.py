@@ -77,11 +77,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     if not is_reported or plan.lacks_scores:
         return replace(plan, end_reason=end_reason)
     return EndedRun(
-        folder=last.parent,
-        run_id=started_from.description.run_id,
-        settings=plan.settings,
-        end_reason=end_reason,
-        startup_messages=plan.change_messages,
+        folder=last.parent, settings=plan.settings, end_reason=end_reason, startup_messages=plan.change_messages
     )
 
 
@@ -121,7 +117,6 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     )
     return EndedRun(
         folder=folder,
-        run_id=newest.run_id,
         settings=settings,
         end_reason=end_reason,
         startup_messages=[*merged.messages, *describe_changes(newest.settings, settings)],

@@ -204,7 +204,6 @@ class EndedRun(_Plan):
     """The plan of a run that has ended and has its report; only exports may be missing. Works without last.pt."""
 
     folder: Path  # locked, unless it is read-only
-    run_id: str
     end_reason: str  # why it has ended, after how many epochs, and how to train on
     startup_messages: list[str]  # written to the log before anything else
 
@@ -225,8 +224,8 @@ class TrainingRun:
     folder: Path
     run_id: str  # see `engine.checkpoint.newest_run`
     settings: RunSettings
-    started_from: StartedFrom | None = None  # None: the run started from the beginning
-    remaining: Remaining = Remaining.STEPS
+    started_from: StartedFrom | None  # None: the run started from the beginning
+    remaining: Remaining
 
     @property
     def config(self) -> TrainConfig:
@@ -239,8 +238,9 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """The result of a training: its run, and the failure of ``on_end``, if any. Without one, at most exports are
-    missing; with one, the next start writes the report again."""
+    """The result of a training: its folder and flags, and the failure of ``on_end``, if any. Without one, at most
+    exports are missing; with one, the next start writes the report again."""
 
-    run: TrainingRun
+    folder: Path
+    config: TrainConfig
     failure: UserError | None  # error of a callback's ``on_end``, on rank 0: to be raised after the exports

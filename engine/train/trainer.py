@@ -183,7 +183,7 @@ class Trainer:
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main and failure is None:
             record_reported(self.run.folder, self.run.run_id, self.progress.epoch)
-        return TrainingOutcome(self.run, failure)
+        return TrainingOutcome(self.run.folder, self.run.config, failure)
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""

@@ -365,7 +365,7 @@ def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkey
     hooks = Hooks([callbacks, Later()])
     hooks.call("start", trainer)
     hooks.call("finish", trainer)
-    outcome = TrainingOutcome(trainer.run, trainer.control.late_failure("go on"))
+    outcome = TrainingOutcome(trainer.run.folder, trainer.run.config, trainer.control.late_failure("go on"))
     monkeypatch.setattr(train, "_start", lambda *_: outcome)
     monkeypatch.setattr("engine.commands.export.export_best", export)
     with refused(

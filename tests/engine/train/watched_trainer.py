@@ -180,7 +180,7 @@ def build(
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    run = TrainingRun(folder=Path(), run_id="", settings=settings)
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=None, remaining=Remaining.STEPS)
     return trainer_of(
         run,
         step,
