@@ -89,8 +89,7 @@ def _reason_of_callback(plan: ContinuedRun) -> str:
     progress = started_from.progress
     if adds_epochs(plan.stored.config, plan.settings.config, progress.epoch, progress=progress):
         return ""
-    position = progress.describe(started_from.conditions.epoch_batches)
-    return f"a callback has ended it after {position}; to continue: {resume_flag(started_from.path)}"
+    return f"a callback has ended it after {started_from.position}; to continue: {resume_flag(started_from.path)}"
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:

@@ -74,6 +74,11 @@ class StartedFrom:
         )
 
     @property
+    def position(self) -> str:
+        """The position of the checkpoint in the run, in words."""
+        return self.progress.describe(self.conditions.epoch_batches)
+
+    @property
     def seconds(self) -> float:
         """Seconds that the run had trained."""
         return self.conditions.seconds
@@ -149,7 +154,6 @@ class ContinuedRun(_Plan):
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str  # see `EndedRun`; "": it has not ended, because steps or scores are missing
-    position_text: str  # progress of the checkpoint
     change_messages: list[str]  # messages about settings and files
     machine_messages: list[str]  # messages about processes and devices
 
@@ -158,7 +162,7 @@ class ContinuedRun(_Plan):
         """Messages that are written to the log before anything else."""
         if self.remaining is Remaining.REPORT:
             return [*self.change_messages, f"writing the report: {self.end_reason}"]
-        start = f"resuming {self.started_from.path} after {self.position_text}"
+        start = f"resuming {self.started_from.path} after {self.started_from.position}"
         return [start, *self.change_messages, *self.machine_messages]
 
     @property

@@ -77,7 +77,6 @@ def continued_run(settings: RunSettings, progress: Progress, *, end_reason: str 
         started_from=started_from(progress),
         known_root="",
         end_reason=end_reason,
-        position_text="",
         change_messages=[],
         machine_messages=[],
     )

@@ -208,7 +208,7 @@ def outcome(folder: Path, state: State, command: Command) -> str:
     if plan.remaining is Remaining.REPORT:
         assert plan.startup_messages[-1] == f"writing the report: {plan.end_reason}"
         return "report"
-    assert plan.startup_messages[0].startswith(f"resuming {folder}/last.pt after epoch ")
+    assert plan.startup_messages[0].startswith(f"resuming {folder}/last.pt after ")
     is_scored_first = plan.lacks_scores
     return "score" if is_scored_first else "train"
 
