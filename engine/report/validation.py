@@ -122,7 +122,7 @@ def _errors_section(errors: ErrorSplit, names: Sequence[str]) -> ErrorsSection:
 
 def _worst_images_section(validation: ScoredValidation, split: CheckedSplit) -> WorstImagesSection:
     threshold = validation.result.shown_confidence
-    errors = ImageErrors(split.index.ground_truth(), validation.shown, len(split.index.names), threshold)
+    errors = ImageErrors.of(split.index.ground_truth(), validation.shown, len(split.index.names), threshold)
     return WorstImagesSection(errors, gallery=worst_gallery(split, errors), legend=KIND_LEGEND)
 
 
