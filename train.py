@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Entered first, so that a signal while flags are parsed or torch is imported also requeues the job.
     with StopSignals() as signals:
         outcome = _start(sys.argv[1:] if argv is None else list(argv), signals)
-        if outcome is not None and outcome.run.config.export:
+        if outcome is not None and outcome.config.export:
             signals.ignore_requeue()  # also when only exports are left to do
             _export(outcome)
     if outcome is not None and outcome.failure is not None:
@@ -42,7 +42,7 @@ def _export(outcome: TrainingOutcome) -> None:
     from utils.logger import get_logger
 
     try:
-        export_best(outcome.run.folder, outcome.run.config, failure=outcome.failure)
+        export_best(outcome.folder, outcome.config, failure=outcome.failure)
     except Exception as error:
         if outcome.failure is None:
             raise

@@ -82,7 +82,7 @@ def probe_lr_mult(
     return lr_mult.value
 
 
-def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
+def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> LrMult:
     """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects.
 
     Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
@@ -90,7 +90,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
 
     Args:
         score: result of `score_on_objects`; NaN: not measured.
-        total_steps: inf if unknown.
+        planned_steps: see `StepPlan`.
     """
     if math.isnan(score):
         return LrMult(LR_MULT_UNFAMILIAR, "was not tested on the training objects")
@@ -100,8 +100,8 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
         return LrMult(LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}")
     if score < FAMILIAR_SCORE:
         return LrMult(LR_MULT_UNFAMILIAR, "hardly detects the training objects")
-    lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(total_steps)  # few steps: loaded layers also have far to go
-    few = f", raised for {counted(int(total_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
+    lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(planned_steps)  # few steps: loaded layers also have far to go
+    few = f", raised for {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
     return LrMult(lr_mult, f"detects some of the training objects{few}")
 
 

@@ -10,7 +10,7 @@ from data.index.shared_images import warn_of_shared_images
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.issues.small_boxes import warn_of_small_boxes
 from engine.run.run import StartedFrom
 from models.detector import Detector

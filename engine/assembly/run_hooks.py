@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.loading.loader import InfiniteDataLoader
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.hooks.callbacks import UserCallbacks, load_callbacks
 from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.class_weights import ClassWeights

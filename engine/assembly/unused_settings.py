@@ -1,4 +1,4 @@
-"""Finds settings of a command line that have no effect in its run, and the reasons."""
+"""Finds settings of a run, other than the defaults, that have no effect in it, and the reasons."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from engine.optim.schedule import step_plan
 from engine.run.run import RunSettings
 from models.heads.base import DetectionHead
 from utils.config.epochs import closing_epochs
+from utils.config.flags import as_flag, flag_name
 from utils.config.settings import ALL_RANKS, TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
@@ -46,6 +48,16 @@ class RuleContext:
         return math.inf if config.time else config.epochs
 
     @property
+    def last_early_validation(self) -> float:
+        """The last epoch before the end of the run that is validated; 0: there is none."""
+        val_every = self.settings.config.val_every
+        if val_every == 0:
+            return 0
+        if math.isinf(self.epochs):
+            return math.inf
+        return (self.epochs - 1) // val_every * val_every
+
+    @property
     def mixes_images(self) -> bool:
         """True if some training images are made of several."""
         settings = self.settings
@@ -64,10 +76,10 @@ def warn_of_unused_settings(
 def unused_settings(
     ctx: DistributedContext, settings: RunSettings, head: DetectionHead, *, channels: int = 3, tile: int = 0
 ) -> list[str]:
-    """Returns a line for each setting of the command line that has no effect in this run. ``channels``, ``tile``: see
-    `RuleContext`."""
+    """Returns a line for each setting that differs from its default and has no effect in this run. ``channels``,
+    ``tile``: see `RuleContext`."""
     context = RuleContext(ctx, settings, head, channels, tile)
-    explicit = _explicit_settings(settings.config)
+    changed = _changed_flags(settings.config)
     reasons: dict[str, str] = {}
     for rule in (
         *_loss_rules(context),
@@ -75,21 +87,20 @@ def unused_settings(
         *_process_rules(context),
         *_schedule_rules(context),
     ):
-        if rule.is_unused and rule.setting in explicit:
+        if rule.is_unused and rule.setting in changed:
             reasons.setdefault(rule.setting, rule.reason)
     lines = []
     for setting, reason in reasons.items():
         separator = " " if reason.startswith("without ") else ": "
-        lines.append(f"{explicit[setting]} does nothing{separator}{reason}")
+        lines.append(f"{changed[setting]} does nothing{separator}{reason}")
     return lines + _shortened_settings(context)
 
 
-def _explicit_settings(config: TrainConfig) -> dict[str, str]:
+def _changed_flags(config: TrainConfig) -> dict[str, str]:
     """Returns the flags of the settings that differ from the defaults, by the name of the setting."""
     flags = {name: f"--set {name}" for name in _overridden(config)}
     for name, value in changed_settings(config).items():
-        flag = f"--{name.replace('_', '-')}"
-        flags[name] = flag if value is True or value == ALL_RANKS else f"{flag} {value}"
+        flags[name] = flag_name(name) if value == ALL_RANKS else as_flag(name, value)
     return flags
 
 
@@ -132,8 +143,9 @@ def _process_rules(context: RuleContext) -> Iterator[SettingRule]:
     config = context.settings.config
     ranks = context.ctx.world_size
     yield SettingRule("spawn", config.spawn == 1, "one process trains anyway")
-    validates_once = context.epochs == 1 or config.val_every == 0
-    yield SettingRule("eval_ranks", validates_once, "the training processes validate after the last epoch")
+    yield SettingRule(
+        "eval_ranks", context.last_early_validation == 0, "the training processes validate after the last epoch"
+    )
     yield SettingRule(
         "eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next"
     )
@@ -154,11 +166,13 @@ def _schedule_rules(context: RuleContext) -> Iterator[SettingRule]:
     yield SettingRule("lr_mult", not config.weights, "without --weights")
     for name in WARMUP_SETTINGS:
         yield SettingRule(name, hyp.warmup_epochs == 0, "warmup_epochs is 0")
-    accumulates = round(config.nominal_batch / config.batch_size) > 1
-    yield SettingRule("nominal_batch", not accumulates, f"a batch has {counted(config.batch_size, 'image')} already")
+    is_one_batch = step_plan(config, epoch_batches=1).accumulate == 1
+    yield SettingRule("nominal_batch", is_one_batch, f"rounds to one batch of {counted(config.batch_size, 'image')}")
     yield SettingRule("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is")
-    yield SettingRule("patience", config.patience >= context.epochs, f"the run has {length}")
     yield SettingRule("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only")
+    longest_wait = context.last_early_validation - config.val_every  # the best epoch is the first validated one
+    validated = length if config.val_every == 1 else f"{length}, validated every {config.val_every}"
+    yield SettingRule("patience", config.patience > longest_wait, f"the run has {validated}")
     yield SettingRule("save_period", config.save_period > context.epochs, f"the run has {length}")
 
 

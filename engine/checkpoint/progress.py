@@ -30,7 +30,7 @@ class Progress:
     finite_steps: Count = 0  # finite steps of the epoch so far
     bad_steps: Count = 0  # non-finite ones in a row
     buffers_averaged: bool = False  # whether all ranks have the same buffers: the epoch's steps are done
-    best_fitness: float = -1.0  # see `engine.evaluation.metrics.Fitness`
+    best_fitness: float = -1.0  # see `engine.evaluation.fitness.Fitness`
     best_epoch: Annotated[int, Bounds(-1)] = -1
     # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
     confidence: float | None = None

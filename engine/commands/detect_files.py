@@ -203,7 +203,9 @@ def open_results_folder(config: DetectConfig) -> Path:
     folder = increment_path(config.project, config.name, config.exist_ok)
     for path in source_files(config.source) if config.exist_ok else ():
         if _is_inside(path, folder):
-            raise UserError(f"{path}: is in the folder of the results and could be overwritten; choose another")
+            raise UserError(
+                f"{path}: is in the folder of the results and could be overwritten; choose another --project or --name"
+            )
     removed = remove_written(folder)
     if removed:
         get_logger().info("%s: %s of an earlier run removed (--exist-ok)", folder, counted(removed, "file"))

@@ -18,6 +18,7 @@ from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported, open_model
 from engine.inference.settings import check_box_voting, resolve_imgsz, warn_of_unused_flags
 from engine.issues.issue import CheckedSplit
+from engine.report.environment import machine_facts
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
 from engine.run.new_folder import check_run_dir, increment_path
@@ -53,7 +54,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         title=f"Validation of {Path(config.weights).name}",
         config=config,
         hyp=None,
-        ctx=ctx,
+        machine=machine_facts(ctx),
         imgsz=config.imgsz,
         stride=model.stride,
         train=None,

@@ -1,12 +1,12 @@
 """The metrics of a validation: average precision as COCO defines it, equal to pycocotools' on the same boxes;
-precision, recall and F1 curves; the confusion matrix; the fitness of an epoch.
+precision, recall and F1 curves; the confusion matrix.
 
 Legend: D detections, M objects, C classes, A area ranges, T IoU thresholds, R recall points, S confidences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,11 +28,8 @@ from engine.evaluation.matching import (
 )
 from engine.evaluation.result import EvalResult, f1_score
 from models.postprocess.selection import DEFAULT_CONFIDENCE
-from utils.config.checks import class_numbers, typed_class
 from utils.detections import DetectionTable
-from utils.errors import UserError
 from utils.labels import GroundTruth
-from utils.schema import suggestion
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
@@ -143,55 +140,6 @@ METRICS = (
 )
 
 
-@dataclass(frozen=True)
-class Fitness:
-    """The number that decides which epoch is the best: a metric of all classes, or of one."""
-
-    metric: str  # a name of `METRICS`
-    name: str  # for display: the metric and the class
-    class_index: int | None = None  # None: all classes
-
-    @classmethod
-    def parse(cls, value: str, names: Sequence[str]) -> Fitness:
-        """Parses ``--fitness``: a metric in any case, ``METRIC:CLASS``, or the name of a class, which means its AP.
-        After ``METRIC:``, a class is given by name or number. Raises UserError for a metric or a class that does not
-        exist."""
-        titles = {metric.name: metric.title for metric in METRICS}
-        metrics = {name.lower(): name for name in titles}
-        metric = metrics.get(value.lower())
-        if metric is not None:
-            return cls(metric, titles[metric])
-        prefix, _, class_name = value.partition(":")
-        if class_name and value not in names:
-            metric = metrics.get(prefix.lower())
-        if metric is None:
-            if value not in names:
-                hint = suggestion(value, [*titles.values(), *names])
-                known = ", ".join(titles.values())
-                raise UserError(f"--fitness {value}: neither a metric ({known}) nor a class of the data set{hint}")
-            metric = "AP"
-            class_name = value
-        chosen = class_name if class_name in names else typed_class(class_name)
-        (index,) = class_numbers([chosen], dict(enumerate(names)), "the data set", flag="--fitness")
-        return cls(metric, f"{titles[metric]}:{names[index]}", index)
-
-    @property
-    def column(self) -> str:
-        """Name of the column in results.csv."""
-        return f"metrics/{self.metric if self.class_index is None else self.name}"
-
-    def score_of(self, result: EvalResult) -> float:
-        """Returns the fitness of ``result``; nan if there is nothing to score."""
-        if self.class_index is None:
-            return result.metrics[self.metric]
-        return float(result.class_metrics[self.metric][self.class_index])
-
-    def check_objects(self, truth: GroundTruth) -> None:
-        """Raises UserError if the validation split has no object of the class, so that no epoch could be the best."""
-        if self.class_index is not None and not (~truth.crowd & (truth.classes == self.class_index)).any():
-            raise UserError(f"--fitness {self.name}: the validation images have no object of this class to score")
-
-
 def score_detections(
     gt: GroundTruth,
     table: DetectionTable,
@@ -217,19 +165,19 @@ def score_detections(
     """
     precision, scored_curves = _precision_and_curves(gt, table, num_classes)
     curves = scored_curves if shown is None else _confidence_curves(gt, shown, num_classes)
-    confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
+    shown_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
     confused = table if shown is None else shown
     values = {m.name: m.values(curves, precision) for m in METRICS}
     return EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
-        best_confidence=float(CONFIDENCES[curves.best]),
+        threshold=curves.threshold,
+        shown_confidence=shown_confidence,
         ap_small=float(nanmean(precision[:, SMALL])),
         ap_medium=float(nanmean(precision[:, MEDIUM])),
         ap_large=float(nanmean(precision[:, LARGE])),
         class_targets=gt.boxes_per_class(num_classes),
-        confusion=confusion_matrix(gt, confused, num_classes, confusion_confidence),
-        confusion_confidence=confusion_confidence,
+        confusion=confusion_matrix(gt, confused, num_classes, shown_confidence),
         curve_confidence=CONFIDENCES.copy(),
         curve_precision=curves.precision,
         curve_recall=curves.recall,

@@ -27,13 +27,13 @@ class EvalResult:
 
     metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py
     class_metrics: dict[str, np.ndarray]  # float64 (C,), by the same names
-    best_confidence: float  # the confidence with the highest mean F1
+    threshold: float | None  # the confidence with the best mean F1; None: no confidence gives a true positive
+    shown_confidence: float  # `threshold`, or detect.py's default if that is None; also for precision, recall and F1
     ap_small: float  # IoU 0.50:0.95
     ap_medium: float
     ap_large: float
     class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
     confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
-    confusion_confidence: float  # its confidence threshold: `threshold`, or a default if that is None
     curve_confidence: np.ndarray  # float64 (S,)
     curve_precision: np.ndarray  # float64 (C, S) against confidence
     curve_recall: np.ndarray  # float64 (C, S)
@@ -59,11 +59,6 @@ class EvalResult:
     def curve_f1(self) -> np.ndarray:
         """F1 of each class against confidence: float64 (C, S)."""
         return f1_score(self.curve_precision, self.curve_recall)
-
-    @property
-    def threshold(self) -> float | None:
-        """The confidence with the best mean F1; None if no confidence gives a true positive."""
-        return self.best_confidence if self.metrics["f1"] > 0 else None
 
     @property
     def missed_at_best_confidence(self) -> np.ndarray:

@@ -67,7 +67,7 @@ def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
     image."""
     sizes = {"small": result.ap_small, "medium": result.ap_medium, "large": result.ap_large}
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes.items())
-    lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
+    lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.shown_confidence:.3f}"]
     missed_classes = missed_classes_text(result, names)
     if missed_classes:
         lines.append(missed_classes)
@@ -88,7 +88,7 @@ def missed_classes_text(result: EvalResult, names: Sequence[str]) -> str:
     best = zip(missed.tolist(), f1.max(1), result.curve_confidence[f1.argmax(1)])
     classes = listed([f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best], 5)
     count = counted(missed.size, "class")
-    return f"No object of {count} is found at confidence {result.best_confidence:.3f}: {classes}"
+    return f"No object of {count} is found at confidence {result.shown_confidence:.3f}: {classes}"
 
 
 def format_errors(errors: ErrorSplit) -> list[str]:
@@ -131,17 +131,18 @@ def write_results_json(
     ``rows`` and ``sizes``: see `result_rows` and `size_rows`.
     """
     overall = {name.lower(): value for name, value in result.metrics.items()}
-    overall |= {name: getattr(result, name) for name in ("best_confidence", "ap_small", "ap_medium", "ap_large")}
+    overall |= {name: getattr(result, name) for name in ("ap_small", "ap_medium", "ap_large")}
     _, *class_rows = rows
     class_errors = zip(class_rows, errors.counts, errors.class_cost)
     content = {
         **{name: plain_number(value) for name, value in overall.items()},
+        "best_confidence": result.threshold,  # null: no detection is correct
         "images": result.num_images,
         "classes": _json_rows(COLUMNS, class_rows),
         "confusion": {
             "rows": "predicted, last: background",
             "columns": "true, last: background",
-            "confidence": result.confusion_confidence,
+            "confidence": result.shown_confidence,
             "counts": result.confusion.tolist(),
         },
         "errors": {

@@ -74,7 +74,7 @@ class Reference:
             threshold: confidence at which F1 of the scored detections is compared; None: the checkpoint's best one.
         """
         if threshold is None:
-            threshold = self.result.best_confidence
+            threshold = self.result.shown_confidence
         settings = ValidationSettings(iou_thres=exported.nms_iou, box_voting=False)
 
         def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:

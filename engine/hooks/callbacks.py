@@ -66,6 +66,9 @@ def load_callbacks(source: str, results: ResultsTable) -> UserCallbacks:
     unknown = [name for name in callbacks if name not in POINTS]
     if unknown:
         raise UserError(f"{flag}: '{unknown[0]}' is not a callback{suggestion(unknown[0], POINTS)}; {known}")
+    uncallable = [name for name, callback in callbacks.items() if not callable(callback)]
+    if uncallable:
+        raise UserError(f"{flag}: {uncallable[0]} is not callable; {known}")
     if not callbacks:
         raise UserError(f"{flag}: has no callback; {known}")
     return UserCallbacks(flag, callbacks, module.__file__, results)

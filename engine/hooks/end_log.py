@@ -47,7 +47,7 @@ class ClassScores(Hook):
 
 
 class Summary(Hook):
-    """Writes the last line of the log. Comes after all other hooks."""
+    """Logs the summary of a run. The last hook."""
 
     def __init__(self, fitness: str) -> None:
         self._fitness = fitness

@@ -88,7 +88,8 @@ class Hook:
     start             N-1  before the first step of this process, in a new and in a resumed run
     before_epoch      N-1  before the first step that this process takes of the epoch
     after_step        N-1  after each step of the optimizer
-    after_read        N-1  when the host has the values of a step: a step later, or before something is saved
+    after_read        N-1  when the host has the values of a step: a step later; at once at the end of an epoch, and
+                           before a save
     after_last_step   N-1  after the last step of the epoch, when all ranks have the same model
     before_validation N-1  before the training processes validate an epoch, or wait for scores (``--eval-ranks``)
     record            N    when an epoch has its scores and its row, before its files are saved

@@ -11,11 +11,12 @@ import numpy as np
 
 from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard
 from engine.issues.issue import CheckedSplit
+from engine.report.environment import machine_facts
 from engine.report.page import FILE_NAME as REPORT_NAME
 from engine.report.page import ReportPage, is_outdated
 from engine.report.sheets import draw_batch, write_preview
@@ -66,7 +67,7 @@ class Plots(Hook):
             title=f"Training run {run.folder.name}",
             config=run.config,
             hyp=run.hyp,
-            ctx=trainer.ctx,
+            machine=machine_facts(trainer.ctx),
             imgsz=run.config.imgsz,
             stride=model.stride,
             train=trainer.loader.index,
@@ -85,7 +86,7 @@ class Plots(Hook):
             self._page.write({})
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
-        self._page.set_epochs(trainer.epochs)
+        self._page.set_progress(epochs=trainer.epochs, best_epoch=trainer.progress.best_epoch)
         validation = None
         if epoch.evaluation is not None:
             validation = ScoredValidation.of(epoch.evaluation, epoch=epoch.number)

@@ -18,12 +18,12 @@ SHORT_RUN = 20_000  # steps
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
-def resolve_optimizer(name: str, total_steps: float) -> str:
+def resolve_optimizer(name: str, planned_steps: float) -> str:
     """Resolves ``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long
     one. A run whose length is unknown (inf) ends by the clock, and Muon has learned more by then."""
     if name != "auto":
         return name
-    is_short = total_steps <= SHORT_RUN or math.isinf(total_steps)
+    is_short = planned_steps <= SHORT_RUN or math.isinf(planned_steps)
     return "Muon" if is_short else "SGD"
 
 

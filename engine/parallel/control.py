@@ -124,7 +124,7 @@ class RunControl:
         return flags
 
     def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
-        """Returns the action to take after a step.
+        """Returns the action to take after a step. If a hook ends the run, it is also saved.
 
         Args:
             flags: requests of all ranks, read after this step.

@@ -44,6 +44,7 @@ from engine.parallel.split_point import choose_split_point
 from engine.parallel.strategy import Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
 from utils.batches import Batch
+from utils.config.flags import flag_name
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -59,7 +60,7 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
             "with torchrun or --spawn, or use --pipeline 1"
         )
     names = ("virtual_ranks", "sync_bn", "compile", "teacher", "keep_old")
-    excluded = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name)]
+    excluded = [flag_name(name) for name in names if getattr(config, name)]
     if config.batch_size == FIND_BATCH_SIZE:
         excluded.append("--batch-size -1")
     if excluded:

@@ -84,20 +84,20 @@ def _sentences(rules: Sequence[AdviceRule], facts: RunFacts) -> Iterator[str]:
 
 
 def _progress(facts: RunFacts) -> Iterator[str]:
-    if not facts.epochs:
+    if not facts.subject.epochs:
         return
     epochs, seconds = facts.column("time")
     if epochs.size:
-        yield f"Epoch {epochs[-1]:.0f} of {facts.epochs} is complete, after {format_duration(seconds[-1])}."
+        yield f"Epoch {epochs[-1]:.0f} of {facts.subject.epochs} is complete, after {format_duration(seconds[-1])}."
     else:
-        yield f"No epoch of {facts.epochs} is complete yet."
+        yield f"No epoch of {facts.subject.epochs} is complete yet."
 
 
 def _course_of_fitness(facts: RunFacts) -> Iterator[str]:
     epochs, values = facts.fitness_values()
     if values.size < 2:
         return
-    name = facts.fitness.name
+    name = facts.subject.fitness.name
     best = int(np.argmax(values))
     newest = f"the newest, in epoch {epochs[-1]:.0f}, is {values[-1]:.3f}"
     yield f"The best {name} was {values[best]:.3f} in epoch {epochs[best]:.0f}; {newest}."
@@ -135,7 +135,7 @@ def _recommended_threshold(facts: RunFacts) -> Iterator[str]:
         yield (
             f"Recommended confidence threshold: {result.threshold:.3f} (the best mean F1, {result.metrics['f1']:.3f}); "
             f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}. "
-            f"{'detect.py uses it.' if facts.epochs else 'Pass it to detect.py with --conf-thres.'}"
+            f"{'detect.py uses it.' if facts.subject.epochs else 'Pass it to detect.py with --conf-thres.'}"
         )
 
 
@@ -154,7 +154,7 @@ def _threshold_of_best(facts: RunFacts) -> Iterator[str]:
 def _missed_classes(facts: RunFacts) -> Iterator[str]:
     if facts.scored_result is None:
         return
-    missed_classes = missed_classes_text(facts.scored_result, facts.names)
+    missed_classes = missed_classes_text(facts.scored_result, facts.subject.names)
     if missed_classes:
         yield f"{missed_classes}; detect.py --conf-thres sets another threshold."
 
@@ -189,9 +189,10 @@ def _frequent_confusion(facts: RunFacts) -> Iterator[str]:
         count, predicted, true = pairs[0]
         objects = counted(int(result.class_targets[true]), "object")
         verb = "is" if count == 1 else "are"
+        names = facts.subject.names
         yield (
-            f"The most frequent confusion: {count} of {objects} of class {facts.names[true]} {verb} mistaken for "
-            f"{facts.names[predicted]}."
+            f"The most frequent confusion: {count} of {objects} of class {names[true]} {verb} mistaken for "
+            f"{names[predicted]}."
         )
 
 
@@ -203,14 +204,14 @@ def _weak_classes(facts: RunFacts) -> Iterator[str]:
     weak = np.argsort(ap)
     weak = weak[ap[weak] < WEAK * result.ap]  # the weakest first
     if weak.size:
-        classes = listed([f"{facts.names[c]} ({result.class_ap[c]:.3f})" for c in weak.tolist()], 5)
+        classes = listed([f"{facts.subject.names[c]} ({result.class_ap[c]:.3f})" for c in weak.tolist()], 5)
         yield f"The weakest classes by AP: {classes}."
 
 
 def _unscored_classes(facts: RunFacts) -> Iterator[str]:
     if facts.scored_result is None:
         return
-    unscored = [facts.names[c] for c in np.flatnonzero(facts.scored_result.class_targets == 0).tolist()]
+    unscored = [facts.subject.names[c] for c in np.flatnonzero(facts.scored_result.class_targets == 0).tolist()]
     if unscored:
         classes = counted(len(unscored), "class")
         yield f"{classes} without validation objects, so without a score: {listed(unscored, 5)}."
@@ -222,12 +223,12 @@ def _label_objects(facts: RunFacts) -> Iterator[str]:
 
 
 def _train_longer(facts: RunFacts) -> Iterator[str]:
-    if facts.few_steps_warning:
-        yield f"Train longer: {facts.few_steps_warning}."
+    if facts.subject.few_steps_warning:
+        yield f"Train longer: {facts.subject.few_steps_warning}."
     epochs, _ = facts.fitness_values()
-    is_complete = facts.epochs and epochs.size and epochs[-1] >= facts.epochs
+    is_complete = facts.subject.epochs and epochs.size and epochs[-1] >= facts.subject.epochs
     if is_complete and facts.is_rising():
-        yield f"Train longer: {resume_flag(facts.last)} --epochs {2 * facts.epochs} continues this run."
+        yield f"Train longer: {resume_flag(facts.last)} --epochs {2 * facts.subject.epochs} continues this run."
 
 
 def _avoid_overfitting(facts: RunFacts) -> Iterator[str]:
@@ -248,25 +249,26 @@ def _enlarge_small_boxes(facts: RunFacts) -> Iterator[str]:
     if facts.train is None:
         return
     side = facts.train.median_side_px
-    remedy = remedy_for_small_boxes(side, facts.imgsz, facts.stride, tile=facts.tile)
+    subject = facts.subject
+    remedy = remedy_for_small_boxes(side, subject.imgsz, subject.stride, tile=subject.validated.index.tile)
     if remedy:
-        yield f"At --imgsz {facts.imgsz}, half of the boxes have sides below {side:.1f} px: {remedy}."
+        yield f"At --imgsz {subject.imgsz}, half of the boxes have sides below {side:.1f} px: {remedy}."
 
 
 def _label_rare_classes(facts: RunFacts) -> Iterator[str]:
     if facts.train is None:
         return
     boxes = facts.train.class_boxes
-    is_labeled = np.array([name not in facts.ignored for name in facts.names], bool)
+    is_labeled = np.array([name not in facts.ignored for name in facts.subject.names], bool)
     rare = np.flatnonzero((boxes < FEW_BOXES) & is_labeled)
     if rare.size:
         order = rare[np.argsort(boxes[rare], kind="stable")]
-        classes = listed([f"{facts.names[c]} ({boxes[c]})" for c in order.tolist()], 5)
+        classes = listed([f"{facts.subject.names[c]} ({boxes[c]})" for c in order.tolist()], 5)
         yield f"{counted(rare.size, 'class')} with fewer than {FEW_BOXES} training boxes; label more: {classes}."
 
 
 def _balance_classes(facts: RunFacts) -> Iterator[str]:
-    if facts.train is None or facts.balances:
+    if facts.train is None or facts.subject.balances:
         return
     boxes = facts.train.class_boxes
     labeled = np.flatnonzero(boxes)  # classes without boxes are not rare, but unlabeled: `_label_rare_classes`
@@ -276,8 +278,8 @@ def _balance_classes(facts: RunFacts) -> Iterator[str]:
     least = labeled[boxes[labeled].argmin()]
     if boxes[most] >= IMBALANCED * boxes[least]:
         yield (
-            f"{facts.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
-            f"{facts.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in "
+            f"{facts.subject.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
+            f"{facts.subject.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in "
             "the loss."
         )
 

@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy as np
 from engine.evaluation.bootstrap import ap_of_draws
 from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import CensusSection, census_content, take_census
-from engine.report.environment import machine_facts, settings_table
+from engine.report.environment import settings_table
 from engine.report.figures import MANY_CLASSES
 from engine.report.history import history_charts
 from engine.report.run_facts import FEW_OBJECTS, collect_facts
@@ -44,7 +43,6 @@ class Sections:
 
     summary: dict[str, list[str]]  # sentences by title
     changed: page.HtmlTable  # settings that differ from their defaults
-    machine: Sequence[tuple[str, str]]
     data: CensusSection
     history: dict[str, Picture]  # by title; empty before the first epoch
     validation: ValidationSections | None  # None before the first validation of the process
@@ -87,11 +85,11 @@ class ReportPage:
                 index.ground_truth(), validation.scored, len(index.names), DRAWS
             )
 
-    def set_epochs(self, epochs: int) -> None:
-        """Sets the planned epochs of the run, which its hooks may change."""
+    def set_progress(self, *, epochs: int, best_epoch: int) -> None:
+        """Sets the planned epochs of a run, which its hooks may change, and its best epoch."""
         config = self._subject.config
         if isinstance(config, TrainConfig):
-            self._subject = replace(self._subject, config=replace(config, epochs=epochs))
+            self._subject = replace(self._subject, config=replace(config, epochs=epochs), best_epoch=best_epoch)
 
     def write(self, history: dict[str, np.ndarray]) -> None:
         """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png.
@@ -153,7 +151,6 @@ class ReportPage:
                 "What to do next": list(what_to_do(facts)),
             },
             changed=settings_table(subject.config, subject.hyp),
-            machine=machine_facts(subject.ctx),
             data=data,
             history={chart.title: chart_picture(chart) for chart in history_charts(history)},
             validation=validation,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.evaluation.analysis import ErrorSplit
-from engine.evaluation.metrics import Fitness, nanmean
+from engine.evaluation.metrics import nanmean
 from engine.evaluation.result import EvalResult
 from engine.report.census import Census, CensusSection
 from engine.report.subject import Subject
@@ -21,31 +21,23 @@ FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned
 FEW_OBJECTS = 100  # with fewer in the validation split, changes of AP may be chance
 SIGNIFICANT_FRACTION = 0.975  # of the draws of the images, as in a two-sided interval of 95 %
 MIN_IMAGES = 10  # with fewer images, draws do not show the range of chance
-BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
 
 
 @dataclass(frozen=True)
 class RunFacts:
     """Input of the rules of advice.py; None or empty where it is unknown."""
 
+    subject: Subject
     history: dict[str, np.ndarray]  # columns of results.csv, float (epochs,)
-    epochs: int  # planned epochs of the run; 0 for the validation of a checkpoint
-    names: Sequence[str]
-    imgsz: int
-    stride: int
     train: Census | None
     data: Census | None = None  # the training census if there is one, else the validation census
     result: EvalResult | None = None
     errors: ErrorSplit | None = None
     suspects: int = 0  # probable label errors
     backgrounds: int = 0  # images without objects that have detections
-    balances: bool = False  # whether the run weights classes or repeats images
     last: Path = Path("last.pt")  # the checkpoint that continues the run
-    fitness: Fitness = Fitness("AP", "AP")  # decides which epoch is the best
     # AP of each class on draws of the images, float64 (S, C), by epoch; epochs of other processes are missing.
     ap_of_draws: Mapping[int, np.ndarray] = field(default_factory=dict)
-    few_steps_warning: str = ""  # warning that the run has too few steps, or ""
-    tile: int = 0  # side of the tiles that the model sees, pixels of the images; 0: whole images
     ignored: Sequence[str] = ()  # classes that the training images do not label, such as the old ones of --keep-old
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -57,12 +49,11 @@ class RunFacts:
         return self.history["epoch"][known], values[known]
 
     def best_row(self) -> dict[str, float] | None:
-        """Returns the row of the history with the best fitness; None if there is none, or thresholds are unknown."""
-        values = self.history.get(self.fitness.column)
-        if values is None or CONFIDENCE_COLUMN not in self.history or not np.isfinite(values).any():
+        """Returns the row of the history of the run's best epoch; None if there is none, or thresholds are unknown."""
+        rows = np.flatnonzero(self.history.get("epoch", np.zeros(0)) == self.subject.best_epoch)
+        if CONFIDENCE_COLUMN not in self.history or not rows.size:
             return None
-        row = int(np.nanargmax(values))
-        return {name: float(column[row]) for name, column in self.history.items()}
+        return {name: float(column[rows[0]]) for name, column in self.history.items()}
 
     @property
     def objects(self) -> int:
@@ -82,8 +73,19 @@ class RunFacts:
         return 1.96 * float(np.sqrt(ap * (1 - ap) / self.objects))
 
     def fitness_values(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the epochs whose fitness is known, and the fitness."""
-        return self.column(self.fitness.column)
+        """Returns the epochs whose fitness is known and comparable, and the fitness.
+
+        If an epoch before the run's best one has a higher fitness, the validation images or their size have changed
+        between the two (`Progress.forget_best`); then only the best epoch and later ones are comparable.
+        """
+        epochs, values = self.column(self.subject.fitness.column)
+        best_epoch = self.subject.best_epoch
+        if best_epoch < 0:
+            return np.zeros(0), np.zeros(0)
+        is_earlier = epochs < best_epoch
+        if (values[is_earlier] > values[epochs == best_epoch].max(initial=-np.inf)).any():
+            return epochs[~is_earlier], values[~is_earlier]
+        return epochs, values
 
     def is_rising(self) -> bool:
         """Returns whether the best fitness of the last third exceeds the best before it by more than `RISING_AP`
@@ -116,16 +118,17 @@ class RunFacts:
         high_draws = self.ap_of_draws.get(int(epochs[high]))
         low_draws = self.ap_of_draws.get(int(epochs[low]))
         has_enough_images = self.result is not None and self.result.num_images >= MIN_IMAGES
-        if self.fitness.metric == "AP" and has_enough_images and high_draws is not None and low_draws is not None:
+        is_ap = self.subject.fitness.metric == "AP"
+        if is_ap and has_enough_images and high_draws is not None and low_draws is not None:
             is_higher = self._fitness_of_draws(high_draws) > self._fitness_of_draws(low_draws)
             return bool(np.mean(is_higher) >= SIGNIFICANT_FRACTION)
         return difference > self.interval_halfwidth(float(values[high]))
 
     def _fitness_of_draws(self, ap: np.ndarray) -> np.ndarray:
         """Computes the fitness, an AP, on each draw: float64 (S,) from the AP of the classes (S, C)."""
-        if self.fitness.class_index is None:
+        if self.subject.fitness.class_index is None:
             return nanmean(ap, axis=1)
-        return ap[:, self.fitness.class_index]
+        return ap[:, self.subject.fitness.class_index]
 
     def overfits(self) -> bool:
         """Returns whether, over the last third, the training loss falls and the validation loss rises by more than 2 %
@@ -157,19 +160,12 @@ def collect_facts(
     """Collects the facts from the sections of a page. Arguments: see `RunFacts`."""
     train = next((split.index for split in subject.splits if split.name == "train"), None)
     facts = RunFacts(
+        subject=subject,
         history=history,
-        epochs=subject.epochs,
-        names=subject.validated.index.names,
-        imgsz=subject.imgsz,
-        stride=subject.stride,
         train=next((census for census in data.censuses if census.split == "train"), None),
         data=data.censuses[0],
         last=last,
-        fitness=subject.fitness,
-        balances=any(getattr(subject.config, name, 0) for name in BALANCING),
         ap_of_draws=ap_of_draws,
-        few_steps_warning=subject.few_steps_warning,
-        tile=subject.validated.index.tile,
         ignored=() if train is None else tuple(train.names_ignored_everywhere()),
     )
     if validation is None:

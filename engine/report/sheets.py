@@ -39,7 +39,7 @@ def write_preview(validation: ScoredValidation, names: Sequence[str], out: Path)
     if validation.preview is None:
         return None
     batch, detections = validation.preview
-    sheet = draw_batch(batch, names, detections, threshold=validation.result.confusion_confidence)
+    sheet = draw_batch(batch, names, detections, threshold=validation.result.shown_confidence)
     if sheet is not None:
         write_image(out, sheet)
     return sheet

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import ErrorSplit
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult, Evaluation, Preview
 from engine.issues.issue import CheckedSplit
 from engine.optim.schedule import few_steps_warning, step_plan
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
+
+BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
 
 
 @dataclass(frozen=True)
@@ -22,18 +24,29 @@ class Subject:
     title: str
     config: TrainConfig | ValConfig
     hyp: Hyperparameters | None
-    ctx: DistributedContext
+    machine: Sequence[tuple[str, str]]  # versions and the machine, see `machine_facts`
     imgsz: int
     stride: int
     train: DatasetIndex | None  # None: not known, for the validation of a checkpoint
     validated: CheckedSplit
     fitness: Fitness = Fitness("AP", "AP")
     batches: int = 0  # per epoch; 0 for the validation of a checkpoint
+    best_epoch: int = -1  # epoch of the run's best.pt, see `Progress`; -1: none
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Class names."""
+        return self.validated.index.names
 
     @property
     def epochs(self) -> int:
         """Planned epochs of the run; 0 for the validation of a checkpoint."""
         return self.config.epochs if isinstance(self.config, TrainConfig) else 0
+
+    @property
+    def balances(self) -> bool:
+        """Whether the run weights classes or repeats images."""
+        return any(getattr(self.config, name, 0) for name in BALANCING)
 
     @property
     def few_steps_warning(self) -> str:

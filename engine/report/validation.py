@@ -104,7 +104,7 @@ def validation_sections(validation: ScoredValidation, split: CheckedSplit) -> Va
 
 
 def _confusion_section(result: EvalResult, names: Sequence[str]) -> ConfusionSection:
-    title = f"detections above confidence {result.confusion_confidence:.3f}, IoU {CONFUSION_IOU}"
+    title = f"detections above confidence {result.shown_confidence:.3f}, IoU {CONFUSION_IOU}"
     return ConfusionSection(
         figures={"confusion_matrix": confusion_picture(result.confusion, names, title)},
         pairs=_confused_pairs(result, names),
@@ -121,8 +121,8 @@ def _errors_section(errors: ErrorSplit, names: Sequence[str]) -> ErrorsSection:
 
 
 def _worst_images_section(validation: ScoredValidation, split: CheckedSplit) -> WorstImagesSection:
-    threshold = validation.result.confusion_confidence
-    errors = ImageErrors(split.index.ground_truth(), validation.shown, len(split.index.names), threshold)
+    threshold = validation.result.shown_confidence
+    errors = ImageErrors.of(split.index.ground_truth(), validation.shown, len(split.index.names), threshold)
     return WorstImagesSection(errors, gallery=worst_gallery(split, errors), legend=KIND_LEGEND)
 
 
@@ -130,7 +130,7 @@ def _labels_section(validation: ScoredValidation, split: CheckedSplit) -> Labels
     result = validation.result
     issues = find_label_errors(split, validation.scored, result.class_metrics, MIN_LABEL_ERROR_SCORE)
     model = f"The model after {counted(validation.epoch, 'epoch')}" if validation.epoch else "The model"
-    drawn = DrawnDetections(validation.shown, result.confusion_confidence)
+    drawn = DrawnDetections(validation.shown, result.shown_confidence)
     return LabelsSection(
         trust=trust_lines(model, {split.name: result}, split.index.names, issues),
         issues=issues,
@@ -152,7 +152,7 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     return page.HtmlTable(
         ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
         rows,
-        f"Scores of each class; P, R and F1 as detect.py finds them above {result.best_confidence:.3f}, IoU 0.5",
+        f"Scores of each class; P, R and F1 as detect.py finds them above {result.shown_confidence:.3f}, IoU 0.5",
     )
 
 

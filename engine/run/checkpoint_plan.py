@@ -44,7 +44,6 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
         known_root="" if names_other_data else known_root,
         # By the requested epochs, which may be fewer than are done.
         end_reason=reason_to_end(started_from, requested.config, command.explicit_flags),
-        position_text=_describe_position(started_from, settings.config),
         change_messages=[*merged.messages, *describe_changes(stored, settings)],
         machine_messages=_machine_changes(command, started_from.conditions),
     )
@@ -68,17 +67,6 @@ def choose_epochs(started_from: StartedFrom, config: TrainConfig, explicit_flags
     if not gets_time or not done or done < config.epochs:
         return config.epochs
     return epochs_in_time(done, started_from.seconds, config.time * 3600)
-
-
-def _describe_position(started_from: StartedFrom, config: TrainConfig) -> str:
-    """Returns the progress text of a checkpoint, such as ``epoch 3 of 10 and 5 batches``."""
-    progress = started_from.progress
-    epochs = f"epoch {progress.epoch} of {config.epochs}"
-    if progress.has_trained(started_from.conditions.epoch_batches):
-        return f"{epochs} and the steps of epoch {progress.epoch + 1}"
-    if progress.batch:
-        return f"{epochs} and {counted(progress.batch, 'batch')}"
-    return epochs
 
 
 def _machine_changes(command: TrainCommand, conditions: RunConditions) -> list[str]:

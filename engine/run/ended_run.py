@@ -12,8 +12,8 @@ from data.source.open import open_data
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import Progress
-from engine.run.merge_settings import as_flag
 from engine.run.run import RunSettings
+from utils.config.flags import as_flag
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

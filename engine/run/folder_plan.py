@@ -13,8 +13,9 @@ the decision to this module. Rank 0 decides for all ranks:
 | no last.pt, and a report | the same; it is refused if the current settings may add epochs |
 
 A run ends after the last epoch of the current settings, where ``--patience`` ends it, or where a callback has ended it,
-unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. A
-last.pt that an earlier run has left in the folder (``--exist-ok``) is ignored.
+unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. If
+the newest run in the folder has saved nothing (``--exist-ok``), the last.pt and the results of an earlier run are
+ignored.
 
 A start that only writes the report leaves last.pt as it is, unless it has to score the newest epoch: it then saves the
 run, with its own settings. A start that trains on from where a callback had ended the run saves last.pt before its
@@ -73,14 +74,10 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     )
     # False without a record, and for the record of another copy of the folder.
     is_reported = reported_epochs == started_from.progress.epoch
-    if not is_reported or started_from.lacks_scores(plan.settings.config.epochs):
+    if not is_reported or plan.lacks_scores:
         return replace(plan, end_reason=end_reason)
     return EndedRun(
-        folder=last.parent,
-        run_id=started_from.description.run_id,
-        settings=plan.settings,
-        end_reason=end_reason,
-        startup_messages=plan.change_messages,
+        folder=last.parent, settings=plan.settings, end_reason=end_reason, startup_messages=plan.change_messages
     )
 
 
@@ -92,8 +89,7 @@ def _reason_of_callback(plan: ContinuedRun) -> str:
     progress = started_from.progress
     if adds_epochs(plan.stored.config, plan.settings.config, progress.epoch, progress=progress):
         return ""
-    position = progress.describe(started_from.conditions.epoch_batches)
-    return f"a callback has ended it after {position}; to continue: {resume_flag(started_from.path)}"
+    return f"a callback has ended it after {started_from.position}; to continue: {resume_flag(started_from.path)}"
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
@@ -120,7 +116,6 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     )
     return EndedRun(
         folder=folder,
-        run_id=newest.run_id,
         settings=settings,
         end_reason=end_reason,
         startup_messages=[*merged.messages, *describe_changes(newest.settings, settings)],

@@ -6,7 +6,6 @@ its two values differ.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from engine.checkpoint.description import NamedFiles
 from engine.run.compare_files import FileMatch, compare_file
 from engine.run.resolve_paths import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
-from utils.config.flags import flag_name, words_of_settings
+from utils.config.flags import as_flag, flag_name
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -51,12 +50,10 @@ def merge_settings(stored: RunSettings, command: TrainCommand) -> MergedSettings
     """Merges the settings ``stored`` with those of the command line. Raises UserError for a setting that a run cannot
     change."""
     files = _ComparedFiles.of(stored, command)
-    run = files.settings_of_run()
-    current = files.config_of_command()
-    config = merge_config(run.config, current, command.explicit_flags)
-    hyp, recipe_messages = merge_hyperparameters(run, current, command.explicit_flags)
+    config = merge_config(files.run.config, files.current, command.explicit_flags)
+    hyp, recipe_messages = merge_hyperparameters(files.run, files.current, command.explicit_flags)
     return MergedSettings(
-        stored=run,
+        stored=files.run,
         settings=RunSettings(config, hyp, files.named_in(config)),
         local_paths=files.local_paths(),
         messages=[*files.messages(), *recipe_messages],
@@ -70,36 +67,36 @@ class _ComparedFiles:
     stored: RunSettings
     command: TrainCommand
     matches: dict[str, FileMatch]  # by setting; only those that the command gives
+    run: RunSettings  # the stored settings, with the command's paths for files that have moved
+    current: TrainConfig  # the command's settings, with the stored paths of files that the run keeps
 
     @staticmethod
     def of(stored: RunSettings, command: TrainCommand) -> _ComparedFiles:
         names = sorted(PATH_SETTINGS.intersection(command.explicit_flags))
         matches = {name: compare_file(name, stored, command.config, command.files) for name in names}
-        return _ComparedFiles(stored=stored, command=command, matches=matches)
-
-    def settings_of_run(self) -> RunSettings:
-        """Returns the stored settings, with the command's paths for files that have moved."""
-        moved = [name for name, match in self.matches.items() if match is FileMatch.MOVED]
-        paths = {name: getattr(self.command.config, name) for name in moved}
-        return replace(
-            self.stored, config=replace(self.stored.config, **paths), files=self._with_typed(self.stored.files, moved)
+        moved = [name for name, match in matches.items() if match is FileMatch.MOVED]
+        moved_paths = {name: getattr(command.config, name) for name in moved}
+        kept = [name for name, match in matches.items() if match.keeps_stored_path]
+        kept_paths = {name: getattr(stored.config, name) for name in kept}
+        return _ComparedFiles(
+            stored=stored,
+            command=command,
+            matches=matches,
+            run=replace(
+                stored, config=replace(stored.config, **moved_paths), files=_with_typed(stored.files, command, moved)
+            ),
+            current=replace(command.config, **kept_paths),
         )
-
-    def config_of_command(self) -> TrainConfig:
-        """Returns the command's settings, with the stored paths of files that the run keeps."""
-        kept = [name for name, match in self.matches.items() if match.keeps_stored_path]
-        return replace(self.command.config, **{name: getattr(self.stored.config, name) for name in kept})
 
     def named_in(self, config: TrainConfig) -> NamedFiles:
         """Returns the files of the merged settings ``config``, with the checksums of those that are new to the run."""
-        run = self.settings_of_run()
-        new = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(run.config, name)]
-        return with_checksums(self._with_typed(run.files, new), config, new)
+        new = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(self.run.config, name)]
+        return with_checksums(_with_typed(self.run.files, self.command, new), config, new)
 
     def local_paths(self) -> frozenset[str]:
         """Returns the settings whose paths are those of the command."""
-        current = self.config_of_command()
-        return frozenset(name for name in self.matches if getattr(current, name) == getattr(self.command.config, name))
+        typed = self.command.config
+        return frozenset(name for name in self.matches if getattr(self.current, name) == getattr(typed, name))
 
     def messages(self) -> list[str]:
         """Returns a message for each file that has changed or can no longer be compared."""
@@ -117,10 +114,11 @@ class _ComparedFiles:
                 messages.append(f"{flag}: no such file; the run has {stored_path}, which no longer exists either")
         return messages
 
-    def _with_typed(self, files: NamedFiles, names: Iterable[str]) -> NamedFiles:
-        """Returns ``files`` with what the command's user has typed for the settings ``names``."""
-        typed = {name: self.command.files.typed.get(name, "") for name in names}
-        return replace(files, typed=files.typed | typed)
+
+def _with_typed(files: NamedFiles, command: TrainCommand, names: Iterable[str]) -> NamedFiles:
+    """Returns ``files`` with what the command's user has typed for the settings ``names``."""
+    typed = {name: command.files.typed.get(name, "") for name in names}
+    return replace(files, typed=files.typed | typed)
 
 
 def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> TrainConfig:
@@ -211,8 +209,3 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
         if not compare_file(name, stored, planned.config, planned.files).is_same_file:
             return False
     return True
-
-
-def as_flag(name: str, value: Any) -> str:
-    """Returns a setting or hyper-parameter as it is typed on a command line."""
-    return shlex.join(words_of_settings({name: value}))

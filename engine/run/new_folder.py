@@ -17,8 +17,9 @@ def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Non
         existing = next(folder for folder in base.parents if folder.exists())
         if not existing.is_dir():
             raise NotADirectoryError
-        with tempfile.TemporaryDirectory(prefix=".", dir=existing):
-            pass
+        with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:
+            for part in base.relative_to(existing).parts:
+                Path(probe, part).mkdir(exist_ok=True)  # a name may be too long
     except OSError as error:
         raise _explain(base, error) from None
 
@@ -52,4 +53,4 @@ def _explain(base: Path, error: OSError) -> UserError:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return UserError(f"{base}: a file with this name exists; choose another --project or --name")
     reason = os_reason(error)
-    return UserError(f"{base}: cannot be created ({reason}); choose another --project")
+    return UserError(f"{base}: cannot be created ({reason}); choose another --project or --name")

@@ -29,10 +29,10 @@ from engine.run.find_checkpoint import find_checkpoint
 from engine.run.folder import SAVING_PATIENCE_S, ReadOnlyFolder, lock_folder
 from engine.run.folder_plan import check_not_lost, plan_continued
 from engine.run.launch_record import find_run_of_launchers
-from engine.run.merge_settings import as_flag
 from engine.run.new_folder import check_run_dir
 from engine.run.resolve_paths import resolve, resolve_command, with_checksums
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings, TrainCommand
+from utils.config.flags import as_flag
 from utils.config.recipes import read_recipe
 from utils.config.settings import AUTO, TrainConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects, result_of_main

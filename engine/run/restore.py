@@ -12,7 +12,7 @@ from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
 from engine.run.results_csv import ResultsTable
-from engine.run.run import NewRun, Remaining, RunPlan, StartedFrom
+from engine.run.run import NewRun, Remaining, RunPlan, RunSettings
 from utils.config.epochs import is_closing_epoch
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
@@ -20,7 +20,7 @@ from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted
 
-# Settings on which the order of an epoch's images depends.
+# Settings on which the order of an epoch's images depends. Tiles also depend on the hyper-parameter `tile_backgrounds`.
 _ORDER_SETTINGS = ("seed", "rect", "image_weights", "repeat_factor")
 
 
@@ -59,7 +59,7 @@ class StartPosition:
     """The position at which a run begins or continues."""
 
     progress: Progress
-    pending: PendingEpoch | None = None  # see `pending_epoch`
+    pending: PendingEpoch | None = None  # the newest epoch if it has to be scored first
 
 
 def restore_run(
@@ -68,28 +68,27 @@ def restore_run(
     """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns the
     position from which the run continues, and logs how it differs from that of the checkpoint if the run takes steps;
     returns that of a new run if there is no checkpoint. Raises UserError when the state does not fit the run."""
-    if checkpoint is None:
+    if isinstance(plan, NewRun) or checkpoint is None:
         return StartPosition(progress=Progress())
-    config = plan.settings.config  # of a run that continues, no setting is left open
     if ctx.is_main:
         warn_of_lost_results(checkpoint)
     checkpoint.restore(ctx, state)
-    if checkpoint.description.identity != data.identity:
+    change = EpochChange(checkpoint, plan.settings, data)  # of a run that continues, no setting is left open
+    if not change.has_same_data:
         get_logger().info(
             "resume: the labels, the sizes of the images, or how the YAML reads them have changed since the run began"
         )
-    progress, messages = adapt_progress(checkpoint, config, data)
+    progress, messages = adapt_progress(change)
     if plan.remaining is Remaining.STEPS:
         for message in messages:
             get_logger().info("%s", message)
-    return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint, epochs=config.epochs))
+    pending = pending_epoch(ctx, checkpoint) if plan.lacks_scores else None
+    return StartPosition(progress=progress, pending=pending)
 
 
-def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint, *, epochs: int) -> PendingEpoch | None:
-    """Returns the newest epoch of a checkpoint if a run of ``epochs`` has to score it first
-    (`StartedFrom.lacks_scores`). Only rank 0 keeps its weights."""
-    if not StartedFrom.of(checkpoint).lacks_scores(epochs):
-        return None
+def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint) -> PendingEpoch:
+    """Returns the newest epoch of a checkpoint that lacks its scores (`StartedFrom.lacks_scores`). Only rank 0 keeps
+    its weights."""
     pending = checkpoint.header.pending or _unvalidated_epoch(checkpoint)
     return pending if ctx.is_main else replace(pending, ema={})
 
@@ -135,12 +134,16 @@ class EpochStart(enum.Enum):
 
 
 @dataclass(frozen=True)
-class _EpochChange:
+class EpochChange:
     """The epoch that a checkpoint has begun, compared with an epoch as the run takes it now."""
 
     checkpoint: Checkpoint
-    config: TrainConfig
+    settings: RunSettings  # settings with which the run continues
     data: EpochData
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.settings.config
 
     @property
     def start(self) -> EpochStart:
@@ -175,6 +178,8 @@ class _EpochChange:
             names += ["imgsz", "batch_size"]  # images of similar shapes form batches
         if any(getattr(stored.config, name) != getattr(config, name) for name in names):
             return False
+        if stored.tile > 0 and stored.hyp.tile_backgrounds != self.settings.hyp.tile_backgrounds:
+            return False
         depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or stored.tile > 0
         return not depends_on_content or self.has_same_data
 
@@ -199,24 +204,25 @@ class _EpochChange:
         return batches - batches % step_plan(self.config, self.data.batches).accumulate
 
 
-def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> tuple[Progress, list[str]]:
+def adapt_progress(change: EpochChange) -> tuple[Progress, list[str]]:
     """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has now, and a message for
     each change.
 
     If the position in the epoch is recounted (`EpochStart`), the losses of the epoch are summed from there on. The
     schedule is a function of the step relative to all steps, so steps are always recounted.
     """
-    stored = checkpoint.header.progress
+    config = change.config
+    data = change.data
+    stored = change.checkpoint.header.progress
     progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
     messages = []
-    change = _EpochChange(checkpoint, config, data)
     if change.start is EpochStart.END:
         progress = replace(progress, batch=data.batches)
     elif change.start is EpochStart.RECOUNT:
         progress.begin_epoch(change.batches_taken)
         messages.append(f"resume: {_describe_start(progress, data.batches)}")
     progress = _with_steps(progress, config, data)
-    if checkpoint.description.config.epochs != config.epochs or progress.updates != stored.updates:
+    if change.checkpoint.description.config.epochs != config.epochs or progress.updates != stored.updates:
         share = progress.updates / step_plan(config, data.batches).total
         epochs = counted(config.epochs, "epoch")
         messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")

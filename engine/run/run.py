@@ -74,6 +74,11 @@ class StartedFrom:
         )
 
     @property
+    def position(self) -> str:
+        """The position of the checkpoint in the run, in words."""
+        return self.progress.describe(self.conditions.epoch_batches)
+
+    @property
     def seconds(self) -> float:
         """Seconds that the run had trained."""
         return self.conditions.seconds
@@ -149,7 +154,6 @@ class ContinuedRun(_Plan):
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str  # see `EndedRun`; "": it has not ended, because steps or scores are missing
-    position_text: str  # progress of the checkpoint
     change_messages: list[str]  # messages about settings and files
     machine_messages: list[str]  # messages about processes and devices
 
@@ -158,7 +162,7 @@ class ContinuedRun(_Plan):
         """Messages that are written to the log before anything else."""
         if self.remaining is Remaining.REPORT:
             return [*self.change_messages, f"writing the report: {self.end_reason}"]
-        start = f"resuming {self.started_from.path} after {self.position_text}"
+        start = f"resuming {self.started_from.path} after {self.started_from.position}"
         return [start, *self.change_messages, *self.machine_messages]
 
     @property
@@ -170,10 +174,14 @@ class ContinuedRun(_Plan):
         return Remaining.SCORES
 
     @property
+    def lacks_scores(self) -> bool:
+        """Whether the newest epoch has to be scored first, see `StartedFrom`."""
+        return self.started_from.lacks_scores(self.settings.config.epochs)
+
+    @property
     def scores_epochs(self) -> bool:
         """Whether epochs are scored, so that another one may become the best; a report alone scores none."""
-        lacks_scores = self.started_from.lacks_scores(self.settings.config.epochs)
-        return self.remaining is not Remaining.REPORT or lacks_scores
+        return self.remaining is not Remaining.REPORT or self.lacks_scores
 
     @property
     def data_source(self) -> DataSource:
@@ -200,7 +208,6 @@ class EndedRun(_Plan):
     """The plan of a run that has ended and has its report; only exports may be missing. Works without last.pt."""
 
     folder: Path  # locked, unless it is read-only
-    run_id: str
     end_reason: str  # why it has ended, after how many epochs, and how to train on
     startup_messages: list[str]  # written to the log before anything else
 
@@ -221,8 +228,8 @@ class TrainingRun:
     folder: Path
     run_id: str  # see `engine.checkpoint.newest_run`
     settings: RunSettings
-    started_from: StartedFrom | None = None  # None: the run started from the beginning
-    remaining: Remaining = Remaining.STEPS
+    started_from: StartedFrom | None  # None: the run started from the beginning
+    remaining: Remaining
 
     @property
     def config(self) -> TrainConfig:
@@ -235,8 +242,9 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """The result of a training: its run, and the failure of ``on_end``, if any. Without one, at most exports are
-    missing; with one, the next start writes the report again."""
+    """The result of a training: its folder and flags, and the failure of ``on_end``, if any. Without one, at most
+    exports are missing; with one, the next start writes the report again."""
 
-    run: TrainingRun
+    folder: Path
+    config: TrainConfig
     failure: UserError | None  # error of a callback's ``on_end``, on rank 0: to be raised after the exports

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.eval_ranks.service import end_evaluating_processes
-from engine.run.run import EndedRun, TrainingOutcome, TrainingRun
+from engine.run.run import EndedRun, TrainingOutcome
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
 from utils.process.result_file import write_result
@@ -19,5 +19,4 @@ def log_ended_run(ctx: DistributedContext, ended: EndedRun) -> TrainingOutcome:
     for message in ended.startup_messages:
         get_logger().info("%s", message)
     get_logger().info("%s: complete: %s", ended.folder, ended.end_reason)
-    run = TrainingRun(folder=ended.folder, run_id=ended.run_id, settings=ended.settings)
-    return TrainingOutcome(run, failure=None)
+    return TrainingOutcome(ended.folder, ended.settings.config, failure=None)

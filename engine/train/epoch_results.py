@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.checkpoint.progress import Progress
-from engine.evaluation.metrics import METRICS, Fitness
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch
 from engine.optim.schedule import Schedule

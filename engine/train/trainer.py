@@ -19,11 +19,11 @@ from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.complete_record import record_reported
-from engine.run.merge_settings import as_flag
 from engine.run.run import TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.epochs import is_closing_epoch, validates_after
+from utils.config.flags import as_flag
 from utils.errors import ExplainedError, Stopped
 from utils.logger import get_logger
 from utils.program import resume_flag
@@ -183,7 +183,7 @@ class Trainer:
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main and failure is None:
             record_reported(self.run.folder, self.run.run_id, self.progress.epoch)
-        return TrainingOutcome(self.run, failure)
+        return TrainingOutcome(self.run.folder, self.run.config, failure)
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""

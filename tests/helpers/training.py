@@ -12,7 +12,7 @@ from engine.checkpoint.progress import Progress
 from engine.optim.schedule import StepPlan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainingRun
+from engine.run.run import ContinuedRun, Remaining, RunSettings, StartedFrom, TrainingRun
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -60,7 +60,9 @@ def hook_training(
     """Returns a training in ``folder``. ``parts``: fields of `HookTraining`."""
     description = checkpoint_of(config=config or STORED["config"]).description
     settings = RunSettings(description.config, description.hyp)
-    run = TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=started_from)
+    run = TrainingRun(
+        folder=folder, run_id=run_id, settings=settings, started_from=started_from, remaining=Remaining.STEPS
+    )
     checkpointer = Checkpointer(folder, ctx=ctx, description=description)
     return HookTraining(run, checkpointer, ctx=ctx, **parts)
 
@@ -75,7 +77,6 @@ def continued_run(settings: RunSettings, progress: Progress, *, end_reason: str 
         started_from=started_from(progress),
         known_root="",
         end_reason=end_reason,
-        position_text="",
         change_messages=[],
         machine_messages=[],
     )

@@ -339,6 +339,7 @@ def test_a_longer_run_keeps_its_optimizer(inputs, tmp_path):
     last = tmp_path / "exp" / "last.pt"
     assert read_checkpoint(last)["config"]["optimizer"] == "Muon"
     call(train.main, "--resume", last, "--epochs", "20000", "--patience", "1", "--set", "lr0=0")
+    assert read_checkpoint(last)["config"]["optimizer"] == "Muon"
 
 
 def test_a_validation_split_without_objects_is_reported(inputs, tmp_path, capsys):

@@ -165,7 +165,7 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
         run.ranks(1, "--resume", str(last), "--data", moved, "--epochs", "2")
         assert run.codes() == [0], run.output()
         output = run.output()
-    assert f"after epoch 0 of 2 and {batch} batches" in output
+    assert f"/last.pt after epoch 1, batch {batch} of" in output
     changes = [line for line in output.splitlines() if line.startswith("resume: ")]
     starts = ("data ", "epochs 1 -> 2", "processes 2 -> 1", "the learning rate continues")
     expected = [f"resume: {start}" for start in starts]

@@ -11,7 +11,7 @@ from data.folds.held_out import scan_settings
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from tools.experiment.folder import ContinuedFolder, check_folder
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext

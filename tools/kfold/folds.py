@@ -17,7 +17,7 @@ from data.folds.held_out import scan_settings
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, ShardSplit
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from tools.experiment.experiment import SPLITS
 from tools.kfold.write_folds import FOLDS_CSV, write_folds
 from utils.config.search_settings import KfoldConfig

@@ -11,6 +11,7 @@ import json
 import keyword
 import os
 import re
+import shlex
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
@@ -312,6 +313,11 @@ def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
             text = str(value)
             words += [f"{flag}={text}"] if _looks_like_flag(text) else [flag, text]
     return words
+
+
+def as_flag(name: str, value: Any) -> str:
+    """Returns a setting or hyper-parameter as it is typed on a command line."""
+    return shlex.join(words_of_settings({name: value}))
 
 
 def _words_of_list(flag: str, values: Sequence[str]) -> list[str]:

@@ -60,7 +60,7 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours,
 def test_the_reason_for_the_optimizer_is_stated(caplog, stored, chosen, reason):
     caplog.set_level("INFO", logger="lockstep")
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD"), Hyperparameters())
-    run = TrainingRun(folder=Path(), run_id="", settings=settings)
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=None, remaining=Remaining.STEPS)
     if stored is not None:
         origin = started_from(Progress())
         earlier = replace(origin.description.config, optimizer=stored)

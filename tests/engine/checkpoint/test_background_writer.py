@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,13 @@ class BlockingDisk:
         self.written: list[tuple[Path, int]] = []
         self.started = threading.Event()
         self.go_on = threading.Event()
+        self.fails = threading.Event()
 
     def __call__(self, content: int, path: Path) -> None:
         self.started.set()
         assert self.go_on.wait(60)
         if content < 0:
+            self.fails.set()
             raise OSError("full")
         self.written.append((path, content))
 
@@ -82,7 +83,7 @@ def test_an_error_while_files_are_being_submitted_drops_all_of_them():
     class FilesDuringTheError(dict[Path, int]):
         def __contains__(self, path: object) -> bool:  # `submit` looks for older content of these files
             disk.go_on.set()
-            time.sleep(0.05)  # the write fails meanwhile
+            assert disk.fails.wait(60)
             return super().__contains__(path)
 
     writer = BackgroundWriter(disk)

@@ -61,7 +61,7 @@ def test_a_source_with_a_link_to_itself_does_not_prevent_the_results(tmp_path: P
     config = DetectConfig(weights="best.pt", source=str(source), project=str(tmp_path), name="out", exist_ok=True)
     assert open_results_folder(config) == tmp_path / "out"
     (source / "a.jpg").symlink_to("../out/a.jpg")
-    with refused("a.jpg: is in the folder of the results and could be overwritten; choose another"):
+    with refused("a.jpg: is in the folder of the results and could be overwritten; choose another --project or --name"):
         open_results_folder(config)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ import pytest
 import train
 from engine.checkpoint.progress import Progress
 from engine.evaluation import evaluator
-from engine.evaluation.metrics import Fitness, score_detections
-from engine.evaluation.result import EvalResult
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import score_detections
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -139,7 +139,7 @@ def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypat
         result = true_score(*arguments, **tables)
         metrics, confidence = next(scores)
         others = {"plain_confidence": confidence / 2, "scored_confidence": confidence / 4}
-        return replace(result, metrics=result.metrics | metrics, best_confidence=confidence, **others)
+        return replace(result, metrics=result.metrics | metrics, threshold=confidence, **others)
 
     monkeypatch.setattr(evaluator, "score_detections", score)
     data = write_dataset(tmp_path / "set")
@@ -151,9 +151,3 @@ def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypat
         progress = read_checkpoint(tmp_path / "exp" / name)["progress"]
         stored = [progress[key] for key in ("confidence", "plain_confidence", "scored_confidence")]
         assert stored == [confidence, confidence / 2, confidence / 4]
-
-
-@pytest.mark.parametrize(("f1", "threshold"), [(0.5, 0.25), (0.0, None), (float("nan"), None)])
-def test_no_threshold_is_stored_without_detections(f1, threshold):
-    empty = {f.name: None for f in fields(EvalResult)}
-    assert EvalResult(**empty | {"metrics": {"f1": f1}, "best_confidence": 0.25}).threshold == threshold

@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.evaluation.matching import Pairs, match_by_overlap
+from engine.evaluation.analysis import split_errors
+from engine.evaluation.matching import Pairs, match_by_overlap, match_detections
 from engine.evaluation.metrics import CONFIDENCES, best_threshold, confusion_matrix, score_detections
-from engine.evaluation.tables import format_summary, missed_classes_text
+from engine.evaluation.tables import format_summary, missed_classes_text, result_rows, write_results_json
+from models.postprocess.selection import DEFAULT_CONFIDENCE
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
 
@@ -125,7 +127,7 @@ def test_confidence_curves_equal_counting():
     assert result.metrics["f1"] == pytest.approx(f1.mean(0).max())
     best = np.flatnonzero(f1.mean(0) == f1.mean(0).max())
     best = best[: np.argmax(np.diff(best, append=-1) != 1) + 1]  # the first of several runs
-    assert result.best_confidence == result.curve_confidence[best[(len(best) - 1) // 2]]
+    assert result.threshold == result.curve_confidence[best[(len(best) - 1) // 2]]
     assert result.metrics["precision"] == pytest.approx(np.nanmean(result.class_metrics["precision"]))
 
 
@@ -148,7 +150,7 @@ def test_the_threshold_and_its_scores_are_of_the_shown_detections():
     assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).ap < 1
     assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
     assert result.confusion.tolist() == [[2, 0], [0, 0]]
-    assert result.threshold == result.confusion_confidence == pytest.approx(0.2, abs=0.001)
+    assert result.threshold == result.shown_confidence == pytest.approx(0.2, abs=0.001)
     assert result.plain_confidence == pytest.approx(0.1, abs=0.001)
     assert result.scored_confidence == pytest.approx(0.2, abs=0.001)
     alone = score_detections(gt, table(0.9, 0.4, 0.8), 1)
@@ -202,7 +204,7 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     )
     result = score_detections(gt, table, 5)
     assert 0.4 < result.threshold < 0.5  # halfway from the last wrong score to the first right one, not next to either
-    assert result.confusion_confidence == result.threshold
+    assert result.shown_confidence == result.threshold
     np.testing.assert_array_equal(result.confusion, confusion_matrix(gt, table, 5, result.threshold))
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
     assert result.missed_at_best_confidence.tolist() == [1]
@@ -210,8 +212,26 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     assert missed_classes_text(result, names) == text
     assert text in format_summary(result, names)
     nothing = score_detections(gt, empty_table(), 5)
-    assert (nothing.threshold, nothing.confusion_confidence, nothing.missed_at_best_confidence.size) == (None, 0.25, 0)
+    assert (nothing.threshold, nothing.shown_confidence, nothing.missed_at_best_confidence.size) == (None, 0.25, 0)
     assert len(format_summary(nothing, names)) == 1
+
+
+def test_without_a_true_positive_there_is_no_threshold_and_the_default_of_detect_is_named(tmp_path):
+    objects = np.array([[0, 0, 50, 50]], float)
+    gt = make_ground_truth(
+        objects, classes=np.zeros(1, int), area=np.full(1, 2500), image=np.zeros(1, int), num_images=1, num_classes=1
+    )
+    wrong = make_table(image=[0], boxes=[[200.0, 200, 250, 250]], scores=[0.9], classes=[0])
+    result = score_detections(gt, wrong, 1)
+    assert (result.metrics["f1"], result.threshold, result.shown_confidence) == (0, None, DEFAULT_CONFIDENCE)
+    assert format_summary(result, ["a"])[0].endswith("; P, R and F1 at confidence 0.250")
+    path = tmp_path / "results.json"
+    rows = result_rows(result, gt, ["a"])
+    write_results_json(
+        path, result, rows=rows, sizes=[], errors=split_errors(match_detections(gt, wrong, 1)), settings={}
+    )
+    content = json.loads(path.read_text())
+    assert (content["best_confidence"], content["confusion"]["confidence"]) == (None, 0.25)
 
 
 @pytest.mark.parametrize("seed", range(4))

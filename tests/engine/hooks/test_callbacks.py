@@ -131,6 +131,10 @@ def on_epoch(run):
     pass
 
 
+class Empty:
+    on_step = None
+
+
 nothing = object()
 '''
 
@@ -168,6 +172,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("user_hooks:Refuses", ".../user_hooks.py:72: ValueError: no"),
         ("user_hooks:Needs", "TypeError: Needs.__init__() missing 1 required positional argument: 'argument'"),
         ("user_hooks:Computed", ".../user_hooks.py:84: LookupError: too early"),
+        ("user_hooks:Empty", "on_step is not callable; callbacks are on_start, on_step, on_epoch, on_end"),
         ("user_hooks:nothing", "has no callback; callbacks are on_start, on_step, on_epoch, on_end"),
     ],
 )
@@ -360,7 +365,7 @@ def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkey
     hooks = Hooks([callbacks, Later()])
     hooks.call("start", trainer)
     hooks.call("finish", trainer)
-    outcome = TrainingOutcome(trainer.run, trainer.control.late_failure("go on"))
+    outcome = TrainingOutcome(trainer.run.folder, trainer.run.config, trainer.control.late_failure("go on"))
     monkeypatch.setattr(train, "_start", lambda *_: outcome)
     monkeypatch.setattr("engine.commands.export.export_best", export)
     with refused(

@@ -31,9 +31,10 @@ def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
     per_class = np.where(present, 0.6, np.nan)
     recall = np.where(present[:, None], 1 - confidence**2, np.nan)
     return EvalResult(
-        metrics={"AP50": 0.7, "f1": 0.5}, class_metrics={"AP50": per_class}, best_confidence=0.4, ap_small=np.nan,
+        metrics={"AP50": 0.7, "f1": 0.5}, class_metrics={"AP50": per_class}, threshold=0.4,
+        shown_confidence=0.4, ap_small=np.nan,
         ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets), confusion=np.eye(n + 1, dtype=int),
-        confusion_confidence=0.4, curve_confidence=confidence,
+        curve_confidence=confidence,
         curve_precision=np.where(present[:, None], 0.5 + confidence / 2, np.nan), curve_recall=recall,
         pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
         num_images=4,

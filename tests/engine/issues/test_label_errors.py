@@ -132,6 +132,20 @@ def test_a_badly_placed_box(shift):
     np.testing.assert_allclose(error.suggestion.xyxy_px, labels.boxes[17], atol=8)
 
 
+def test_a_weak_detection_where_a_label_is_does_not_hide_that_it_is_badly_placed():
+    labels, table = scene()
+    moved = labels.copy()
+    moved.boxes[17] += 30
+    weak = DetectionTable(
+        np.insert(table.image_index, 18, 2),
+        np.insert(table.boxes_xyxy_px, 18, moved.boxes[17], 0),
+        np.insert(table.scores, 18, 0.05),
+        np.insert(table.classes, 18, moved.classes[17]),
+    )
+    error = only_error(errors_in(moved, weak))
+    assert (error.kind, place(error)) == (BADLY_PLACED, ("2", 5))
+
+
 def test_a_label_of_nothing():
     labels, table = scene()
     labels = labels.insert(18, image=2, box=[500, 500, 600, 600], class_id=1)

@@ -53,6 +53,23 @@ def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, c
     assert exit_code_of(program) == code
 
 
+def test_steps_that_end_after_a_signal_keep_the_process_alive():
+    """The ranks agree to stop two steps later."""
+    program = """
+    clock = [0.0]
+    watchdog.time = types.SimpleNamespace(monotonic=lambda: clock[0])
+    with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
+        with dog.training(Path(".")):
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(4):
+                time.sleep(0.06)  # in which the watchdog looks
+                clock[0] += 0.15
+                dog.beat()
+            dog.remove_stop_limit()
+    """
+    assert exit_code_of(program) == 0
+
+
 def test_a_process_ends_after_the_write_of_its_checkpoint():
     """The signal would end it after 0.2 s; the write takes a second."""
     program = """

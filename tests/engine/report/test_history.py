@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.evaluation.metrics import METRICS, Fitness
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import METRICS
 from engine.report.history import history_charts
 
 

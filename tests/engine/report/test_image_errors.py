@@ -58,13 +58,14 @@ def scene():
 
 def test_each_detection_has_its_outcome_in_its_image():
     gt, table, detections = scene()
-    errors = ImageErrors(gt, table, 2, 0.25)
+    errors = ImageErrors.of(gt, table, 2, 0.25)
     found = {
         (int(i), int(c), round(float(s), 3)): int(o)
-        for i, c, s, o in zip(errors.image, errors.detections.classes, errors.detections.scores, errors.outcome)
+        for i, c, s, o in zip(errors.found.image, errors.found.classes, errors.found.scores, errors.found.outcome)
     }
     assert found == {d[:3]: d[7] for d in detections if d[7] is not None}
-    missed = set(zip(errors.object_image[errors.missed].tolist(), errors.object_classes[errors.missed].tolist()))
+    objects = errors.objects
+    missed = set(zip(objects.image[objects.missed].tolist(), objects.classes[objects.missed].tolist()))
     assert missed == {(0, 1), (2, 1)}
     expected = np.zeros((5, len(KINDS)), int)
     expected[0] = 1
@@ -76,24 +77,24 @@ def test_each_detection_has_its_outcome_in_its_image():
 @pytest.mark.parametrize("seed", range(3))
 def test_counts_are_those_of_the_error_split(seed: int):
     gt, table, classes = random_case(seed)
-    errors = ImageErrors(gt, table, classes, -1.0)  # scores of 0 also count
+    errors = ImageErrors.of(gt, table, classes, -1.0)  # scores of 0 also count
     split = split_errors(match_detections(gt, table, classes))
     np.testing.assert_array_equal(errors.counts().sum(0), split.counts.sum(0))
     for kind in range(len(KINDS)):
-        of_class = errors.error_class[errors.error_kind == kind]
+        of_class = errors.all.classes[errors.all.kind == kind]
         np.testing.assert_array_equal(np.bincount(of_class, minlength=classes), split.counts[:, kind])
 
 
 def test_worst_images_come_first_and_rare_errors_have_an_example():
     gt, table, _ = scene()
-    errors = ImageErrors(gt, table, 2, 0.25)
+    errors = ImageErrors.of(gt, table, 2, 0.25)
     assert worst_images(errors, 10) == [0, 3, 2]
     assert worst_images(errors, 2) == [0, 3]  # of the other images' errors, most are in image 3
     nothing = make_table()
-    assert worst_images(ImageErrors(gt, nothing, 2, 0.25), 10) == [0, 1, 2]
-    assert [ImageErrors(gt, table, 2, least).backgrounds() for least in (0.25, 0.005, 0.5)] == [1, 2, 0]
+    assert worst_images(ImageErrors.of(gt, nothing, 2, 0.25), 10) == [0, 1, 2]
+    assert [ImageErrors.of(gt, table, 2, least).backgrounds() for least in (0.25, 0.005, 0.5)] == [1, 2, 0]
     none = np.zeros(0, int)
-    errors = ImageErrors(
+    errors = ImageErrors.of(
         make_ground_truth(none, classes=none, area=none, image=none, num_images=2, num_classes=2), nothing, 2, 0.25
     )
     assert (worst_images(errors, 5), errors.backgrounds()) == ([], 0)

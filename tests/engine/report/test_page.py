@@ -17,12 +17,14 @@ from data.labels.findings import BAD_ROW, Finding
 from data.labels.report import ScanReport
 from engine.checkpoint.progress import Progress
 from engine.evaluation.analysis import split_errors
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.matching import match_detections
-from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from engine.evaluation.metrics import METRICS, score_detections
 from engine.hooks.hook import Epoch
 from engine.hooks.plots import Plots
 from engine.issues.issue import CheckedSplit
 from engine.report.census import take_census
+from engine.report.environment import machine_facts
 from engine.report.page import FILE_NAME, ReportPage
 from engine.report.subject import ScoredValidation, Subject
 from engine.run.run import Remaining
@@ -37,9 +39,9 @@ from tests.helpers.training import hook_training, started_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
-from utils.distributed.rendezvous import join_run
 
 HOSTILE = "<script>alert(1)</script>"
+MACHINE = machine_facts(DistributedContext.single())
 MAX_REPORT_BYTES = 6_000_000
 
 
@@ -92,9 +94,8 @@ def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0)
 
 def subject_of(index: DatasetIndex, train: DatasetIndex | None = None, **config) -> Subject:
     """``index``: of the validation images. ``train``: of the training images, whose figures take most of the time."""
-    ctx = join_run(None, "cpu")
     hyp = Hyperparameters(box=3.0)
-    return Subject("run", TrainConfig(**config), hyp, ctx, 320, 32, train, CheckedSplit("val", index))
+    return Subject("run", TrainConfig(**config), hyp, MACHINE, 320, 32, train, CheckedSplit("val", index))
 
 
 def write_page(folder: Path, subject: Subject, history: dict, validation: ScoredValidation | None = None) -> HtmlPage:
@@ -147,7 +148,7 @@ def test_numbers_are_those_of_the_metrics(complete):
         expected = [f"{result.class_metrics[m.name][number]:.3f}" for m in METRICS]
         assert by_name[name][: 1 + len(METRICS)] == [str(result.class_targets[number]), *expected]
     summary = page.sections["Summary"]
-    assert f"Recommended confidence threshold: {result.best_confidence:.3f}" in summary
+    assert f"Recommended confidence threshold: {result.threshold:.3f}" in summary
     assert f"AP {result.ap:.3f}, AP50 {result.metrics['AP50']:.3f}" in summary
     assert "Epoch 2 of 4 is complete, after 1:01." in summary
     assert "38% of the time, training waits for images" in summary
@@ -234,7 +235,7 @@ def test_a_failure_costs_one_warning(index, tmp_path, caplog):
 
 
 def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path):
-    small = Subject("run", TrainConfig(), None, join_run(None, "cpu"), 64, 32, None, CheckedSplit("train", index))
+    small = Subject("run", TrainConfig(), None, MACHINE, 64, 32, None, CheckedSplit("train", index))
     page = write_page(tmp_path, small, {})
     assert take_census(index, "train", 64).median_side_px < 16
     better = int(re.search(r"--imgsz (\d+) or more", page.sections["Data"])[1])
@@ -244,10 +245,10 @@ def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path)
 
 
 def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
-    (tmp_path / FILE_NAME).write_text("of the former process")
+    (tmp_path / FILE_NAME).write_text("of the previous process")
     report = ReportPage(tmp_path, subject_of(index), keeps_earlier=True)
     report.write({})
-    assert (tmp_path / FILE_NAME).read_text() == "of the former process"
+    assert (tmp_path / FILE_NAME).read_text() == "of the previous process"
     report.set_validation(scored(index, make_detections(index, false_per_image=1), epoch=4))
     report.write({})
     assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
@@ -275,15 +276,15 @@ def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
             return 3
 
     page = tmp_path / FILE_NAME
-    former = "<!-- of the former process -->"
+    previous = "<!-- of the previous process -->"
     if state != "missing":
         epochs = 2 if "both" in state else 1
         ReportPage(tmp_path, subject_of(index)).write({name: values[:epochs] for name, values in HISTORY.items()})
         with page.open("a", encoding="utf-8") as file:
-            file.write(former)
-    (tmp_path / "results.csv").write_text("epoch,time\n1,1.0\n2,2.0\n")
+            file.write(previous)
+    (tmp_path / "results.csv").write_text("epoch,time,metrics/AP\n1,1.0,0.6\n2,2.0,0.5\n")
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, len(index.names)))
-    progress = Progress(epoch=2, batch=1)
+    progress = Progress(epoch=2, batch=1, best_epoch=1, best_fitness=0.6)
     trainer = hook_training(
         tmp_path, started_from=started_from(progress), progress=progress, step=step, loader=Loader()
     )
@@ -293,8 +294,9 @@ def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
     hook.report(trainer, Epoch(2))
     hook.after_training(trainer)
     text = page.read_text(encoding="utf-8")
-    assert text.endswith(former) != is_written
+    assert text.endswith(previous) != is_written
     assert not is_written or "without a validation" in text
+    assert not is_written or "The best AP was 0.600 in epoch 1; the newest, in epoch 2, is 0.500." in text
 
 
 def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):

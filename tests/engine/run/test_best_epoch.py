@@ -27,6 +27,8 @@ OTHER_VAL = replace(STORED["identity"], val_labels="other")
         ({"best": LATER}, {"config": TrainConfig(epochs=20)}, -1, ["best9.pt"]),
         ({"best": LATER, "epoch3": replace(BEFORE, epoch=3)}, {"config": TrainConfig(epochs=20)}, 3, ["best9.pt"]),
         ({"best": LATER, "epoch3": replace(LATER, epoch=3)}, {"config": TrainConfig(epochs=20)}, -1, ["best9.pt"]),
+        # The epoch was trained twice, with other settings.
+        ({"best": replace(BEFORE, epoch=3, best_fitness=0.4)}, {"config": TrainConfig(epochs=20)}, -1, ["best3.pt"]),
         ({"best": LATER, "best9": LATER}, {"config": TrainConfig(epochs=20)}, -1, ["best9-2.pt", "best9.pt"]),
         ({"best": LATER}, {}, -1, []),  # the run repeats epoch 9, and writes the file again
         # A file that has moved changes no step; a teacher of other content does.

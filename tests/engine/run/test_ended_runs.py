@@ -208,8 +208,8 @@ def outcome(folder: Path, state: State, command: Command) -> str:
     if plan.remaining is Remaining.REPORT:
         assert plan.startup_messages[-1] == f"writing the report: {plan.end_reason}"
         return "report"
-    assert plan.startup_messages[0].startswith(f"resuming {folder}/last.pt after epoch ")
-    is_scored_first = plan.started_from.lacks_scores(plan.settings.config.epochs)
+    assert plan.startup_messages[0].startswith(f"resuming {folder}/last.pt after ")
+    is_scored_first = plan.lacks_scores
     return "score" if is_scored_first else "train"
 
 

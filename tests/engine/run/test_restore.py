@@ -9,8 +9,8 @@ import torch
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.run.restore import EpochData, adapt_progress, pending_epoch, restore_run, warn_of_lost_results
-from engine.run.run import RunSettings
+from engine.run.restore import EpochChange, EpochData, adapt_progress, pending_epoch, restore_run, warn_of_lost_results
+from engine.run.run import RunSettings, StartedFrom
 from models.detector import build_detector
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from tests.helpers.steps import make_train_step
@@ -31,12 +31,14 @@ def resumed(
     images: int = 80,
     labels: str = "a",
     stored: dict[str, Any] | None = None,
+    hyp: Hyperparameters | None = None,
     **settings: Any,
 ) -> tuple[Progress, list[str]]:
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
     identity = DataIdentity(train_labels=labels, val_labels="b")
     data = EpochData(batches=epoch_batches, images=images, identity=identity)
-    return adapt_progress(checkpoint_of(progress=progress, **(stored or {})), config, data)
+    checkpoint = checkpoint_of(progress=progress, **(stored or {}))
+    return adapt_progress(EpochChange(checkpoint, RunSettings(config, hyp or Hyperparameters()), data))
 
 
 def test_an_unchanged_resume_prints_nothing():
@@ -120,6 +122,12 @@ def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, kee
         assert "resume: begins epoch 3 again" in lines
 
 
+@pytest.mark.parametrize(("tile", "keeps"), [(64, False), (0, True)])
+def test_another_number_of_background_tiles_begins_the_epoch_again(tile, keeps):
+    position, _ = resumed(inside(), stored={"tile": tile}, hyp=Hyperparameters(tile_backgrounds=0.05))
+    assert position.batch == (6 if keeps else 0)
+
+
 @pytest.mark.parametrize("end_reason", ["", "a callback has ended it"])
 def test_a_new_position_is_logged_only_if_steps_follow(caplog, end_reason):
     caplog.set_level("INFO", logger="lockstep")
@@ -147,10 +155,11 @@ def test_only_rank_0_keeps_the_weights_of_a_pending_epoch():
     )
     checkpoint = checkpoint_of(progress=Progress(epoch=3), pending=pending)
     ctx = DistributedContext.single()
-    assert pending_epoch(ctx, checkpoint, epochs=10) is pending
-    on_rank_1 = pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint, epochs=10)
+    assert StartedFrom.of(checkpoint).lacks_scores(10)
+    assert not StartedFrom.of(checkpoint_of()).lacks_scores(10)
+    assert pending_epoch(ctx, checkpoint) is pending
+    on_rank_1 = pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint)
     assert on_rank_1 == dataclasses.replace(pending, ema={})
-    assert pending_epoch(ctx, checkpoint_of(), epochs=10) is None
 
 
 @pytest.mark.parametrize(("epochs", "close_mosaic", "is_closing"), [(10, 1, False), (10, 8, True), (3, 1, True)])
@@ -170,10 +179,11 @@ def test_an_epoch_that_becomes_the_last_is_scored_like_a_pending_one(tmp_path, e
     row = {"time": 1.5, "train/box": 0.25, "speed/data_wait": 0.01}
     expected = PendingEpoch(row=row, is_closing=is_closing, progress=progress, ema=ema)
     ctx = DistributedContext.single()
-    assert pending_epoch(ctx, checkpoint, epochs=3) == expected
-    assert pending_epoch(ctx, checkpoint, epochs=4) is None
+    started_from = StartedFrom.of(checkpoint)
+    assert (started_from.lacks_scores(3), started_from.lacks_scores(4)) == (True, False)
+    assert pending_epoch(ctx, checkpoint) == expected
     within_epoch = checkpoint_of(progress=Progress(epoch=3, batch=1), metrics={})  # the weights of epoch 3 have gone
-    assert pending_epoch(ctx, within_epoch, epochs=3) is None
+    assert not StartedFrom.of(within_epoch).lacks_scores(3)
 
 
 @pytest.mark.parametrize(

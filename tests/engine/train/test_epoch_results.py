@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch
 from engine.optim.schedule import StepPlan, build_schedule
@@ -40,7 +41,7 @@ def result_of(ap: float, names: Sequence[str] = ("a",)) -> EvalResult:
         result,
         metrics=result.metrics | {"AP": ap},
         class_metrics=result.class_metrics | {"AP": np.full(len(names), ap)},
-        best_confidence=0.5,
+        threshold=0.5,
         plain_confidence=0.25,
         extras={"val/box": 1.0},
     )

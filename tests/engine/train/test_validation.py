@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
@@ -20,17 +18,7 @@ from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.assembly.build import build_training
 from engine.assembly.evaluating_process import RunScorer
-from engine.eval_ranks import service
-from engine.eval_ranks.messages import (
-    SetupMessage,
-    WeightsMessage,
-    common_facts,
-    discard_message,
-    post_message,
-    read_message,
-)
-from engine.eval_ranks.service import patience_s
-from engine.parallel import control
+from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
 from engine.parallel.watchdog import Watchdog
 from engine.run.plan import plan_run
 from engine.run.run import RunSettings
@@ -45,7 +33,6 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
-from utils.process.identity import this_process
 from utils.process.stop_signals import StopSignals
 
 EPOCHS = 4
@@ -116,10 +103,6 @@ def test_training_goes_on_without_its_evaluating_process(inputs, alone, tmp_path
         (line,) = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]
         assert "has ended; the training processes validate from now on" in line
     assert_same_run(alone, tmp_path / "exp")
-
-
-def test_waiting_for_late_scores_ends_before_the_others_time_out():
-    assert [patience_s(sent) for sent in (0.0, 50.0, 600.0, 36_000.0)] == [5.0, 5.0, 60.0, 300.0]
 
 
 @pytest.mark.slow
@@ -237,34 +220,6 @@ def test_an_evaluating_process_scores_as_the_training_one_does(inputs, tmp_path,
     assert own_losses.items() <= evaluation.result.extras.items()
 
 
-@pytest.mark.parametrize("signaled", [0, 1])
-def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
-    monkeypatch.setattr(service, "MIN_LATE_S", 1000.0)
-    monkeypatch.setattr(control, "POLL_EVERY_S", 0.0)
-    store = dist.HashStore()
-    store.set("process/2", this_process())
-    single = DistributedContext.single("cpu")
-    signals = [StopSignals(), StopSignals()]
-    returned: list[int] = []
-
-    def wait(rank: int) -> None:
-        ctx = replace(single, rank=rank, world_size=2, eval_ranks=1, store=store)
-        evaluating = service.ValidationService(ctx, None)
-        evaluating.send(1, WeightsMessage({}, is_closing=False))
-        assert evaluating.collect(control.RunControl(ctx, Watchdog(signals[rank])).poll_stop) is None
-        returned.append(rank)
-
-    threads = [threading.Thread(target=wait, args=(rank,), daemon=True) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    threads[0].join(0.2)
-    assert not returned
-    signals[signaled].requeue = True
-    for thread in threads:
-        thread.join(60)
-    assert sorted(returned) == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("world_size", "more", "complaint"),
     [
@@ -279,16 +234,3 @@ def test_mistakes_end_in_one_line(inputs, tmp_path, world_size, more, complaint)
         run.kill_all()
         assert run.output().count("error: ") == 1
         assert complaint in run.output()
-
-
-def test_messages_of_any_size_arrive_and_leave_the_store_empty():
-    store = dist.HashStore()
-    message = {"a": torch.arange(3_000_000), "b": [1, "x", None, (2.5, True)]}
-    assert read_message(store, "m") is None
-    post_message(store, "m", message)
-    assert store.num_keys() > 2
-    for _ in range(2):
-        assert_same_content(read_message(store, "m"), message)
-    discard_message(store, "m")
-    assert store.num_keys() == 0
-    assert read_message(store, "m") is None

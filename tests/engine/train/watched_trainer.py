@@ -10,7 +10,7 @@ import torch
 
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.hooks.hook import Action, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
@@ -180,7 +180,7 @@ def build(
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    run = TrainingRun(folder=Path(), run_id="", settings=settings)
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=None, remaining=Remaining.STEPS)
     return trainer_of(
         run,
         step,

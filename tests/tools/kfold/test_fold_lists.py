@@ -16,7 +16,7 @@ from data.folds.groups import groups_of
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from tests.data.folds.eighteen_images import write_eighteen_images
 from tools.kfold.folds import joined_index, make_folds
 from tools.kfold.write_folds import data_of, write_folds

@@ -12,7 +12,7 @@ import yaml
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from tests.helpers.three_formats import write_three_formats
 from tools.kfold.folds import make_folds
 from tools.kfold.write_folds import data_of

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.evaluation.metrics import Fitness
+from engine.evaluation.fitness import Fitness
 from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT

@@ -39,7 +39,7 @@ def examine_labels(
         detected = _detect_in_split(config, model, spec, split)
         issues += find_label_errors(split, detected.detections, detected.class_metrics, min_score)
         is_known = model.confidence is not None
-        threshold = model.threshold(box_voting=True) if is_known else detected.result.confusion_confidence
+        threshold = model.threshold(box_voting=True) if is_known else detected.result.shown_confidence
         detections[split.name] = DrawnDetections(detected.shown, threshold)
         results[split.name] = detected.result
     issues.sort(key=lambda issue: issue.score or 0.0, reverse=True)

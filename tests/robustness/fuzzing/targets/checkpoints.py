@@ -20,7 +20,7 @@ import torch
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.data_identity import DataIdentity
 from engine.run.merge_settings import merge_config, merge_hyperparameters
-from engine.run.restore import EpochData, adapt_progress
+from engine.run.restore import EpochChange, EpochData, adapt_progress
 from engine.run.run import RunSettings
 from models.weights.load import load_detector
 from models.weights.read import read_weights
@@ -70,7 +70,8 @@ def resume(path: Path) -> None:
     config = merge_config(stored.config, flags, ())
     merge_hyperparameters(stored, flags, ())
     data = EpochData(batches=1, images=1, identity=DataIdentity(train_labels="a", val_labels="b"))
-    adapt_progress(checkpoint, replace(config, batch_size=4), data)
+    settings = replace(stored, config=replace(config, batch_size=4))
+    adapt_progress(EpochChange(checkpoint, settings, data))
 
 
 def write_other_values(path: Path, rng: random.Random, last: dict[str, Any]) -> str:
