@@ -17,10 +17,11 @@ from typing import IO, Any
 
 from utils.errors import Stopped, UserError
 from utils.files.temporary_folder import program_folder_name, temporary_folder
+from utils.machine.limits import Cause
 from utils.process.child_signals import cause_of_signal, end_with_parent, killed_by
 from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
-from utils.process.outcome import Cause, Outcome, outcome_of
+from utils.process.outcome import Outcome, outcome_of
 from utils.process.result_file import RESULT_VARIABLE, read_result
 
 # Exit statuses of processes ended by a stop signal, and the exit codes that they stand for. A negative status means

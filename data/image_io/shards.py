@@ -21,7 +21,7 @@ from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
 from utils.flat_strings import FlatStrings
-from utils.process.limits import raise_if_limit
+from utils.machine.limits import raise_if_limit
 from utils.schema import Bounds, check
 
 SUFFIX = ".shards"  # file name suffix of an index

@@ -22,7 +22,7 @@ from torch import Tensor
 from utils.errors import UserError, first_line
 from utils.files.pickle_program import Record, read_program
 from utils.files.safe_io import open_regular
-from utils.process.limits import raise_if_limit
+from utils.machine.limits import raise_if_limit
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_DIMENSIONS = 16

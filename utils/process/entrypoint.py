@@ -27,10 +27,10 @@ from utils.errors import (
     one_line,
     os_reason,
 )
+from utils.machine.limits import DISK_FULL, cause_of, explain_limit
 from utils.machine.malloc import keep_freed_memory
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
-from utils.process.limits import DISK_FULL, cause_of, explain_limit
 from utils.process.result_file import claim_result_file, report_error
 from utils.process.standard_streams import output_error, tolerate_broken_streams
 from utils.program_folders import cache_folder

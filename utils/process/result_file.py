@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from utils.process.outcome import Cause
+from utils.machine.limits import Cause
 
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # path of the result file of the process that is started with it
 

@@ -8,11 +8,11 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import NamedTuple, TypeGuard
 
 from utils.errors import ExplainedError, PeerLost, UserError, os_reason
 from utils.machine.packages import DISTRIBUTION_NAMES
-from utils.process.outcome import Cause
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _STORAGE_FAILED = (errno.EIO, errno.ESTALE)
@@ -43,6 +43,15 @@ _PROBABLY_NO_MEMORY = (
     "--imgsz, or no --cache ram"
 )
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
+
+
+class Cause(StrEnum):
+    """The reason why a command could not complete its work."""
+
+    COMMAND = "command"  # a mistake of the user, a bug, a crash, an exit without a message
+    MACHINE = "machine"  # a limit that stays until somebody acts: a full disk, too many open files, a missing package
+    MEMORY = "memory"  # not enough on the device, the machine or in /dev/shm; another program may use it now
+    LOST_PROCESS = "lost process"  # it was killed or aborted, hangs, or has not joined the others
 
 
 def cause_of(error: BaseException) -> Cause:

@@ -19,9 +19,8 @@ from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
+from utils.machine.limits import Cause, cause_of, explain_limit, memory_advice
 from utils.process.entrypoint import run_main
-from utils.process.limits import cause_of, explain_limit, memory_advice
-from utils.process.outcome import Cause
 
 LIMITED = """
 import resource, sys
