@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from utils.child import RunResult
 from utils.machine.limits import Cause
+from utils.process.child import RunResult
 from utils.process.outcome import Outcome
 
 

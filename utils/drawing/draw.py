@@ -10,10 +10,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.decoder_warnings import capture_warning
 from utils.drawing.text import text_mask, write_text
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
+from utils.process.decoder_warnings import capture_warning
 
 GOLDEN_RATIO = 0.618034
 SHEET_GAP = 2  # white pixels between images

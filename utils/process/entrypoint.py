@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from utils.decoder_warnings import flush_captured
 from utils.errors import (
     ExplainedError,
     FailedCheck,
@@ -29,6 +28,7 @@ from utils.errors import (
 )
 from utils.machine.limits import DISK_FULL, cause_of, explain_limit
 from utils.machine.malloc import keep_freed_memory
+from utils.process.decoder_warnings import flush_captured
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
 from utils.process.result_file import claim_result_file, report_error

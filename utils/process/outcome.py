@@ -1,7 +1,7 @@
 """The outcome of a command, for the process that started it: `outcome_of` decides from the cause alone.
 
 An error has a cause (`utils.machine.limits.cause_of`), which `run_main` writes to the result file; so has a signal that
-ends a process (`utils.process.child_signals.cause_of_signal`). utils/child.py asks `outcome_of`.
+ends a process (`utils.process.child_signals.cause_of_signal`). child.py asks `outcome_of`.
 """
 
 from __future__ import annotations

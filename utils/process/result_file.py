@@ -1,4 +1,4 @@
-"""The result file, with which a command reports its result to the process that started it (utils/child.py).
+"""The result file, with which a command reports its result to the process that started it (child.py).
 
 Each line is a JSON mapping. All processes of a run append to the file, and the newest value of a key counts.
 

@@ -83,7 +83,7 @@ KILLED = """
 import os, sys
 from utils.config.settings import TrainConfig
 from utils.config.settings_file import settings_file
-from utils.child import start_child
+from utils.process.child import start_child
 with settings_file(TrainConfig()), start_child(["true"]) as child:
     child.wait()
     os.kill(os.getpid(), int(sys.argv[1]))
