@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.flat_strings import FlatStrings
 from data.index.full_split import FullSplit, LoadedSplit
 from data.index.index import DatasetIndex, concatenated, digest_of
 from data.labels.findings import Finding
@@ -17,7 +18,6 @@ from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.files.paths import path_of, relative_name
-from utils.flat_strings import FlatStrings
 from utils.strings import class_key
 
 
