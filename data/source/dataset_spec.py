@@ -18,12 +18,11 @@ from typing import Any
 from data.labels.label_format import LabelFormat
 from data.source.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
 from data.source.yaml_keys import SPLITS
-from utils.config.checks import class_numbers
+from utils.class_names import class_key, class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 from utils.schema import suggestion
-from utils.strings import class_key
 
 IGNORE = "ignore"  # value in the YAML's ``classes`` that turns boxes into ignore regions
 IGNORED = -1  # class index of such boxes

@@ -28,7 +28,7 @@ from engine.evaluation.matching import (
 )
 from engine.evaluation.result import EvalResult, f1_score
 from models.postprocess.selection import DEFAULT_CONFIDENCE
-from utils.config.checks import class_numbers, typed_class
+from utils.class_names import class_numbers
 from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.labels import GroundTruth
@@ -171,8 +171,7 @@ class Fitness:
                 raise UserError(f"--fitness {value}: neither a metric ({known}) nor a class of the data set{hint}")
             metric = "AP"
             class_name = value
-        chosen = class_name if class_name in names else typed_class(class_name)
-        (index,) = class_numbers([chosen], dict(enumerate(names)), "the data set", flag="--fitness")
+        (index,) = class_numbers([class_name], dict(enumerate(names)), "the data set", flag="--fitness")
         return cls(metric, f"{titles[metric]}:{names[index]}", index)
 
     @property

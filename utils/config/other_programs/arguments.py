@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from utils.config.checks import is_index_list
+from utils.class_names import is_index_list
 from utils.config.flags import flag_name, float_or_text, int_or_text
 from utils.config.other_programs.table import actions_of, meaning_of, normalized, reason_for_refusal, table, table_of
 
