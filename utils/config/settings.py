@@ -19,6 +19,7 @@ FIND_BATCH_SIZE = -1  # the value of --batch-size that finds the largest that fi
 ALL_RANKS = -1  # the value of --sync-bn that means the whole run
 MAX_IMGSZ = 65_536  # an image of this size takes 12 GiB, and sizes of larger ones may not fit into 64 bits
 MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
+MAX_LINE_WIDTH = 32_767  # of OpenCV
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
@@ -474,7 +475,9 @@ class DetectConfig(_DetectionsConfig):
     nosave: bool = setting(False, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print only the summary and errors, no lines about images")
     view_img: bool = setting(False, help="show results in a window")
-    line_thickness: int = setting(0, Bounds(0), help="line width of boxes, pixels; 0: from the image size")
+    line_thickness: int = setting(
+        0, Bounds(0, MAX_LINE_WIDTH), help="line width of boxes, pixels; 0: from the image size"
+    )
     hide_labels: bool = setting(False, help="draw boxes without labels")
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, Bounds(1), help="process every n-th frame of a video")
