@@ -42,6 +42,7 @@ _PROBABLY_NO_MEMORY = (
     "most likely the machine ran out of memory (dmesg says so); use fewer --workers, a smaller --batch-size or "
     "--imgsz, or no --cache ram"
 )
+_LARGEST_STRIDE = 64  # of the models that the configurations and weights describe
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 
 
@@ -138,7 +139,7 @@ def _missing_library(error: Exception, _: str) -> str | None:
     if match is None:
         return None
     library = match["library"]
-    if library.startswith(_LIBRARIES_OF_OPENCV):
+    if library.startswith(_LIBRARIES_OF_OPENCV) and (error.name or "cv2").startswith("cv2"):
         return (
             f"OpenCV cannot be loaded, {library} is missing: apt install libgl1 libglib2.0-0, or "
             "pip uninstall opencv-python and pip install opencv-python-headless"
@@ -236,7 +237,7 @@ def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -
     if batch_size > max(min_batch, 0):
         smaller.append(f"--batch-size {max(batch_size // 2, min_batch)}")
     if imgsz >= 128:
-        smaller.append(f"--imgsz {max(int(imgsz * 0.7) // 32 * 32, 64)}")
+        smaller.append(f"--imgsz {max(int(imgsz * 0.7) // _LARGEST_STRIDE * _LARGEST_STRIDE, _LARGEST_STRIDE)}")
     to_try = "a smaller --model"
     if smaller:
         to_try = f"{', '.join(smaller)} or {to_try}"

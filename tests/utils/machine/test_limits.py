@@ -127,6 +127,11 @@ def test_a_missing_libgl_is_one_line(tmp_path, capsys, monkeypatch):
     assert "pip install opencv-python-headless" in line
 
 
+def test_a_library_that_another_package_needs_is_not_said_to_be_of_opencv():
+    error = ImportError("libGLU.so.1: cannot open shared object file: No such file or directory", name="open3d")
+    assert explain_limit(error).startswith("libGLU.so.1 is missing, and a package needs it (")
+
+
 @pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
 def test_missing_packages_are_reported_only_where_needed(inputs, tmp_path, capsys, monkeypatch, package, wanting):
     """Before the images are read; a run that does not need them works without them."""
@@ -203,6 +208,8 @@ def test_causes_name_the_signal_and_advice_names_smaller_settings():
     line = memory_advice(16, 640, min_batch=1, device="cpu")
     assert "try --batch-size 8, --imgsz 448 or a smaller" in line
     assert "finds" not in line
+    line = memory_advice(16, 960, min_batch=1, device="cpu")
+    assert "--imgsz 640 or" in line  # models have strides of up to 64
     line = memory_advice(2, 64, min_batch=2, device="cuda")
     assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
     line = memory_advice(-1, 640, min_batch=1, device="cuda")
