@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import keyword
+import math
 import os
 import re
 import typing
@@ -143,6 +144,7 @@ def float_or_text(word: str) -> float | str:
 
 
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `_ExtendTexts` adds to it
+_YAML_END = "...\n"  # after a document that is a number
 _JSON_LIST = '["'  # start of a word that is a JSON list of strings
 _NEGATIVE_NUMBER = re.compile(r"-\d+").fullmatch
 _READERS = {int: int_or_text, float: float_or_text, str: str}
@@ -157,7 +159,7 @@ class _StoreTexts(argparse.Action):
     ) -> None:
         texts = values
         if len(values) == 1 and values[0].startswith(_JSON_LIST):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 texts = json.loads(values[0])
         setattr(namespace, self.dest, self._combined(getattr(namespace, self.dest), texts))
 
@@ -295,13 +297,13 @@ def flags_of(config: Any) -> list[str]:
 
 
 def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the words of a command line that set settings and hyper-parameters, by name, as users type them. No flag
-    sets an empty list."""
+    """Returns the words of a command line that set settings and hyper-parameters, by name, as users type them. Text
+    of a hyper-parameter is YAML. No flag sets an empty list."""
     words: list[str] = []
     for name, value in settings.items():
         flag = flag_name(name)
         if name in HYPERPARAMETERS:
-            words += ["--set", f"{name}={'null' if value is None else value}"]
+            words += ["--set", f"{name}={value}" if isinstance(value, str) else override_of(name, value)]
         elif isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list | tuple):
@@ -312,6 +314,14 @@ def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
             text = str(value)
             words += [f"{flag}={text}"] if _looks_like_flag(text) else [flag, text]
     return words
+
+
+def override_of(name: str, value: Any) -> str:
+    """Returns a hyper-parameter as ``--set`` takes it."""
+    import yaml  # not needed for --help
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
+    return f"{name}={text.removesuffix(_YAML_END).strip()}"
 
 
 def _words_of_list(flag: str, values: Sequence[str]) -> list[str]:
