@@ -13,14 +13,14 @@ import math
 import os
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from utils.config.commands import command_of
 from utils.config.settings import HYPERPARAMETERS, TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
-from utils.schema import Bounds, bounds_of, check, hints_of, suggestion, type_of
+from utils.schema import Bounds, check, hints_of, suggestion, type_of
 
 _MAX_SHOWN_WORDS = 8  # of `first_words`
 
@@ -279,8 +279,22 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     for name, value in values.items():
         field = fields[name]
         with mistakes.collecting():
-            values[name] = check(value, hints[name], shown_name(field), bounds_of(field))
+            bounds = field.metadata["bounds"]
+            values[name] = check(_in_own_case(value, bounds.choices), hints[name], shown_name(field), bounds)
     return values
+
+
+def choice_of(word: str, choices: Iterable[str] | None) -> str:
+    """Returns the one of ``choices`` that ``word`` is in another case, or else ``word``."""
+    return next((choice for choice in choices or () if choice.lower() == word.lower()), word)
+
+
+def _in_own_case(value: Any, choices: Iterable[str] | None) -> Any:
+    """Returns a word, or the words of a list, as the ``choices`` that they are in another case. Returns other values
+    unchanged."""
+    if isinstance(value, list):
+        return [_in_own_case(element, choices) for element in value]
+    return choice_of(value, choices) if isinstance(value, str) else value
 
 
 def _check_single_values(arguments: Sequence[str]) -> None:

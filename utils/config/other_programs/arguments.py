@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from utils.class_names import is_index_list
-from utils.config.flags import flag_name, float_or_text, int_or_text
+from utils.config.flags import choice_of, flag_name, float_or_text, int_or_text
 from utils.config.other_programs.table import actions_of, meaning_of, normalized, reason_for_refusal, table, table_of
 
 # What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
@@ -154,13 +154,16 @@ def _translate_foreign_value(command: str, action: argparse.Action, value: str) 
 
 def _may_be_ours(value: str, action: argparse.Action) -> bool:
     """Returns whether a value may be meant for our flag, rather than for a flag of the same name elsewhere."""
-    return normalized(value) != "false" and (not action.choices or _own_case(value, action) in tuple(action.choices))
+    choices = tuple(action.choices or ())
+    return normalized(value) != "false" and (not choices or choice_of(value, choices) in choices)
 
 
 def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -> str:
-    """Returns the table's reason why our flag does not take ``value``, or "" if it has none."""
+    """Returns the table's reason why our flag does not take ``value`` or, if it `is_list`, one of its words. Returns ""
+    if the table has none."""
     refused = [table_of(command).refused_values.get(flag, {}) for flag in action.option_strings]
-    return next((reasons[normalized(value)] for reasons in refused if normalized(value) in reasons), "")
+    texts = [normalized(word) for word in words_of(value, action)]
+    return next((reasons[text] for reasons in refused for text in texts if text in reasons), "")
 
 
 def is_list(value: str, action: argparse.Action) -> bool:
@@ -177,13 +180,19 @@ def is_list(value: str, action: argparse.Action) -> bool:
     return is_bracketed or re.search(r"[,\s]", value.strip()) is not None
 
 
+def words_of(value: str, action: argparse.Action) -> list[str]:
+    """Returns the words of one text if it `is_list`, else the text itself."""
+    words = re.findall(r"[^\s,()\[\]'\"]+", value) if is_list(value, action) else []
+    return words or [value]
+
+
 def _setting_of(value: str, action: argparse.Action) -> Translation:
     """Returns the setting of a value, as the words that its flag takes: a list as several of them, and choices in our
     case. A flag that takes one size or layer gets the one that the list stands for."""
     if not is_list(value, action):
-        text = _own_case(value, action)
+        text = choice_of(value, action.choices)
         return Translation({action.dest: [text] if action.nargs == "+" else text})
-    words = [_own_case(word, action) for word in re.findall(r"[^\s,()\[\]'\"]+", value)] or [value]
+    words = [choice_of(word, action.choices) for word in words_of(value, action)]
     if action.dest == "freeze" and len(words) == 1:
         return _only_layer(words[0])
     if action.nargs == "+":
@@ -213,8 +222,3 @@ def _larger_side(sides: Sequence[str]) -> Translation:
     is_one_of_several = math.isfinite(size(larger)) and any(side != larger for side in sides)
     note = f"used as {larger}, the larger side" if is_one_of_several else ""
     return Translation({"imgsz": larger}, note=note)
-
-
-def _own_case(value: str, action: argparse.Action) -> str:
-    """Returns the choice of our flag that ``value`` is in another case, or else ``value``."""
-    return next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)

@@ -6,7 +6,13 @@ import shlex
 from dataclasses import dataclass, field
 
 from utils.config.flags import first_words, words_of_settings
-from utils.config.other_programs.arguments import Translation, is_list, translate_argument, translate_listed_value
+from utils.config.other_programs.arguments import (
+    Translation,
+    is_list,
+    translate_argument,
+    translate_listed_value,
+    words_of,
+)
 from utils.config.other_programs.table import actions_of, hyperparameter_of, max_typed_values, normalized, table_of
 from utils.config.other_programs.typed_words import Option
 
@@ -114,7 +120,9 @@ def _refusal(command: str, option: Option) -> str:
     flag = option.flag
     if flag in actions_of(command):
         reasons = table_of(command).refused_values.get(flag, {})
-        refused = [f"{value}: {reasons[value]}" for value in option.values if value in reasons]
+        action = actions_of(command)[flag]
+        words = [word for value in option.values for word in words_of(value, action)]
+        refused = [f"{word}: {reasons[normalized(word)]}" for word in words if normalized(word) in reasons]
         return f"{flag} {'; '.join(refused)}" if refused else ""
     if flag in table_of(command).refused:
         return f"{flag}: {table_of(command).refused[flag]}"
