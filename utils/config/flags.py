@@ -1,4 +1,4 @@
-"""Command lines for the dataclasses of `utils.config.settings`: one flag per field, or a positional argument."""
+"""Command lines for the settings of `utils.config.commands`: one flag per field, or a positional argument."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""All settings of the program, as dataclasses. The metadata of a field holds its help text, bounds and choices.
+"""The settings of train.py, val.py, detect.py and export.py, as dataclasses; those of the tools are in
+search_settings.py and tool_settings.py. The metadata of a field holds its help text, bounds and choices.
 
-Flags, help, checks of YAML files and the stored config follow from these fields (`utils.config.parser`).
+Flags and help (flags.py), checks (parser.py) and the stored settings follow from these fields.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ HYPERPARAMETERS = tuple(field.name for field in dataclasses.fields(Hyperparamete
 
 @dataclass(frozen=True, kw_only=True)
 class _RunConfig:
-    """Flags of all commands but export.py."""
+    """Flags of the commands that write a run folder."""
 
     name: str = setting(
         "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="fixed"
@@ -253,7 +254,6 @@ class DataSettings(_RunConfig):
         scope="machine",
     )
     noplots: bool = setting(False, help="do not write plots", scope="run")
-
     stage: str = setting(
         "",
         help="copy the data to this folder on each node's local disk first; may contain {node_rank}",

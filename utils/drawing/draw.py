@@ -92,8 +92,8 @@ def tile_images(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:
-    """Writes an RGB image in the format of the path's suffix. Raises UserError if it is too large for the format (a
-    JPEG has at most 65,500 pixels per side)."""
+    """Writes an RGB image in the format of the path's suffix, which OpenCV must know. Raises UserError if the image is
+    too large for the format (a JPEG has at most 65,500 pixels per side)."""
     write_whole(path, encode_image(image, Path(path).suffix, path))
 
 

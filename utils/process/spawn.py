@@ -45,7 +45,7 @@ def spawn(
     Stop signals are forwarded. If a process fails, the others are stopped.
 
     Args:
-        optional: the others go on if one of the last ``optional`` processes is killed, or exits on its own.
+        optional: the others go on if one of the last ``optional`` processes is killed, or exits with status 0.
         stop_code: code of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
     Raises PeerFailure if a process failed and reported why, Stopped if a signal stopped one, PeerLost if one was
