@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeGuard
 
 from utils.errors import ExplainedError, PeerLost, UserError, os_reason
-from utils.machine.packages import DISTRIBUTION_NAMES
+from utils.machine.packages import DISTRIBUTION_NAMES, requirement
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _STORAGE_FAILED = (errno.EIO, errno.ESTALE)
@@ -153,8 +153,7 @@ def _missing_package(error: Exception, _: str) -> str | None:
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not module or importlib.util.find_spec(module) is not None:
         return None
-    package = DISTRIBUTION_NAMES.get(module, module)
-    return f"the package {package} is not installed: pip install {package}"
+    return f"the package {DISTRIBUTION_NAMES.get(module, module)} is not installed; pip install {requirement(module)}"
 
 
 def _too_many_open_files(error: Exception, _: str) -> str | None:

@@ -194,7 +194,7 @@ def test_training_works_without_tqdm_and_tensorboard(inputs, tmp_path):
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
         (BlockingIOError(11, "Resource temporarily unavailable"), "no more processes can be started; raise the limit"),
         (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
-        (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed: pip install"),
+        (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed; pip install"),
     ],
 )
 def test_machine_errors_are_explained_in_one_line(error, line):
