@@ -198,7 +198,23 @@ HYPERPARAMETERS = tuple(field.name for field in dataclasses.fields(Hyperparamete
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RunConfig:
+class LossLimit:
+    """Flag of the commands that read labels."""
+
+    max_bad: float = setting(
+        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downloads:
+    """Flag of the commands that may download weights."""
+
+    offline: bool = setting(False, help="never download weights", scope="machine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunConfig(Downloads):
     """Flags of the commands that write a run folder."""
 
     name: str = setting(
@@ -207,7 +223,6 @@ class _RunConfig:
     exist_ok: bool = setting(
         False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
     )
-    offline: bool = setting(False, help="never download weights", scope="machine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +246,7 @@ class _DetectionsConfig(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(_RunConfig):
+class DataConfig(LossLimit, _RunConfig):
     """Flags of the commands that train, and of val.py."""
 
     classes: list[str] = setting(
@@ -240,9 +255,6 @@ class DataSettings(_RunConfig):
         on_resume="fixed",
     )
     single_cls: bool = setting(False, help="treat all classes as one", on_resume="fixed")
-    max_bad: float = setting(
-        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
-    )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine")
     device: str = setting(
         "", help="cpu, mps, 0 or 0,1; empty: the best available device", scope="machine", on_resume="current"
@@ -269,7 +281,7 @@ class DataSettings(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(DataSettings):
+class TrainConfig(DataConfig):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help=DATA_HELP, is_path=True)
@@ -419,7 +431,7 @@ class TrainConfig(DataSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DetectionsConfig, DataSettings):
+class ValConfig(_DetectionsConfig, DataConfig):
     """The flags of val.py."""
 
     weights: str = setting(help="checkpoint or exported file to evaluate")
@@ -486,7 +498,7 @@ class DetectConfig(_DetectionsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Downloads):
     """The flags of export.py."""
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
@@ -521,4 +533,3 @@ class ExportConfig:
     check_images: int = setting(64, Bounds(1), help="number of validation images to compare on")
     calibration_images: int = setting(300, Bounds(1), help="number of training images for --int8")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
-    offline: bool = setting(False, help="never download weights", scope="machine")

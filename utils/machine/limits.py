@@ -135,7 +135,9 @@ def _unmappable_library(error: Exception, advice: str) -> str | None:
 
 
 def _missing_library(error: Exception, _: str) -> str | None:
-    match = _LIBRARY.search(str(error)) if isinstance(error, ImportError) else None
+    if not isinstance(error, ImportError):
+        return None
+    match = _LIBRARY.search(str(error))
     if match is None:
         return None
     library = match["library"]
