@@ -16,7 +16,7 @@ from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
-from utils.config.settings import FIND_BATCH_SIZE, DataConfig, ValConfig
+from utils.config.settings import FIND_BATCH_SIZE, DataFlags, ValConfig
 from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
@@ -36,7 +36,7 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
     batch_size = ValConfig.batch_size
     if config.batch_size != FIND_BATCH_SIZE:
         batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
-    shared = {field.name: getattr(config, field.name) for field in fields(DataConfig)}
+    shared = {field.name: getattr(config, field.name) for field in fields(DataFlags)}
     fold_settings = {
         "weights": str(weights),
         "data": str(data),

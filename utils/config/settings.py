@@ -246,7 +246,7 @@ class _DetectionsConfig(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(LossLimit, _RunConfig):
+class DataFlags(LossLimit, _RunConfig):
     """Flags of the commands that train, and of val.py."""
 
     classes: list[str] = setting(
@@ -281,7 +281,7 @@ class DataConfig(LossLimit, _RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(DataConfig):
+class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help=DATA_HELP, is_path=True)
@@ -431,7 +431,7 @@ class TrainConfig(DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DetectionsConfig, DataConfig):
+class ValConfig(_DetectionsConfig, DataFlags):
     """The flags of val.py."""
 
     weights: str = setting(help="checkpoint or exported file to evaluate")
