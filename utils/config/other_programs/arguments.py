@@ -37,24 +37,38 @@ class Translation:
 
 
 def translate_argument(command: str, name: str, value: str) -> Translation | None:
-    """Returns what ``name=value`` means, or None if neither this program nor the table has an argument of this name."""
+    """Returns what ``name=value`` means, or None if neither this program nor the table has an argument of this name.
+
+    The first row that applies, for train:
+
+    | argument | means | because |
+    | --- | --- | --- |
+    | ``erasing=0.4`` | nothing, with the reason | the command ignores the argument, whatever its value |
+    | ``plots=False`` | ``--noplots`` | the table lists this value |
+    | ``pretrained=True`` | nothing | it asks for what happens anyway |
+    | ``half=False``, ``save_dir=a`` | nothing, or a refusal | it is no setting here: `_translate_unsupported` |
+    | ``device=None`` | nothing | none leaves a setting at its default |
+    | ``name=`` | a refusal | a value has one line |
+    | ``lr=0.1`` | ``--set lr0=0.1`` | it is a hyper-parameter |
+    | ``batch=16`` | ``--batch-size 16`` | it is a setting: `_translate_setting` |
+    """
     text = normalized(value)
-    if name in table_of(command).ignored_arguments:  # erasing=0.4
+    if name in table_of(command).ignored_arguments:
         reason = reason_for_refusal(command, flag_name(name))
         return Translation(without_effect=reason or "belongs to another task or command")
     listed = translate_listed_value(command, name, value)
-    if listed is not None:  # plots=False
+    if listed is not None:
         return listed
-    if text == "true" and name in table().defaults_if_true:  # pretrained=True
+    if text == "true" and name in table().defaults_if_true:
         return _default_behavior(command, name)
     meaning = meaning_of(command, name)
     if not meaning.hyperparameter and not meaning.flag_words:
         return _translate_unsupported(command, name, value)
-    if text == "none":  # device=None
+    if text == "none":
         return Translation()
-    if len(value.splitlines()) != 1:  # name=
+    if len(value.splitlines()) != 1:
         return Translation(refusal=NOT_ONE_LINE)
-    if not meaning.flag_words:  # lr=0.1
+    if not meaning.flag_words:
         return Translation({meaning.hyperparameter: value})
     return _translate_setting(command, meaning.flag_words, value)
 
@@ -72,13 +86,23 @@ def translate_listed_value(command: str, name: str, value: str) -> Translation |
 
 
 def translate_value(command: str, name: str, value: str) -> Translation | None:
-    """Returns what a keyword's value of our setting ``name`` means in the other programs if our flag does not take it:
-    ``cache=True``, ``optimizer=sgd``. Returns None for other values, for the caller to check."""
+    """Returns what a keyword's value of our setting ``name`` means in the other programs if our flag does not take it.
+    Returns None for other values, for the caller to check. The first row that applies, for train:
+
+    | keyword | means | because |
+    | --- | --- | --- |
+    | ``batch=0.7`` | ``--batch-size -1`` | the table lists this value |
+    | ``cache="none"`` | None | it may be text of ours |
+    | ``tracker="a.yaml"``, ``cfg=False`` | a refusal, or nothing | the argument has another meaning elsewhere |
+    | ``cache=True`` | ``--cache ram`` | `_translate_foreign_value` |
+    | ``cos_lr=True`` | None | switches take true and false |
+    | ``optimizer="sgd"``, ``freeze="[3]"`` | ``--optimizer SGD``, ``--freeze 3 3`` | our flag writes it otherwise |
+    """
     listed = translate_listed_value(command, name, value)
-    if listed is not None or normalized(value) == "none":  # batch=0.7; "none" may be text of ours
+    if listed is not None or normalized(value) == "none":
         return listed
     action = actions_of(command)[flag_name(name)]
-    if name in table().other_meaning and not _may_be_ours(value, action):  # tracker=bytetrack.yaml, cfg=False
+    if name in table().other_meaning and not _may_be_ours(value, action):
         return _translate_unsupported(command, name, value)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None or isinstance(action, argparse.BooleanOptionalAction):

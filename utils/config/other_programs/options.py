@@ -85,8 +85,17 @@ def _surplus_message(option: Option, num_values: int) -> str:
 
 
 def _translate_as_argument(command: str, option: Option) -> Translation | None:
-    """Returns what a flag with its first value means if these are an argument, such as ``--task detect``. Returns None
-    for other options, for which `_refusal` or the parser gives a reason."""
+    """Returns what a flag with its first value means if these are an argument. Returns None for other options, for
+    which `_refusal` or the parser gives a reason. The first row that applies:
+
+    | option | means | because |
+    | --- | --- | --- |
+    | ``--noval`` | None | it has no value |
+    | ``--task detect`` | nothing | the table lists this value |
+    | ``--mode track`` | None | the tracker of ``--track`` would be replaced |
+    | ``--epochs 3`` | None | `_may_be_argument`: our flag takes the value |
+    | ``--freeze [3]`` | ``--freeze 3 3`` | `translate_argument`, unless it refuses the value |
+    """
     if not option.values:
         return None
     name = _argument_name(option.typed_flag)
