@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from utils.config.settings import DetectConfig
 from utils.process.entrypoint import run_main
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:

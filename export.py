@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from utils.config.settings import ExportConfig
 from utils.process.entrypoint import run_main
 from utils.process.result_file import write_result
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:

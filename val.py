@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from utils.config.parser import parse_config
 from utils.config.settings import ValConfig
 from utils.logger import configure_logging
+from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.process.entrypoint import run_main
 from utils.process.launch import read_launch
-from utils.process.limits import limits_as_user_errors, memory_advice
 from utils.process.process_count import check_processes
 
 

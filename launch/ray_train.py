@@ -33,7 +33,6 @@ if __name__ == "__main__":
     exit_on_interrupt()  # while the following imports run
 
 from engine.run.results_csv import ResultsTable
-from utils.child import Child, RunResult, start_child
 from utils.config.flags import Parser
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
@@ -41,6 +40,7 @@ from utils.config.settings_file import settings_file
 from utils.errors import Stopped, UserError, first_line
 from utils.files.safe_io import read_text, write_whole
 from utils.machine.packages import require_package
+from utils.process.child import Child, RunResult, start_child
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import INTERRUPTED, USER_ERROR
 from utils.process.outcome import Outcome

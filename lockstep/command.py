@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from utils.child import RunFailed, start_child
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
+from utils.process.child import RunFailed, start_child
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
 from utils.process.outcome import Outcome

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from data.source.yaml_paths import resolve_root
-from utils.child import RunFailed
 from utils.config.plain_values import checked_value, plain_value
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
+from utils.process.child import RunFailed
 
 Data = str | os.PathLike[str] | Mapping[str, Any]
 

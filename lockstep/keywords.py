@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from lockstep.signatures import flags_as_keywords
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_name
+from utils.config.flags import flag_name, override_of
 from utils.config.other_programs.arguments import Translation, translate_argument, translate_value
 from utils.config.other_programs.table import actions_of, hyperparameters_of, owner_of, python_hint
 from utils.config.parser import ParsedCommand, given_settings
@@ -29,8 +26,6 @@ from utils.schema import hints_of, parse_hint, suggestion
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-_YAML_END = "...\n"  # after a document that is a number
 
 
 def parse_keywords(
@@ -49,7 +44,7 @@ def parse_keywords(
         values = _values_of_keywords(command, keywords, mistakes)
         names = [name for name in hyperparameters_of(command) if name in values]
         if names:
-            values["override"] = [_override(name, values.pop(name)) for name in names]
+            values["override"] = [override_of(name, values.pop(name)) for name in names]
         values |= {name: value for name, value in own_settings.items() if value is not None}
         with mistakes.collecting():
             parsed = given_settings(COMMANDS[command].settings, values)
@@ -82,12 +77,6 @@ def _asks_for_default(name: str, value: Any, keywords: Mapping[str, Any]) -> boo
             return True
         return value is names_weights
     return name == "resume" and value is False
-
-
-def _override(name: str, value: Any) -> str:
-    """Returns a hyper-parameter as ``--set`` takes it."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
-    return f"{name}={text.removesuffix(_YAML_END).strip()}"
 
 
 def _settings_of_keyword(command: str, name: str, value: Any) -> dict[str, Any]:

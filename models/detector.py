@@ -19,7 +19,7 @@ from models.layers import conv
 from models.registry import ModuleKind, build_head, build_layer, check_depth, find_entry, make_activation
 from models.spec import IMAGE, LayerSpec, ModelSpec, load_spec
 from utils.errors import UserError, first_line, one_line
-from utils.process.limits import explain_limit
+from utils.machine.limits import explain_limit
 from utils.rng import Stream, keyed_generator
 from utils.strings import counted
 

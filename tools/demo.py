@@ -13,7 +13,7 @@ from pathlib import Path
 from utils.config.tool_settings import DemoConfig
 from utils.logger import configure_logging
 from utils.process.entrypoint import run_main
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -52,8 +52,8 @@ class UserError(ExplainedError):
 
 
 class PeerLost(UserError):
-    """Another process of the run was killed, hangs or did not join. It is reported like a mistake, because the user may
-    have to act (memory, an address). For what the parent process does, see `utils.process.outcome`."""
+    """Another process of the run was killed, hangs or did not join. A UserError, because the user may have to free
+    memory or fix an address. For what the parent process does, see `utils.process.outcome`."""
 
 
 class Mistakes:
@@ -113,7 +113,8 @@ def errors_of(path: str | os.PathLike) -> Iterator[None]:
     except UserError as error:
         if str(path) in str(error):
             raise
-        raise UserError(f"{path}: {error}") from None
+        parts = [f"{path}: {part}" for part in error.parts]
+        raise UserError(f"{path}: {error}", whole=True, parts=parts) from None
 
 
 class FailedCheck(ExplainedError):

@@ -40,16 +40,15 @@ def rows_of(offsets: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.nda
     ``offsets``: see `LabelArrays`.
     """
     starts = offsets[images]
-    position, rows = ragged_ranges(starts, offsets[images + 1] - starts)
-    return rows, position
+    return ragged_ranges(starts, offsets[images + 1] - starts)
 
 
 def ragged_ranges(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two arrays, int64 (sum of counts,): each i repeated ``counts[i]`` times, and for each i the numbers
-    ``first[i], first[i] + 1, ...``. ``first``, ``counts``: int64 (n,)."""
+    """Returns two arrays, int64 (sum of counts,): for each i the ``counts[i]`` numbers ``first[i], first[i] + 1, ...``,
+    and the i of each number. ``first``, ``counts``: int64 (n,)."""
     owner = np.repeat(np.arange(len(counts)), counts)
     begins = np.cumsum(counts) - counts  # position of the first number of each range
-    return owner, np.arange(len(owner)) + (first - begins)[owner]
+    return np.arange(len(owner)) + (first - begins)[owner], owner
 
 
 class LabelArrays:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from utils.errors import one_line
+from utils.errors import one_line, os_reason
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ T = TypeVar("T")
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
 TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows this one's output on a terminal
-MAX_KEPT_RECORDS = 100_000  # before `continue_in_file` is called
 _early_lines: dict[str, None] = {}  # lines that were logged before `configure_logging`, in order
 
 
@@ -68,7 +67,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self._has_warned:
             self._has_warned = True
-            get_logger().warning("%s: cannot be written (%s)", self.baseFilename, error.strerror or error)
+            get_logger().warning("%s: cannot be written (%s)", self.baseFilename, os_reason(error))
 
 
 def terminal_bars(stream: TextIO) -> type[tqdm] | None:
@@ -114,7 +113,7 @@ def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
     handlers: list[logging.Handler] = [_Terminal()]
     if file_follows and is_main:
         never = logging.CRITICAL + 1
-        handlers.append(logging.handlers.MemoryHandler(MAX_KEPT_RECORDS, flushLevel=never, flushOnClose=False))
+        handlers.append(logging.handlers.MemoryHandler(sys.maxsize, flushLevel=never, flushOnClose=False))
     for handler in handlers:
         handler.setFormatter(_PlainLine("%(message)s"))
         logger.addHandler(handler)
@@ -143,7 +142,7 @@ def continue_in_file(file: Path) -> None:
         try:
             handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            logger.warning("%s: cannot be written (%s); no log file is written", file, error.strerror or error)
+            logger.warning("%s: cannot be written (%s); no log file is written", file, os_reason(error))
         else:
             handler.setFormatter(kept.formatter)
             logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Text for messages: counts, lists, tables, durations and names."""
+"""Text for messages: counts, lists, tables, durations and ranks."""
 
 from __future__ import annotations
 
@@ -43,23 +43,6 @@ def look_alike(name: str, other: str) -> bool:
     """Returns whether two different names look the same because their accents are composed differently (NFC and NFD).
     Messages show such names with ``ascii``."""
     return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
-
-
-def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
-    """Describes the first difference between class names and the expected ones. Returns "" if there is none."""
-    if len(names) != len(expected):
-        return f"{counted(len(names), 'class')} against {len(expected)}"
-    index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
-    if index is None:
-        return ""
-    if look_alike(names[index], expected[index]):
-        return f"class {index} is {names[index]!a} against {expected[index]!a}, which look the same"
-    return f"class {index} is '{names[index]}' against '{expected[index]}'"
-
-
-def class_key(name: str) -> str:
-    """Returns the key by which class names are compared, which ignores case and surrounding spaces."""
-    return name.strip().lower()
 
 
 def format_duration(seconds: float) -> str:

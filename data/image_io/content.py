@@ -8,7 +8,7 @@ from data.image_io.file_kinds import MAX_IMAGE_BYTES
 from data.image_io.shards import read_member, shard_index
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
-from utils.process.limits import raise_if_limit
+from utils.machine.limits import raise_if_limit
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:

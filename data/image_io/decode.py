@@ -28,10 +28,10 @@ from data.image_io.npy import read_npy
 from data.image_io.tiff import opencv_reads, prepare_for_opencv, read_tiff
 from data.image_io.tiff_damage import check_fields
 from data.image_io.tiff_fields import PixelFields
-from utils.decoder_warnings import capture_warning
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
+from utils.process.decoder_warnings import capture_warning
 
 _FLIP_CODES = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # for cv2.flip, by orientation; 5 to 8 are transposed first
 

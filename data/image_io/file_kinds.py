@@ -8,8 +8,8 @@ import struct
 from collections.abc import Sequence
 
 from utils.files.safe_io import open_regular
+from utils.machine.limits import explain_limit
 from utils.pixels import RGB8, PixelFormat
-from utils.process.limits import explain_limit
 from utils.strings import counted
 
 MAX_IMAGE_BYTES = 1 << 31  # largest image, in a file or in a shard

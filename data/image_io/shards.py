@@ -16,12 +16,12 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
+from data.flat_strings import FlatStrings
 from data.image_io.file_kinds import MAX_IMAGE_BYTES
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
-from utils.flat_strings import FlatStrings
-from utils.process.limits import raise_if_limit
+from utils.machine.limits import raise_if_limit
 from utils.schema import Bounds, check
 
 SUFFIX = ".shards"  # file name suffix of an index

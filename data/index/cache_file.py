@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from data.flat_strings import FlatStrings
 from data.index.index import ARRAYS, REPORT_COLUMNS, DatasetIndex, select_arrays
 from data.labels.categories import Category
 from data.labels.findings import Finding
@@ -23,7 +24,6 @@ from data.split_files import ImageFile, LabelFile
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular, remove_half_written
-from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
 from utils.pixels import RGB8
 

@@ -21,6 +21,7 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from data.flat_strings import FlatStrings
 from data.labels.categories import Category
 from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
@@ -28,7 +29,6 @@ from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.paths import normal_path, path_of
-from utils.flat_strings import FlatStrings
 from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class, image_ids_of, rows_of
 from utils.pixels import RGB8, PixelFormat
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from data.flat_strings import FlatStrings
 from data.index.full_split import FullSplit, LoadedSplit
 from data.index.index import DatasetIndex, concatenated, digest_of
 from data.labels.findings import Finding
 from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
+from utils.class_names import class_key
 from utils.files.paths import path_of, relative_name
-from utils.flat_strings import FlatStrings
-from utils.strings import class_key
 
 
 def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> FullSplit:

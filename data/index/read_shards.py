@@ -18,9 +18,9 @@ from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from data.source.walk import stamp_of
+from utils.class_names import class_difference
 from utils.errors import UserError
 from utils.schema import Count, check
-from utils.strings import class_difference
 
 VERSION = 9  # increase it when the layout or the meaning of the arrays or the metadata changes
 _SLACK = 1e-6  # pixels by which a box may exceed its image

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.flat_strings import FlatStrings
 from data.index.advice import advice_on_scan, check_names_fit, files_named_otherwise, notes_on_scan
 from data.index.index import DatasetIndex, origins_of_scan, select_arrays
 from data.index.index_settings import IndexSettings
@@ -24,7 +25,6 @@ from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.listing.listing import Listing
-from utils.flat_strings import FlatStrings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from utils.class_names import class_key
 from utils.config.yaml_files import load_yaml
 from utils.program_folders import CONFIGS
-from utils.strings import class_key
 
 _UNUSED_IDS = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 COCO_IDS = tuple(number for number in range(1, 91) if number not in _UNUSED_IDS)  # by class index in YOLO labels

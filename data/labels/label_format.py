@@ -17,7 +17,7 @@ from data.labels.rows import LabelFileError, RawLabels
 from data.split_files import FilesOfImage, ImageFile, LabelFile, OtherImages
 from utils.files.paths import path_of
 from utils.files.safe_io import open_regular, read_regular
-from utils.process.limits import explain_limit
+from utils.machine.limits import explain_limit
 
 MAX_BYTES = 1 << 26  # largest label file of one image
 _FIRST_BYTES = 4096  # enough to recognize a file with labels

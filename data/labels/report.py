@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data.flat_strings import FlatStrings
 from data.labels.findings import MISREAD, NO_LABEL, Finding
 from data.labels.ledger import EMPTY_LEDGER, Ledger
 from utils.errors import one_line
 from utils.files.safe_io import write_whole
-from utils.flat_strings import FlatStrings
 from utils.strings import counted
 
 _NO_PROBLEM = frozenset({"images", "backgrounds", "boxes", "crowd", NO_LABEL})

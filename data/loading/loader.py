@@ -25,7 +25,7 @@ from data.samples.dataset import AugmentedImages, LoadImagesAndLabels, Samples
 from data.samples.sample_weights import image_weights, inverse_frequency_weights
 from utils.batches import Batch
 from utils.errors import UserError
-from utils.process.limits import DISK_FULL
+from utils.machine.limits import DISK_FULL
 
 PREFETCHED_BATCHES = 2  # per worker
 RESERVED_BATCHES = 4  # slots for batches that the parent is still using

@@ -24,7 +24,7 @@ from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages, Samples
 from utils.batches import Batch, Sample, Targets
 from utils.errors import UserError
-from utils.process.limits import explain_limit
+from utils.machine.limits import explain_limit
 
 # An orphan must end soon: it keeps sockets open, and other ranks notice the death of its parent when these close.
 PARENT_CHECK_S = 0.5

@@ -19,12 +19,11 @@ from data.labels.label_format import LabelFormat
 from data.source.missing_data import missing_error
 from data.source.walk import false_if_denied
 from data.source.yaml_keys import SPLITS
-from utils.config.checks import class_numbers
+from utils.class_names import class_key, class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 from utils.schema import suggestion
-from utils.strings import class_key
 
 IGNORE = "ignore"  # value in the YAML's ``classes`` that turns boxes into ignore regions
 IGNORED = -1  # class index of such boxes

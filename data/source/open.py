@@ -17,7 +17,7 @@ from data.source.missing_data import nearby_paths_hint
 from data.source.missing_splits import warn_of_unused_splits, without_empty
 from data.source.searched_folders import problem_of_output
 from data.source.yaml_paths import YAML_FOLDER, check_length
-from utils.config.checks import typed_classes
+from utils.class_names import typed_classes
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.program_folders import cache_folder

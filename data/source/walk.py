@@ -19,7 +19,7 @@ from data.labels.yolo import folder_with_labels
 from data.split_files import FileStamp
 from utils.errors import UserError
 from utils.files.paths import normal_path, relative_name
-from utils.process.limits import explain_limit
+from utils.machine.limits import explain_limit
 
 NO_FILE = "a pipe or device, not a file"  # what is at a path, for messages
 MAX_ALIASES = 16  # paths under which one folder is visited; a bound for symbolic links that lead to each other

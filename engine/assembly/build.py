@@ -35,7 +35,7 @@ from engine.train.report_only import ReportOnlyTrainer
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
-from utils.process.limits import limits_as_user_errors
+from utils.machine.limits import limits_as_user_errors
 
 
 def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, stack: ExitStack) -> Trainer:

@@ -16,7 +16,7 @@ from utils.config.settings import TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
-from utils.process.limits import memory_advice
+from utils.machine.limits import memory_advice
 from utils.strings import counted
 
 

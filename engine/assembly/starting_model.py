@@ -21,13 +21,14 @@ from models.weights.load import check_shapes, model_of
 from models.weights.origin import RANDOM, origin_of_run
 from models.weights.read import read_weights, shapes_of
 from models.weights.transfer import fill_model
+from utils.class_names import class_difference
 from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
-from utils.strings import class_difference, counted
+from utils.strings import counted
 
 DEFAULT_MODEL = "yolov8n"
 

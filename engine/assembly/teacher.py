@@ -23,12 +23,13 @@ from models.weights.download import fetch_weights
 from models.weights.load import detector_of
 from models.weights.origin import Origin, origin_of_run, taught_by
 from models.weights.read import read_weights
+from utils.class_names import class_key
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.strings import class_key, counted, listed
+from utils.strings import counted, listed
 
 
 @dataclass(frozen=True)

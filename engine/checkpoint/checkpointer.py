@@ -16,7 +16,7 @@ from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.process.limits import DISK_FULL
+from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
 
 

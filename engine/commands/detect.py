@@ -19,7 +19,7 @@ from engine.inference.settings import DetectionSettings, ResolvedSettings, warn_
 from engine.inference.sources.frames import FileProblem
 from engine.run.new_folder import check_run_dir
 from models.postprocess.tiles import Tiles
-from utils.config.checks import typed_classes
+from utils.class_names import typed_classes
 from utils.config.settings import DetectConfig
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed

@@ -24,8 +24,8 @@ from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line
 from utils.logger import configure_logging, get_logger
+from utils.machine.limits import explain_limit
 from utils.machine.packages import require_installed
-from utils.process.limits import explain_limit
 
 # Called with the format and its finished file, before that is renamed into place.
 BeforePublish = Callable[[str, Path], None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
-from utils.config.checks import class_numbers, typed_class
+from utils.class_names import class_numbers
 from utils.errors import UserError
 from utils.labels import GroundTruth
 from utils.schema import suggestion
@@ -41,8 +41,7 @@ class Fitness:
                 raise UserError(f"--fitness {value}: neither a metric ({known}) nor a class of the data set{hint}")
             metric = "AP"
             class_name = value
-        chosen = class_name if class_name in names else typed_class(class_name)
-        (index,) = class_numbers([chosen], dict(enumerate(names)), "the data set", flag="--fitness")
+        (index,) = class_numbers([class_name], dict(enumerate(names)), "the data set", flag="--fitness")
         return cls(metric, f"{titles[metric]}:{names[index]}", index)
 
     @property

@@ -11,11 +11,12 @@ import numpy as np
 
 from engine.inference.image_detector import Canvases, ImageDetector
 from engine.inference.object_tracks import ObjectTracks
+from engine.inference.read_ahead import ReadAheadLimit
 from engine.inference.settings import ResolvedSettings
 from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.sources.open_source import open_source
 from utils.detections import DetectionTable
-from utils.machine.threads import ReadAheadLimit, map_ahead
+from utils.machine.threads import map_ahead
 
 
 @dataclass

@@ -19,8 +19,8 @@ from engine.inference.model import InferenceModel
 from engine.inference.output_layout import LayoutKind, OutputLayout
 from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
 from utils.errors import UserError, errors_of
+from utils.machine.limits import explain_limit
 from utils.pixels import PixelFormat
-from utils.process.limits import explain_limit
 from utils.strings import counted
 
 DEFAULT_SIDE_PX = 640  # of the canvas of files that state no size

@@ -10,9 +10,10 @@ from data.source.open import open_data, with_classes
 from engine.checkpoint.data_location import find_location
 from engine.formats.registry import folder_of
 from engine.inference.model import InferenceModel
+from utils.class_names import class_difference, class_key
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.strings import class_difference, class_key, counted, listed
+from utils.strings import counted, listed
 
 
 def open_model_data(

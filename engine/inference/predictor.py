@@ -14,6 +14,7 @@ from engine.inference.image_detector import ImageDetector
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, TrackerSource
 from engine.inference.open_model import open_weights
+from engine.inference.read_ahead import ReadAheadLimit
 from engine.inference.results.result_boxes import boxes_of
 from engine.inference.results.results import ResultList, Results
 from engine.inference.settings import DetectionSettings, ResolvedSettings
@@ -25,7 +26,6 @@ from utils.config.plain_values import checked_value, plain_value
 from utils.detections import DetectionTable
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
-from utils.machine.threads import ReadAheadLimit
 from utils.pixels import as_rgb8
 from utils.schema import Bounds, Count
 from utils.strings import counted

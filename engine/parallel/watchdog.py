@@ -129,7 +129,7 @@ class Watchdog:
 
     def _follow_launcher(self) -> None:
         """Sends this process SIGTERM if torchrun, which would have sent it, is gone and no signal has arrived yet."""
-        has_launcher = self._ctx is not None and bool(self._ctx.launcher)
+        has_launcher = self._ctx is not None and bool(self._ctx.launcher_identity)
         if has_launcher and os.getppid() != self._parent and self._signal_at is None:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -14,8 +14,8 @@ LAUNCHERS = ".launchers"  # in the run's folder
 
 
 def record_launch(folder: Path, run_id: str, launchers: Sequence[str]) -> None:
-    """Records which torchrun processes (`DistributedContext.launcher`) train the run ``run_id`` in ``folder``, so that
-    a restart by any of them finds it. Does nothing without torchrun."""
+    """Records which torchrun processes (`DistributedContext.launcher_identity`) train the run ``run_id`` in ``folder``,
+    so that a restart by any of them finds it. Does nothing without torchrun."""
     names = [launcher for launcher in launchers if launcher]
     if names:
         write_whole(folder / LAUNCHERS, "\n".join([run_id, *names]))

@@ -55,7 +55,7 @@ def plan_run(
     """
     # With --resume auto, the run is in the folder --project/--name at each of its starts.
     typed = replace(config, exist_ok=True) if config.resume == AUTO else config
-    launchers = all_objects(ctx, ctx.launcher)
+    launchers = all_objects(ctx, ctx.launcher_identity)
     plan = result_of_main(ctx, lambda: _plan(resolve_command(ctx, typed, explicit_flags, launchers), stack))
     return _with_local_settings(plan, typed, explicit_flags)
 

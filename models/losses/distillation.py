@@ -25,7 +25,7 @@ from models.box_coding import distances_to_xyxy, expected_distances
 from models.layers.ops import split_rows
 from models.losses.ignored_cells import IgnoredCells
 from utils.boxes import iou
-from utils.strings import class_key
+from utils.class_names import class_key
 
 MIN_TEACHER_SCORE = 0.1  # class score from which a box of the teacher is a target
 

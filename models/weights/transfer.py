@@ -15,9 +15,10 @@ from models.detector import Detector
 from models.heads.base import ONE_TO_ONE
 from models.weights.load import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
+from utils.class_names import class_key
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.strings import class_key, counted, listed
+from utils.strings import counted, listed
 
 NOT_IN_FILE = "not in the file"
 

@@ -17,9 +17,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.helpers.documents import ROOT, Command, commands, documents
-from utils import run_command
 from utils.config.commands import COMMANDS
 from utils.config.flags import Parser
+from utils.process import run_command
 
 PAGES = documents()
 OTHERS = {  # programs that are not ours, and the first words that may follow

@@ -16,13 +16,13 @@ from data.cache.decoding import Decoding
 from data.cache.disk import DiskCache, open_disk_cache
 from data.cache.mapped import MappedImages
 from data.cache.ram import open_ram_cache
+from data.flat_strings import FlatStrings
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import Samples
 from utils.batches import Sample, SampleKey
 from utils.distributed.context import DistributedContext
-from utils.flat_strings import FlatStrings
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
 GEOMETRIES = {  # hyper-parameters for every kind of matrix that a renderer gets

@@ -24,11 +24,11 @@ from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.child import RunResult, start_child
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.child import RunResult, start_child
 from utils.process.ports import free_port
 
 SCRIPT = "launch/ray_train.py"

@@ -18,7 +18,7 @@ def test_boxes_know_their_images():
 @pytest.mark.parametrize("counts", [(2, 0, 3), (0, 0), (), (1,)])
 def test_ragged_ranges_are_those_of_a_loop(counts):
     first = np.array([5, 9, 0][: len(counts)], np.int64)
-    owner, numbers = ragged_ranges(first, np.array(counts, np.int64))
+    numbers, owner = ragged_ranges(first, np.array(counts, np.int64))
     expected = [(i, first[i] + k) for i, count in enumerate(counts) for k in range(count)]
     assert list(zip(owner.tolist(), numbers.tolist())) == expected
 

@@ -54,7 +54,7 @@ def test_a_log_that_cannot_be_written_causes_one_warning(capfd, tmp_path):
     out, err = capfd.readouterr()
     assert out.splitlines()[:3] == [
         "epoch 1",
-        "warning: /dev/full: cannot be written (No space left on device)",
+        "warning: /dev/full: cannot be written (no space left on device)",
         "epoch 2",
     ]
     assert [line.partition(":")[0] for line in out.splitlines()[3:]] == ["before", "warning", "after"]

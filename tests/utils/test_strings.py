@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from utils.strings import aligned, class_difference, counted, format_duration
+from utils.strings import aligned, counted, format_duration
 
 
 @pytest.mark.parametrize(
@@ -26,19 +26,6 @@ TABLE = [("name", "AP"), ("a", "0.5"), ("longer", "-")]
 )
 def test_columns_of_a_table_are_as_wide_as_their_widest_cell(left, lines):
     assert aligned(TABLE, left=left) == lines
-
-
-@pytest.mark.parametrize(
-    ("names", "others", "difference"),
-    [
-        (("a", "b"), ["a", "b"], ""),
-        (["a"], ["a", "b"], "1 class against 2"),
-        (["a", "b"], ["a", "c"], "class 1 is 'b' against 'c'"),
-        (["\xe9"], ["e\u0301"], r"class 0 is '\xe9' against 'e\u0301', which look the same"),
-    ],
-)
-def test_the_first_difference_between_class_names_is_described(names, others, difference):
-    assert class_difference(names, others) == difference
 
 
 @pytest.mark.parametrize(("seconds", "duration"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03")])

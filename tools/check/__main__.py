@@ -27,7 +27,7 @@ from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.result_file import write_result
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 if TYPE_CHECKING:
     from tools.check.result import CheckResult

@@ -20,12 +20,12 @@ from tools.check.checks.scan import missing_splits, refused_splits, scan_issues,
 from tools.check.out_folder import check_out
 from tools.check.result import CheckResult, LabelErrors
 from tools.check.scan_splits import scan_dataset, scan_readable
+from utils.class_names import class_difference
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.machine.resources import available_cores
-from utils.strings import class_difference
 
 
 def check_dataset(config: CheckConfig) -> CheckResult:

@@ -20,7 +20,7 @@ from utils.config.tool_settings import ConvertConfig
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Runs training in a process of its own (utils/child.py), for commands that train several times."""
+"""Runs training in a process of its own (utils/process/child.py), for commands that train several times."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.results_csv import ResultsTable, read_columns
-from utils.child import Child, RunResult, start_child
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
 from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger
+from utils.process.child import Child, RunResult, start_child
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix

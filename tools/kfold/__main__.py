@@ -20,7 +20,7 @@ from functools import partial
 from tools.experiment.flag_rules import refuse_unsupported_flags
 from utils.config.search_settings import KfoldConfig
 from utils.process.entrypoint import run_main
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -18,11 +18,11 @@ from tools.kfold.folds import make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold, read_if_scored
 from tools.kfold.write_folds import FOLD_OUTPUTS, data_of, fold_name
-from utils.child import RunFailed, RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
+from utils.process.child import RunFailed, RunResult
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.flat_strings import FlatStrings
 from data.folds.assign import assign_folds, class_counts, rare_classes
 from data.folds.groups import groups_of
 from data.folds.held_out import scan_settings
@@ -22,7 +23,6 @@ from tools.experiment.experiment import SPLITS
 from tools.kfold.write_folds import FOLDS_CSV, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
-from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
 from utils.strings import counted
 

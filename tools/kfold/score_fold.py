@@ -14,14 +14,14 @@ from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
 from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
-from utils.child import RunResult, start_child
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
-from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
+from utils.config.settings import FIND_BATCH_SIZE, DataFlags, ValConfig
 from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 from utils.machine.devices import parse_devices
+from utils.process.child import RunResult, start_child
 from utils.process.result_file import report_begun
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
@@ -36,7 +36,7 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
     batch_size = ValConfig.batch_size
     if config.batch_size != FIND_BATCH_SIZE:
         batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
-    shared = {field.name: getattr(config, field.name) for field in fields(DataSettings)}
+    shared = {field.name: getattr(config, field.name) for field in fields(DataFlags)}
     fold_settings = {
         "weights": str(weights),
         "data": str(data),

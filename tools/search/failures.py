@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from utils.child import RunResult
-from utils.process.outcome import Cause, Outcome
+from utils.machine.limits import Cause
+from utils.process.child import RunResult
+from utils.process.outcome import Outcome
 
 
 def trial_fails(

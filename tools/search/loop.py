@@ -23,13 +23,13 @@ from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_runnin
 from tools.search.ranges import Scalar, Space, values_text
 from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
 from tools.search.study import Claim, SharedStudy, TrialOutcome, best_of, reason_of
-from utils.child import RunFailed, RunResult
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
+from utils.process.child import RunFailed, RunResult
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted

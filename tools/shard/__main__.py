@@ -21,7 +21,7 @@ from tools.train_line import train_line
 from utils.config.tool_settings import ShardConfig
 from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:

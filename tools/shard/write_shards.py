@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from data.flat_strings import FlatStrings
 from data.image_io.content import read_bytes
 from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX
 from data.index.cache_file import index_content
@@ -34,7 +35,6 @@ from utils.files.array_file import write_arrays
 from utils.files.paths import check_new_path
 from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import creating_folder, temporary_folder
-from utils.flat_strings import FlatStrings
 from utils.logger import get_logger, progress
 from utils.machine.threads import map_ahead
 from utils.strings import counted, format_bytes

@@ -1,4 +1,4 @@
-"""Command lines for the dataclasses of `utils.config.settings`: one flag per field, or a positional argument."""
+"""Command lines for the settings of `utils.config.commands`: one flag per field, or a positional argument."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import functools
 import itertools
 import json
 import keyword
+import math
 import os
 import re
 import shlex
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from utils.config.commands import command_of
 from utils.config.settings import HYPERPARAMETERS, TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
-from utils.schema import Bounds, bounds_of, check, hints_of, suggestion, type_of
+from utils.schema import Bounds, check, hints_of, suggestion, type_of
 
 _MAX_SHOWN_WORDS = 8  # of `first_words`
 
@@ -144,6 +145,7 @@ def float_or_text(word: str) -> float | str:
 
 
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `_ExtendTexts` adds to it
+_YAML_END = "...\n"  # after a document that is a number
 _JSON_LIST = '["'  # start of a word that is a JSON list of strings
 _NEGATIVE_NUMBER = re.compile(r"-\d+").fullmatch
 _READERS = {int: int_or_text, float: float_or_text, str: str}
@@ -158,7 +160,7 @@ class _StoreTexts(argparse.Action):
     ) -> None:
         texts = values
         if len(values) == 1 and values[0].startswith(_JSON_LIST):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 texts = json.loads(values[0])
         setattr(namespace, self.dest, self._combined(getattr(namespace, self.dest), texts))
 
@@ -278,8 +280,22 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     for name, value in values.items():
         field = fields[name]
         with mistakes.collecting():
-            values[name] = check(value, hints[name], shown_name(field), bounds_of(field))
+            bounds = field.metadata["bounds"]
+            values[name] = check(_in_own_case(value, bounds.choices), hints[name], shown_name(field), bounds)
     return values
+
+
+def choice_of(word: str, choices: Iterable[str] | None) -> str:
+    """Returns the one of ``choices`` that ``word`` is in another case, or else ``word``."""
+    return next((choice for choice in choices or () if choice.lower() == word.lower()), word)
+
+
+def _in_own_case(value: Any, choices: Iterable[str] | None) -> Any:
+    """Returns a word, or the words of a list, as the ``choices`` that they are in another case. Returns other values
+    unchanged."""
+    if isinstance(value, list):
+        return [_in_own_case(element, choices) for element in value]
+    return choice_of(value, choices) if isinstance(value, str) else value
 
 
 def _check_single_values(arguments: Sequence[str]) -> None:
@@ -296,13 +312,13 @@ def flags_of(config: Any) -> list[str]:
 
 
 def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the words of a command line that set settings and hyper-parameters, by name, as users type them. No flag
-    sets an empty list."""
+    """Returns the words of a command line that set settings and hyper-parameters, by name, as users type them. Text
+    of a hyper-parameter is YAML. No flag sets an empty list."""
     words: list[str] = []
     for name, value in settings.items():
         flag = flag_name(name)
         if name in HYPERPARAMETERS:
-            words += ["--set", f"{name}={'null' if value is None else value}"]
+            words += ["--set", f"{name}={value}" if isinstance(value, str) else override_of(name, value)]
         elif isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list | tuple):
@@ -318,6 +334,14 @@ def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
 def as_flag(name: str, value: Any) -> str:
     """Returns a setting or hyper-parameter as it is typed on a command line."""
     return shlex.join(words_of_settings({name: value}))
+
+
+def override_of(name: str, value: Any) -> str:
+    """Returns a hyper-parameter as ``--set`` takes it."""
+    import yaml  # not needed for --help
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
+    return f"{name}={text.removesuffix(_YAML_END).strip()}"
 
 
 def _words_of_list(flag: str, values: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from utils.config.other_programs.hyperparameters import translate_recipe, unknown_hyperparameter
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
-from utils.errors import UserError
+from utils.errors import UserError, all_mistakes
 from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
 
@@ -24,13 +24,19 @@ def hyperparameters_from(
     path: str, overrides: Sequence[str] = (), lines: list[str] | None = None, *, base: Hyperparameters | None = None
 ) -> Hyperparameters:
     """Applies the YAML at ``path`` ("": no values) to ``base`` (None: the defaults), then `with_overrides`. Appends a
-    log line to ``lines`` that names values without effect."""
+    log line to ``lines`` that names values without effect. Raises UserError that lists the mistakes."""
     values = load_yaml(path) if path else {}
-    if isinstance(values, dict) and not values.keys() <= {*HYPERPARAMETERS}:
-        values, unused = translate_recipe(values, path)
-        if unused and lines is not None:
-            lines.append(f"{path}: without effect here: {', '.join(unused)}")
-    return with_overrides(_changed(base or Hyperparameters(), values, path or "hyper-parameters"), overrides)
+    with all_mistakes() as mistakes:
+        if isinstance(values, dict) and not values.keys() <= {*HYPERPARAMETERS}:
+            values, unused = translate_recipe(values, path, mistakes)
+            if unused and lines is not None:
+                lines.append(f"{path}: without effect here: {', '.join(unused)}")
+        hyp = base or Hyperparameters()
+        with mistakes.collecting():
+            hyp = _changed(hyp, values, path or "hyper-parameters")
+        with mistakes.collecting():
+            hyp = with_overrides(hyp, overrides)
+    return hyp
 
 
 def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparameters:

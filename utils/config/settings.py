@@ -1,6 +1,7 @@
-"""All settings of the program, as dataclasses. The metadata of a field holds its help text, bounds and choices.
+"""The settings of train.py, val.py, detect.py and export.py, as dataclasses; those of the tools are in
+search_settings.py and tool_settings.py. The metadata of a field holds its help text, bounds and choices.
 
-Flags, help, checks of YAML files and the stored config follow from these fields (`utils.config.parser`).
+Flags and help (flags.py), checks (parser.py) and the stored settings follow from these fields.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ FIND_BATCH_SIZE = -1  # the value of --batch-size that finds the largest that fi
 ALL_RANKS = -1  # the value of --sync-bn that means the whole run
 MAX_IMGSZ = 65_536  # an image of this size takes 12 GiB, and sizes of larger ones may not fit into 64 bits
 MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
+MAX_LINE_WIDTH = 32_767  # of OpenCV
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
@@ -196,8 +198,24 @@ HYPERPARAMETERS = tuple(field.name for field in dataclasses.fields(Hyperparamete
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RunConfig:
-    """Flags of all commands but export.py."""
+class LossLimit:
+    """Flag of the commands that read labels."""
+
+    max_bad: float = setting(
+        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downloads:
+    """Flag of the commands that may download weights."""
+
+    offline: bool = setting(False, help="never download weights", scope="machine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunConfig(Downloads):
+    """Flags of the commands that write a run folder."""
 
     name: str = setting(
         "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="fixed"
@@ -205,7 +223,6 @@ class _RunConfig:
     exist_ok: bool = setting(
         False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
     )
-    offline: bool = setting(False, help="never download weights", scope="machine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +250,7 @@ class _DetectionsConfig(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(_RunConfig):
+class DataFlags(LossLimit, _RunConfig):
     """Flags of the commands that train, and of val.py."""
 
     classes: list[str] = setting(
@@ -242,9 +259,6 @@ class DataSettings(_RunConfig):
         on_resume="fixed",
     )
     single_cls: bool = setting(False, help="treat all classes as one", on_resume="fixed")
-    max_bad: float = setting(
-        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
-    )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine")
     device: str = setting(
         "", help="cpu, mps, 0 or 0,1; empty: the best available device", scope="machine", on_resume="current"
@@ -256,7 +270,6 @@ class DataSettings(_RunConfig):
         scope="machine",
     )
     noplots: bool = setting(False, help="do not write plots", scope="run")
-
     stage: str = setting(
         "",
         help="copy the data to this folder on each node's local disk first; may contain {node_rank}",
@@ -272,7 +285,7 @@ class DataSettings(_RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(DataSettings):
+class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting("demo", help=DATA_HELP, is_path=True)
@@ -422,7 +435,7 @@ class TrainConfig(DataSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValConfig(_DetectionsConfig, DataSettings):
+class ValConfig(_DetectionsConfig, DataFlags):
     """The flags of val.py."""
 
     weights: str = setting(help="checkpoint or exported file to evaluate")
@@ -481,7 +494,9 @@ class DetectConfig(_DetectionsConfig):
     nosave: bool = setting(False, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print only the summary and errors, no lines about images")
     view_img: bool = setting(False, help="show results in a window")
-    line_thickness: int = setting(0, Bounds(0), help="line width of boxes, pixels; 0: from the image size")
+    line_thickness: int = setting(
+        0, Bounds(0, MAX_LINE_WIDTH), help="line width of boxes, pixels; 0: from the image size"
+    )
     hide_labels: bool = setting(False, help="draw boxes without labels")
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, Bounds(1), help="process every n-th frame of a video")
@@ -490,7 +505,7 @@ class DetectConfig(_DetectionsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig:
+class ExportConfig(Downloads):
     """The flags of export.py."""
 
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
@@ -525,4 +540,3 @@ class ExportConfig:
     check_images: int = setting(64, Bounds(1), help="number of validation images to compare on")
     calibration_images: int = setting(300, Bounds(1), help="number of training images for --int8")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
-    offline: bool = setting(False, help="never download weights", scope="machine")

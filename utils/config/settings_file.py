@@ -11,12 +11,11 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import read_text
-from utils.files.temporary_folder import program_folder_name, temporary_folder
+from utils.files.temporary_folder import program_temporary_folder
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,15 +30,13 @@ def settings_file(config: DataclassInstance, names: Collection[str] | None = Non
     ``@FILE`` that passes them to a command. Only this user can access the file, because it can name code to run
     (``--callbacks``). Raises UserError if the system's folder for temporary files is missing, full or read-only."""
     values = {name: value for name, value in dataclasses.asdict(config).items() if names is None or name in names}
-    with contextlib.ExitStack() as stack:
+    with program_temporary_folder("settings") as folder:
+        path = folder / "settings.json"
         try:
-            folder = stack.enter_context(temporary_folder(Path(gettempdir(), program_folder_name("settings"))))
-            path = folder / "settings.json"
             path.write_text(json.dumps(values), encoding="utf-8")
         except OSError as error:
-            location = error.filename or gettempdir()
             raise UserError(
-                f"{location}: the settings cannot be written ({os_reason(error)}); set TMPDIR to another folder"
+                f"{path}: the settings cannot be written ({os_reason(error)}); set TMPDIR to another folder"
             ) from None
         yield f"{PREFIX}{path}"
 

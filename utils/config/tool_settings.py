@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.settings import DATA_HELP, IMGSZ_ALIASES, TRUST_HELP, TrainConfig, setting
+from utils.config.settings import DATA_HELP, IMGSZ_ALIASES, TRUST_HELP, Downloads, LossLimit, TrainConfig, setting
 from utils.schema import Bounds
 
 ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
@@ -45,7 +45,7 @@ class CheckConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertConfig:
+class ConvertConfig(LossLimit):
     """The flags of ``python -m tools.convert``."""
 
     source: str = setting(positional="EXPORT", help="folder of the export, or its annotation file")
@@ -55,13 +55,10 @@ class ConvertConfig:
     from_: str = setting(
         "auto", Bounds(choices=("auto", *ANNOTATION_FORMATS)), help="format; auto: by what the files contain"
     )
-    max_bad: float = setting(
-        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardConfig:
+class ShardConfig(LossLimit):
     """The flags of ``python -m tools.shard``."""
 
     data: str = setting(positional="DATA", help=DATA_HELP)
@@ -70,20 +67,16 @@ class ShardConfig:
     megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
     workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
-    max_bad: float = setting(
-        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightsConfig:
+class WeightsConfig(Downloads):
     """The flags of ``python -m tools.weights``."""
 
     source: str = setting(positional="SOURCE", help="checkpoint, or a name from configs/weights.yaml")
     target: str = setting(
         bounds=_OUTPUT, positional="TARGET", help="file to write: .safetensors, or .pt for our own format"
     )
-    offline: bool = setting(False, help="never download weights", scope="machine")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,8 @@ def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterabl
 
 
 def product_version() -> str:
-    """Returns a digest of the source files that determine a result, so not of tools or lockstep: 12 hex digits."""
+    """Returns a digest of the source files that determine a result, so not of tools, as 12 hex digits. In the installed
+    package, the modules of the Python interface lie beside these files, and count too."""
     digest = hashlib.blake2b(digest_size=6)
     files = [*PROJECT.glob("*.py"), *(path for package in CODE_FOLDERS for path in (PROJECT / package).rglob("*.py"))]
     for path in sorted(files):
@@ -88,11 +89,12 @@ def product_version() -> str:
 
 
 def _shown(value: object) -> str:
-    """Returns the value as text, which is shortened to its beginning and a digest if it is long."""
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    """Returns the value as JSON, so that no two values look the same, which is shortened to its beginning and a digest
+    if it is long."""
+    text = json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
     if len(text) <= _MAX_SHOWN_CHARACTERS:
-        return text or "empty"
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{text[: _MAX_SHOWN_CHARACTERS // 2].encode('utf-8', 'replace').decode()}... ({digest})"
 
 
@@ -111,7 +113,7 @@ def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
     recipes = all_objects(ctx, recipe)
     if recipe.is_missing:
         recipe = next((r for r in recipes if r.flags == recipe.flags and not r.is_missing), recipe)
-    check_agreement(ctx, {"the error in reading --hyp": recipe.error or "none"})
+    check_agreement(ctx, {"the error in reading --hyp": recipe.error or None})
     if not recipe.error:
         check_agreement(ctx, {f"hyper-parameter {name}": value for name, value in recipe.values.items()})
 

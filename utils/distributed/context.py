@@ -34,7 +34,7 @@ class DistributedContext:
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
     backend: str = ""  # "" when there is no process group
     store: dist.Store | None = field(default=None, repr=False, compare=False)
-    launcher: str = ""  # identifies the torchrun process that started this one, or ""
+    launcher_identity: str = ""  # of the torchrun process that started this one, on any machine; "" without
     eval_ranks: int = 0  # number of processes outside this group that validate for it
     first_rank: int = 0  # rank of this group's first process in the run; not 0 if the group validates for another
     # Numbers the barriers of this module, whose keys in the store must differ.

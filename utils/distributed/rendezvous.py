@@ -65,7 +65,7 @@ def _generation(store: dist.Store, launch: Launch) -> int:
     torchrun's static rendezvous keeps its store, with all keys of previous processes, when it restarts them. (Other
     kinds create a new store each time, and their torchrun processes count different numbers of restarts.)
     """
-    launcher = _launcher_name(launch)
+    launcher = _launcher_identity(launch)
     if not launcher:
         return 0
     first_restarts = store.compare_set(f"lockstep/first/{launcher}", "", str(launch.restarts))
@@ -79,7 +79,7 @@ def rendezvous_error(launch: Launch, error: Exception) -> PeerLost:
     return PeerLost(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
 
 
-def _launcher_name(launch: Launch) -> str:
+def _launcher_identity(launch: Launch) -> str:
     """Identifies the torchrun process that started this one, on any machine; "" without torchrun."""
     return f"{launch.run_id} {process_identity(os.getppid())}" if launch.run_id else ""
 
@@ -190,7 +190,7 @@ def join_run(
         devices=(place.device,),
         backend="cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo",
         store=evaluation_store(store) if place.is_evaluating else store,
-        launcher=_launcher_name(launch),
+        launcher_identity=_launcher_identity(launch),
         eval_ranks=0 if place.is_evaluating else eval_ranks,
         first_rank=launch.rank - place.rank,
     )

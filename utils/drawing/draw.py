@@ -10,10 +10,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.decoder_warnings import capture_warning
+from utils.config.settings import MAX_LINE_WIDTH
 from utils.drawing.text import text_mask, write_text
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
+from utils.process.decoder_warnings import capture_warning
 
 GOLDEN_RATIO = 0.618034
 SHEET_GAP = 2  # white pixels between images
@@ -49,7 +50,11 @@ def draw_boxes(
         labels: n strings in any script; empty ones are not drawn.
         colors: uint8 (n, 3) RGB, such as from `class_colors`; None: one color for all.
         thickness, text_size: pixels; 0: depends on the image size.
+
+    Raises UserError for lines wider than `MAX_LINE_WIDTH`.
     """
+    if thickness > MAX_LINE_WIDTH:
+        raise UserError(f"line_width {thickness}: must be at most {MAX_LINE_WIDTH}")
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
     boxes = np.asarray(boxes_xyxy, np.float64).reshape(-1, 4)
@@ -87,8 +92,8 @@ def tile_images(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:
-    """Writes an RGB image in the format of the path's suffix. Raises UserError if it is too large for the format (a
-    JPEG has at most 65,500 pixels per side)."""
+    """Writes an RGB image in the format of the path's suffix, which OpenCV must know. Raises UserError if the image is
+    too large for the format (a JPEG has at most 65,500 pixels per side)."""
     write_whole(path, encode_image(image, Path(path).suffix, path))
 
 

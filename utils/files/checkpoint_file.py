@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -182,10 +182,12 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
     if not Path(path).is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:
-        _check_header(path)
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-            metadata = file.metadata() or {}
+        with open_regular(path) as opened:
+            _check_header(opened, path)
+            # The file whose header was checked, and whatever its name, which the library wants as UTF-8.
+            with safe_open(f"/dev/fd/{opened.fileno()}", "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+                metadata = file.metadata() or {}
     except (SafetensorError, MemoryError) as error:
         reason = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
         raise UserError(f"{path}: truncated, damaged, or not a safetensors file ({reason[:200]})") from None
@@ -196,12 +198,12 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
     return tensors, metadata
 
 
-def _check_header(path: str | Path) -> None:
-    """Raises UserError if a safetensors file lists more tensors than any detector has. The header is parsed as JSON,
-    not searched, because JSON can spell a key in many ways. Malformed headers are left to the library."""
-    with open_regular(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = file.read(min(length, MAX_HEADER_BYTES + 1))
+def _check_header(file: BinaryIO, path: str | Path) -> None:
+    """Raises UserError if the safetensors ``file`` at ``path`` lists more tensors than any detector has. The header is
+    parsed as JSON, not searched, because JSON can spell a key in many ways. Malformed headers are left to the
+    library."""
+    length = int.from_bytes(file.read(8), "little")
+    header = file.read(min(length, MAX_HEADER_BYTES + 1))
     if len(header) > MAX_HEADER_BYTES:
         raise UserError(
             f"{path}: refused: its header has more than {MAX_HEADER_BYTES >> 20} MiB, which no detector needs"

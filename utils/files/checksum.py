@@ -13,8 +13,8 @@ def sha256_of(path: Path) -> str:
 
 
 def sha256_of_tree(path: Path) -> str:
-    """Returns the sha256 of a file, or for a folder, of its sorted file names and their checksums. Hidden files, which
-    file managers add, do not count."""
+    """Returns the sha256 of a file, or for a folder, of its sorted file names and their checksums. Files
+    whose names begin with a dot, which file managers add, do not count."""
     if not path.is_dir():
         return sha256_of(path)
     digest = hashlib.sha256()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.encoding import EncodingError, decode_utf8
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8,16}\.tmp")  # names of `atomic_write`
@@ -137,7 +137,7 @@ def read_text(path: str | os.PathLike, max_bytes: int | None = None) -> str:
     except EncodingError as error:
         raise UserError(f"{path}: {error}") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
     except MemoryError:
         raise UserError(f"{path}: is larger than the memory of this machine") from None
 

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, Self
 import torch
 from torch import Tensor
 
-from utils.errors import UserError, first_line
+from utils.errors import UserError, first_line, os_reason
 from utils.files.pickle_program import Record, read_program
 from utils.files.safe_io import open_regular
-from utils.process.limits import raise_if_limit
+from utils.machine.limits import raise_if_limit
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_DIMENSIONS = 16
@@ -162,7 +162,7 @@ def open_checkpoint(path: str | Path) -> BinaryIO:
         raise UserError(f"{path}: no such checkpoint") from None
     except OSError as error:
         raise_if_limit(error, path)
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
 
 
 def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:

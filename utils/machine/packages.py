@@ -44,7 +44,7 @@ def require_installed(modules: Iterable[str], purpose: str, alternative: str) ->
         raise _missing_package(missing[0], "is not installed", purpose, alternative)
     if missing:
         packages = ", ".join(DISTRIBUTION_NAMES.get(module, module) for module in missing)
-        requirements = " ".join(dict.fromkeys(_requirement(module) for module in missing))
+        requirements = " ".join(dict.fromkeys(requirement(module) for module in missing))
         raise UserError(
             f"{purpose}: the packages {packages} are not installed; pip install {requirements}, or {alternative}"
         )
@@ -80,10 +80,10 @@ def import_quietly(name: str) -> ModuleType:
 
 def _missing_package(module: str, reason: str, purpose: str, alternative: str) -> UserError:
     package = DISTRIBUTION_NAMES.get(module, module)
-    return UserError(f"{purpose}: the package {package} {reason}; pip install {_requirement(module)}, or {alternative}")
+    return UserError(f"{purpose}: the package {package} {reason}; pip install {requirement(module)}, or {alternative}")
 
 
-def _requirement(module: str) -> str:
+def requirement(module: str) -> str:
     """Returns the requirement for pip, with the extras in use."""
     return _REQUIREMENTS.get(module) or DISTRIBUTION_NAMES.get(module, module)
 

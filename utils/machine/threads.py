@@ -12,30 +12,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-AHEAD_BYTES = 1 << 27
 
 
 class _End(Enum):
     """Marks the end of an iterator."""
 
     END = 0
-
-
-class ReadAheadLimit:
-    """Caps how many images are read ahead: at most ``count``, at most `AHEAD_BYTES` together, and none before the size
-    of the first is known."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._largest_bytes = 0
-
-    def __call__(self) -> int:
-        if not self._largest_bytes:
-            return 0
-        return min(self._count, AHEAD_BYTES // self._largest_bytes)
-
-    def add(self, image_bytes: int) -> None:
-        self._largest_bytes = max(self._largest_bytes, image_bytes)
 
 
 def map_ahead(

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from utils.process.outcome import Cause
+from utils.machine.limits import Cause
 
 _PR_SET_PDEATHSIG = 1  # option of prctl(2)
 # Signals with which the kernel ends a process because of an error in its own code.

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from utils.decoder_warnings import flush_captured
 from utils.errors import (
     ExplainedError,
     FailedCheck,
@@ -27,10 +26,11 @@ from utils.errors import (
     one_line,
     os_reason,
 )
+from utils.machine.limits import DISK_FULL, cause_of, explain_limit
 from utils.machine.malloc import keep_freed_memory
+from utils.process.decoder_warnings import flush_captured
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
-from utils.process.limits import DISK_FULL, cause_of, explain_limit
 from utils.process.result_file import claim_result_file, report_error
 from utils.process.standard_streams import output_error, tolerate_broken_streams
 from utils.program_folders import cache_folder
@@ -112,7 +112,7 @@ class _Ending(NamedTuple):
     error_type: type[BaseException]
     exit_code: int | None  # None: the ``code`` of the error
     report: Callable[[BaseException], None]
-    destroys_group: bool  # whether the process group is destroyed, see `_exit`
+    exits_orderly: bool  # see `_exit`
 
 
 def _wait_for_report(_: BaseException) -> None:
@@ -140,13 +140,13 @@ def _print_nothing(_: BaseException) -> None:
 
 # The first matching row applies. Limits of the machine count as UserError.
 _ENDINGS = (
-    _Ending(PeerFailure, None, _wait_for_report, destroys_group=False),
-    _Ending(FailedCheck, CHECK_FAILED, _print_line, destroys_group=False),
-    _Ending(UserError, USER_ERROR, _print_line, destroys_group=False),
-    _Ending(Stopped, None, _print_nothing, destroys_group=True),
-    _Ending(KeyboardInterrupt, INTERRUPTED, _print_nothing, destroys_group=True),
-    _Ending(_OutputClosed, PIPE_CLOSED, _print_nothing, destroys_group=True),
-    _Ending(Exception, BUG, _print_traceback, destroys_group=True),
+    _Ending(PeerFailure, None, _wait_for_report, exits_orderly=False),
+    _Ending(FailedCheck, CHECK_FAILED, _print_line, exits_orderly=False),
+    _Ending(UserError, USER_ERROR, _print_line, exits_orderly=False),
+    _Ending(Stopped, None, _print_nothing, exits_orderly=True),
+    _Ending(KeyboardInterrupt, INTERRUPTED, _print_nothing, exits_orderly=True),
+    _Ending(_OutputClosed, PIPE_CLOSED, _print_nothing, exits_orderly=True),
+    _Ending(Exception, BUG, _print_traceback, exits_orderly=True),
 )
 
 
@@ -157,7 +157,7 @@ def _end(error: BaseException) -> NoReturn:
     ending.report(error)
     exit_code = error.code if isinstance(error, PeerFailure | Stopped) else ending.exit_code
     assert exit_code is not None, "only errors with a code have a row without one"
-    _exit(exit_code, destroy_group=ending.destroys_group)
+    _exit(exit_code, orderly=ending.exits_orderly)
 
 
 def _listed_type(error: BaseException) -> type[BaseException]:
@@ -212,12 +212,12 @@ def _unraisablehook(ignored: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(ignored)
 
 
-def _exit(code: int, *, destroy_group: bool) -> NoReturn:
-    """Exits. Without ``destroy_group`` the process group, which the error may have broken, is abandoned: an orderly
-    exit could wait for the other processes, which are waiting for this one."""
+def _exit(code: int, *, orderly: bool) -> NoReturn:
+    """Exits. Without ``orderly``, and if there is a process group, ends at once instead: after an error that only this
+    process may have met, an orderly exit could wait for the others, which wait for this one."""
     distributed = sys.modules.get("torch.distributed")  # not imported just to exit
     has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if destroy_group or not has_group:
+    if orderly or not has_group:
         sys.exit(code)
     import multiprocessing  # here, because it would slow down --help
 

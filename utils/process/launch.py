@@ -14,6 +14,7 @@ from utils.errors import PeerFailure, UserError
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start copies of a program, by the variable with the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
+_MAX_DIGITS = 18  # of a number
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,10 @@ def _number(environ: Mapping[str, str], name: str, *, default: str = "") -> int:
     """Returns the value of a variable, or ``default`` if it is empty or missing, as an integer. Raises UserError if it
     is not one, or is negative."""
     value = environ.get(name) or default
-    if not value.strip().isdecimal():
+    digits = value.strip()
+    if not digits.isdecimal() or len(digits) > _MAX_DIGITS:
         raise UserError(f"{name} is {value!r}; it must be a whole number, 0 or more")
-    return int(value)
+    return int(digits)
 
 
 def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:

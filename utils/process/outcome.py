@@ -1,12 +1,14 @@
 """The outcome of a command, for the process that started it: `outcome_of` decides from the cause alone.
 
-An error has a cause (`utils.process.limits.cause_of`), which `run_main` writes to the result file; so has a signal that
-ends a process (`utils.process.child_signals.cause_of_signal`). utils/child.py asks `outcome_of`.
+An error has a cause (`utils.machine.limits.cause_of`), which `run_main` writes to the result file; so has a signal that
+ends a process (`utils.process.child_signals.cause_of_signal`). child.py asks `outcome_of`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+from utils.machine.limits import Cause
 
 
 class Outcome(StrEnum):
@@ -32,15 +34,6 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # ended before its work began, or by a limit of the machine
     LOST = "lost"  # ended by a cause that the next try may not meet
     FAILED = "failed"  # ended by something that may be its own, such as its hyper-parameters
-
-
-class Cause(StrEnum):
-    """The reason why a command could not complete its work."""
-
-    COMMAND = "command"  # a mistake of the user, a bug, a crash, an exit without a message
-    MACHINE = "machine"  # a limit that stays until somebody acts: a full disk, too many open files, a missing package
-    MEMORY = "memory"  # not enough on the device, the machine or in /dev/shm; another program may use it now
-    LOST_PROCESS = "lost process"  # it was killed or aborted, hangs, or has not joined the others
 
 
 def outcome_of(cause: Cause, *, has_begun: bool) -> Outcome:

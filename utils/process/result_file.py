@@ -1,4 +1,4 @@
-"""The result file, with which a command reports its result to the process that started it (utils/child.py).
+"""The result file, with which a command reports its result to the process that started it (child.py).
 
 Each line is a JSON mapping. All processes of a run append to the file, and the newest value of a key counts.
 
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from utils.process.outcome import Cause
+from utils.machine.limits import Cause
 
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # path of the result file of the process that is started with it
 

@@ -14,12 +14,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from utils.errors import PeerFailure, PeerLost, Stopped, UserError
+from utils.machine.limits import Cause
 from utils.process.child_signals import cause_of_signal, end_with_parent, killed_by
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, REQUEUE, USER_ERROR
 from utils.process.interrupts import exit_on_interrupt
 from utils.process.launch import torchrun_variables
-from utils.process.outcome import Cause
 from utils.process.ports import free_port
 from utils.process.result_file import result_variables
 from utils.process.stop_signals import stop_signals
@@ -45,7 +45,7 @@ def spawn(
     Stop signals are forwarded. If a process fails, the others are stopped.
 
     Args:
-        optional: the others go on if one of the last ``optional`` processes is killed, or exits on its own.
+        optional: the others go on if one of the last ``optional`` processes is killed, or exits with status 0.
         stop_code: code of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
     Raises PeerFailure if a process failed and reported why, Stopped if a signal stopped one, PeerLost if one was

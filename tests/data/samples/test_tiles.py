@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from data.cache import decoding
+from data.flat_strings import FlatStrings
 from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.sample_weights import check_tiles, tile_weights
@@ -22,7 +23,6 @@ from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_tiled_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.flat_strings import FlatStrings
 from utils.pixels import GRAY
 
 SIZES = [(300, 420), (128, 128), (90, 260), (60, 50)]

@@ -13,12 +13,12 @@ import torch
 
 from engine.inference.detection_stream import DetectionStream
 from engine.inference.predictor import load
+from engine.inference.read_ahead import ReadAheadLimit
 from engine.inference.sources.frames import FileProblem, Frame
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.messages import refused
 from utils.errors import UserError
 from utils.logger import configure_logging
-from utils.machine.threads import ReadAheadLimit
 
 
 def test_streams_are_read_one_by_one(predictor, tmp_path):

@@ -195,7 +195,7 @@ def make_run(folder: Path, state: State) -> TrainConfig:
 
 def outcome(folder: Path, state: State, command: Command) -> str:
     """Returns what `plan_run` decides, by its name in `TABLE`."""
-    ctx = replace(DistributedContext.single(), launcher=command.launcher)
+    ctx = replace(DistributedContext.single(), launcher_identity=command.launcher)
     try:
         with ExitStack() as stack:
             plan = plan_run(ctx, command.config, command.explicit_flags, stack)

@@ -23,7 +23,7 @@ def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Pa
     name_newest_run(tmp_path, "run")
     record_launch(tmp_path, "run", ["job node0 1"])
     (tmp_path / "epoch2.pt").write_bytes(b"damaged")
-    ctx = dataclasses.replace(DistributedContext.single(), launcher="job node0 1")
+    ctx = dataclasses.replace(DistributedContext.single(), launcher_identity="job node0 1")
     config = TrainConfig(resume=str(tmp_path / "epoch2.pt"))
     with ExitStack() as stack, pytest.raises(UserError, match=r"epoch2\.pt"):
         plan_run(ctx, config, ("resume",), stack)
@@ -87,7 +87,7 @@ def test_a_plan_says_what_the_run_has_already(
             config=config,
             data={"source": "set.yaml", "root": "images"},
         )
-    ctx = dataclasses.replace(DistributedContext.single(), launcher=launcher)
+    ctx = dataclasses.replace(DistributedContext.single(), launcher_identity=launcher)
     config = TrainConfig(**{"data": "set.yaml", "project": ".", **flags})
     with ExitStack() as stack:
         plan = plan_run(ctx, config, list(flags), stack)

@@ -15,6 +15,7 @@ from data.labels.coco_classes import COCO_IDS
 from data.source.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
 from engine.inference.image_detector import ImageDetector
+from engine.inference.read_ahead import ReadAheadLimit
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.selection import PostprocessSettings
@@ -31,7 +32,6 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.machine.threads import ReadAheadLimit
 from utils.pixels import GRAY
 from utils.program_folders import CONFIGS
 

@@ -13,12 +13,12 @@ import pytest
 
 import detect
 from engine.commands import detect_log
+from engine.inference.read_ahead import ReadAheadLimit
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
 from tests.scripts.detect.detection import frames_of, names_in, read, read_txt, run
-from utils.machine.threads import ReadAheadLimit
 
 
 def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):

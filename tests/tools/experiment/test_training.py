@@ -21,11 +21,11 @@ from tools.experiment.training import (
     repeat_if_lost,
     train,
 )
-from utils.child import RunFailed, RunResult
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 from utils.config.settings_file import read_settings_file
 from utils.errors import Stopped
+from utils.process.child import RunFailed, RunResult
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 

@@ -27,10 +27,10 @@ from tools.kfold.__main__ import main
 from tools.kfold.score_fold import validation_of
 from tools.kfold.scores import ScoredFold, format_folds, join_folds, read_fold
 from tools.shard.write_shards import write_set
-from utils.child import RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.child import RunResult
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
 

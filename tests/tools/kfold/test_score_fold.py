@@ -17,11 +17,11 @@ from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import read_if_scored
-from utils.child import RunFailed, RunResult
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
 from utils.config.settings_file import settings_file
+from utils.process.child import RunFailed, RunResult
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix

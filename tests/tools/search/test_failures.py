@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tools.search.failures import trial_fails
-from utils.child import RunResult
+from utils.process.child import RunResult
 
 # Whether a trial fails that is not, or is, lost again (first two, last two), if the base recipe cannot, or can, begin.
 FAILS = [True, True, True, True]

@@ -20,11 +20,11 @@ from tests.helpers.searches import RANGES, read_trials
 from tests.helpers.tiny import write_dataset
 from tools.experiment import training
 from tools.search.__main__ import main
-from utils.child import RunResult
 from utils.config.parser import parse_config
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.files.locks import FileLock
+from utils.process.child import RunResult
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("preloaded")

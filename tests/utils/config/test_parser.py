@@ -123,7 +123,7 @@ def test_the_name_of_a_run_may_contain_folders(name):
         ),
         (["--epochs", "many"], "--epochs: must be a whole number, got 'many'\n"),
         (["--label-smoothing", "some"], "--label-smoothing: must be a number, got 'some'\n"),
-        (["--amp", "FP16"], "--amp: must be one of auto, off, bf16, fp16, got 'FP16'\n"),
+        (["--amp", "FP8"], "--amp: must be one of auto, off, bf16, fp16, got 'FP8'\n"),
         (
             ["--export", "onnx", "tflite", "coreml"],
             f"--export: must be one of {', '.join(EXPORT_FORMATS)}, got 'tflite', 'coreml'\n",
@@ -240,7 +240,7 @@ def test_a_repeated_flag_of_texts_has_a_command_line(values):
         ),
         (
             TrainConfig,
-            "--lr 0.1 --evolve --optimizer sgd",
+            "--lr 0.1 --evolve --optimizer sgdm",
             [
                 "--lr: is a hyper-parameter; write --set lr0=0.1",
                 "--evolve: search hyper-parameters with",

@@ -6,8 +6,9 @@ import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
+from utils.config.flags import words_of_settings
 from utils.config.other_programs.hyperparameters import unknown_hyperparameter
-from utils.config.recipes import hyperparameters_from, read_recipe
+from utils.config.recipes import hyperparameters_from, read_recipe, with_overrides
 from utils.config.settings import Hyperparameters
 from utils.schema import build
 
@@ -34,6 +35,16 @@ from utils.schema import build
 def test_hyperparameters_are_checked(values, message):
     with refused(message):
         build(Hyperparameters, values, "x.yaml", unknown_hyperparameter)
+
+
+@pytest.mark.parametrize(
+    "content", [{"name": "Blur", "p": None}, {"p": 1e-05, "on": True}, {"mode": "it's: #1", "n": "1"}]
+)
+def test_a_hyperparameter_that_a_message_shows_as_a_flag_reads_back_as_itself(content):
+    """None was read back as the text 'None', and 1e-05 as text."""
+    flag, override = words_of_settings({"albumentations": [content]})
+    assert flag == "--set"
+    assert with_overrides(Hyperparameters(), [override]).albumentations == [content]
 
 
 def test_overrides_take_precedence_over_the_yaml(tmp_path):

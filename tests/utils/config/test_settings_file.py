@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, fields
 
 import pytest
@@ -65,14 +64,6 @@ def test_other_files_are_refused(tmp_path, content, message):
         parse_config(TrainConfig, [f"{PREFIX}{tmp_path}/a.json"])
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch):
-    """It was an OSError, which lockstep.train promises not to raise."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    reason = "the settings cannot be written (no such file or directory); set TMPDIR to another folder"
-    with refused(f"{tmp_path}/missing/...: {reason}"), settings_file(TrainConfig()):
-        pass
-
-
 def test_names_that_are_no_utf8_arrive():
     config = TrainConfig(data="caf\udce9.yaml")
     with settings_file(config) as word:
@@ -83,7 +74,7 @@ KILLED = """
 import os, sys
 from utils.config.settings import TrainConfig
 from utils.config.settings_file import settings_file
-from utils.child import start_child
+from utils.process.child import start_child
 with settings_file(TrainConfig()), start_child(["true"]) as child:
     child.wait()
     os.kill(os.getpid(), int(sys.argv[1]))

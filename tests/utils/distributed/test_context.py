@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import (
     DistributedContext,
@@ -21,7 +20,6 @@ from utils.distributed.context import (
 )
 from utils.distributed.rendezvous import join_run
 from utils.errors import PeerFailure, PeerLost, UserError
-from utils.machine.devices import parse_devices
 
 
 def test_a_plain_process_has_rank_zero_of_one():
@@ -33,23 +31,6 @@ def test_a_plain_process_has_rank_zero_of_one():
     assert broadcast_object(ctx, "x") == "x"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tpu", "--device tpu: must be cpu, mps, a GPU number, or several such as 0,1"),
-        ("cuda:", "--device cuda:: must be cpu, mps, a GPU number, or several such as 0,1"),
-        ("0,", "--device 0,: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
-        ("7", "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
-        ("0,x", "--device 0,x: must be cpu, mps, a GPU number, or several such as 0,1"),
-        ("²", "--device ²: must be cpu, mps, a GPU number, or several such as 0,1"),
-    ],
-)
-def test_absent_devices_are_one_line(monkeypatch, text, message):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused(message):
-        parse_devices(text)
-
-
 @pytest.fixture
 def three_gpus(monkeypatch) -> list[torch.device]:
     """The devices that become the current one."""
@@ -58,16 +39,6 @@ def three_gpus(monkeypatch) -> list[torch.device]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     return chosen
-
-
-def test_several_gpus_are_parsed(three_gpus):
-    assert parse_devices("0,1") == (torch.device("cuda", 0), torch.device("cuda", 1))
-    for text, message in (
-        ("1,1", "--device 1,1: lists a GPU twice"),
-        ("3", "--device 3: there is no GPU 3; this machine has GPUs 0 to 2"),
-    ):
-        with refused(message):
-            parse_devices(text)
 
 
 @pytest.mark.parametrize(("flag", "current"), [("1", 1), ("1,2", 1), ("cuda:2", 2), ("", 0)])

@@ -6,7 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
+from utils.config.settings import MAX_LINE_WIDTH
 from utils.drawing import text
 from utils.drawing.draw import class_colors, draw_boxes, tile_images
 from utils.drawing.figures import (
@@ -107,6 +109,9 @@ def test_labels_in_any_script_stay_inside_the_image():
     assert drawn.shape == image.shape
     assert (drawn != image).any()
     assert draw_boxes(image, np.empty((0, 4)), []).tolist() == image.tolist()
+    draw_boxes(image, boxes, thickness=MAX_LINE_WIDTH)
+    with refused(f"line_width {MAX_LINE_WIDTH + 1}: must be at most {MAX_LINE_WIDTH}"):  # OpenCV refuses it
+        draw_boxes(image, boxes, thickness=MAX_LINE_WIDTH + 1)
 
 
 def test_every_letter_is_visible():

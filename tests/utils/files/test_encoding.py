@@ -79,8 +79,15 @@ def test_xml_is_read_in_the_encoding_that_it_declares(encoding, quote):
             "^1: declares the entity 'b'$",
         ),
         (b"<a><b></a>", r"^1: malformed XML \(mismatched tag\)$"),
+        (b'<!DOCTYPE a SYSTEM "a.dtd">\n<a>caf&eacute;s</a>', "^2: uses the entity 'eacute', which it does"),
+        (b'<!DOCTYPE a SYSTEM "a.dtd"><a b="&lt;caf&eacute;s"/>', "^1: uses the entity 'eacute', which it does"),
     ],
 )
 def test_wrong_xml_is_one_line(data, message):
     with pytest.raises(XmlError, match=message):
         parse_xml(data)
+
+
+def test_xml_with_a_dtd_in_another_file_is_read():
+    root = parse_xml(b'<!DOCTYPE a SYSTEM "a.dtd" [ %common; ]><a b="&lt;&#233;">&amp;&#xe9;</a>')
+    assert (root.text, root.attrib["b"]) == ("&\xe9", "<\xe9")

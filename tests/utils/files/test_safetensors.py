@@ -53,6 +53,17 @@ def test_round_trip_of_every_type_and_of_odd_shapes(tmp_path):
         assert torch.equal(found[name], tensor), name
 
 
+@pytest.mark.parametrize("name", ["u\udce9.safetensors", "folder \udce9/weights.safetensors"])
+def test_a_file_whose_path_is_not_utf_8_is_read_back(tmp_path, name):
+    """It was written, and then called damaged."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    write_safetensors(path, {"weight": torch.arange(3)}, {"key": "value"})
+    tensors, metadata = read_safetensors(path)
+    assert tensors["weight"].tolist() == [0, 1, 2]
+    assert metadata == {"key": "value"}
+
+
 @pytest.mark.parametrize(
     ("header", "data", "reason"),
     [

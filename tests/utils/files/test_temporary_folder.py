@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +15,11 @@ import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
+from utils.config.settings import TrainConfig
+from utils.config.settings_file import settings_file
 from utils.errors import UserError
-from utils.files.temporary_folder import creating_folder, program_folder_name, replace_path, temporary_folder
+from utils.files.temporary_folder import creating_folder, program_temporary_folder, replace_path, temporary_folder
+from utils.process.child import start_child
 
 HOLD = """
 import sys, time
@@ -62,12 +66,31 @@ def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Pa
 
 def test_folders_of_other_machines_stay(tmp_path: Path, monkeypatch):
     """They may see no locks of each other where they share /tmp. Names of pods differ in their last characters."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for machine in ("1", "2"):
         monkeypatch.setattr(os, "uname", lambda machine=machine: SimpleNamespace(nodename=f"{'pod-' * 15}{machine}"))
-        with temporary_folder(tmp_path / program_folder_name("settings")) as folder:
+        with program_temporary_folder("settings") as folder:
             left = folder.with_name(f"{folder.name[:-20]}{'0' * 16}.tmp")
         left.mkdir()
     assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_system_without_a_folder_for_temporary_files_is_one_line(tmp_path: Path, monkeypatch, is_found: bool):
+    """A container may have only read-only folders. It was an OSError, which lockstep.train promises not to raise."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    location = ""
+    reason = "no usable temporary directory found in ..."
+    if is_found:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+        location = f"{tmp_path}/none/...: "
+        reason = "no such file or directory"
+    line = f"{location}no temporary folder can be made ({reason}); set TMPDIR to another folder"
+    with refused(line), settings_file(TrainConfig()):
+        pass
+    with refused(line), start_child(["true"]):
+        pass
 
 
 def test_folders_of_other_programs_stay(tmp_path: Path):

@@ -35,7 +35,7 @@ from models.weights.load import check_shapes, load_detector
 from models.weights.read import shapes_of, read_weights
 from models.weights.load import model_of
 from utils.errors import UserError
-from utils.process.limits import explain_limit
+from utils.machine.limits import explain_limit
 
 def resume(path):
     checkpoint = Checkpoint.read(path)

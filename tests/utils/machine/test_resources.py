@@ -1,38 +1,69 @@
-"""Freed memory is reused without page faults, unless the user has configured the allocator; the memory that control
-groups leave; and a shortage of space."""
+"""Cores that this process may use, by affinity and control groups; the memory that control groups leave; and a shortage
+of space. The files of control groups are as the kernel provides them."""
+
+from __future__ import annotations
 
 import os
-import platform
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
-from tests.helpers.repository import ROOT
-from utils.machine.resources import available_memory, check_space
-
-PROGRAM = """
-import resource
-from utils.machine.malloc import keep_freed_memory
-
-keep_freed_memory()
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    block = bytearray(96 * 2**20)
-    del block
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
+from utils.machine.resources import available_cores, available_memory, check_space
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-@pytest.mark.parametrize(("setting", "kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "1048576"}, False)])
-def test_a_large_block_comes_without_page_faults(setting, kept):
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=plain | setting, cwd=ROOT, capture_output=True, text=True, check=True)
-    faults = int(done.stdout)  # 24,576 pages of 4 KiB, or 48 of 2 MiB
-    assert faults < 10 if kept else faults > 20
+@pytest.fixture(autouse=True)
+def _sixteen_cores(monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+
+
+def files(root: Path, **texts: str) -> Path:
+    """Writes the named files below ``root``; in the names, __ stands for / and _dot_ for a dot."""
+    for name, text in texts.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "texts", "expected"),
+    [
+        ("0::/\n", {}, 16),
+        ("0::/\n", {"cpu_dot_max": "max 100000\n"}, 16),
+        ("0::/\n", {"cpu_dot_max": "400000 100000\n"}, 4),  # docker --cpus 4
+        ("0::/\n", {"cpu_dot_max": "250000 100000\n"}, 2),
+        ("0::/\n", {"cpu_dot_max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu_dot_max": "6400000 100000\n"}, 16),  # no more than there are
+        ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "max 100000\n"}, 6),
+        ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "300000 100000\n"}, 3),
+        ("0::/../other\n", {"cpu_dot_max": "500000 100000\n"}, 5),
+        # Version 1, alone and in a container, which sees its own group as the root.
+        (
+            "4:cpu,cpuacct:/job\n",
+            {"cpu__job__cpu_dot_cfs_quota_us": "300000\n", "cpu__job__cpu_dot_cfs_period_us": "100000\n"},
+            3,
+        ),
+        (
+            "4:cpu,cpuacct:/job\n0::/\n",
+            {"cpu__cpu_dot_cfs_quota_us": "-1\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
+            16,
+        ),
+        ("4:cpu:/docker/1a\n", {"cpu__cpu_dot_cfs_quota_us": "500000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}, 5),
+    ],
+)
+def test_quotas_of_control_groups_limit_the_cores(tmp_path, cgroup, texts, expected):
+    files(tmp_path, proc__self__cgroup=cgroup)
+    files(tmp_path / "sys/fs/cgroup", **texts)
+    assert available_cores(tmp_path) == expected
+
+
+def test_without_control_groups_the_affinity_or_all_cores_count(tmp_path, monkeypatch):
+    assert available_cores(tmp_path) == 16
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert available_cores(tmp_path) == 3
 
 
 MEMINFO = "MemTotal:       9000 kB\nMemFree:         100 kB\nMemAvailable:    5000 kB\n"

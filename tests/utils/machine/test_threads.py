@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.machine.threads import AHEAD_BYTES, ReadAheadLimit, iterate_ahead, map_ahead
+from utils.machine.threads import iterate_ahead, map_ahead
 
 A = Path("a")
 B = Path("b")
@@ -106,11 +106,3 @@ def test_an_iterator_is_computed_in_another_thread():
     next(endless)
     del endless
     assert "closed" in threads
-
-
-def test_large_images_are_not_read_ahead():
-    ahead = ReadAheadLimit(16)
-    assert ahead() == 0  # their size is unknown
-    for size, count in ((1000, 16), (AHEAD_BYTES // 10, 10), (1000, 10), (AHEAD_BYTES + 1, 0)):
-        ahead.add(size)
-        assert ahead() == count

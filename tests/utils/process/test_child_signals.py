@@ -8,10 +8,10 @@ import time
 import pytest
 
 from tests.helpers.repository import ROOT
-from utils.child import RunResult
+from utils.machine.limits import cause_of
+from utils.process.child import RunResult
 from utils.process.child_signals import killed_by
 from utils.process.identity import has_died, this_process
-from utils.process.limits import cause_of
 from utils.process.outcome import Outcome, outcome_of
 from utils.process.spawn import failure_of
 

@@ -52,6 +52,11 @@ def test_variables_that_are_not_numbers_are_one_line(name, value):
         read_launch(LAUNCH | {name: value})
 
 
+def test_a_number_that_python_does_not_read_is_one_line():
+    with refused("RANK is '111...111'; it must be a whole number, 0 or more"):
+        read_launch(LAUNCH | {"RANK": "1" * 5000})
+
+
 @pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("MASTER_PORT", "99999"), ("LOCAL_RANK", "3")])
 def test_impossible_values_are_one_line(name, value):
     with refused(f"the environment: impossible values (ranks start at 0): ...{name}={value}..."):

@@ -12,11 +12,11 @@ import torch
 
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
-from utils.child import RunResult, start_child
 from utils.errors import PeerLost, UserError
+from utils.machine.limits import Cause, limits_as_user_errors
+from utils.process.child import RunResult, start_child
 from utils.process.entrypoint import run_main
-from utils.process.limits import limits_as_user_errors
-from utils.process.outcome import Cause, Outcome
+from utils.process.outcome import Outcome
 from utils.process.result_file import RESULT_VARIABLE, claim_result_file, read_result, report_begun, write_result
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
-from utils.child import start_child
+from utils.process.child import start_child
 from utils.process.outcome import Outcome
 
 

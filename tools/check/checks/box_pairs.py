@@ -95,7 +95,7 @@ def _coinciding(xywh: np.ndarray, image: np.ndarray) -> Iterator[BoxPairs]:
     first = np.maximum(first, rank - MAX_NEIGHBORS)
     chunks = np.cumsum(rank - first) // COMPARISONS  # number of the chunk in which each box is compared
     for start, stop in _runs(chunks):
-        box, neighbor = ragged_ranges(first[start:stop], (rank - first)[start:stop])
+        neighbor, box = ragged_ranges(first[start:stop], (rank - first)[start:stop])
         yield _coinciding_of(xywh, order[start + box], order[neighbor])
 
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from utils.config.checks import is_index_list
-from utils.config.flags import flag_name, float_or_text, int_or_text
+from utils.class_names import is_index_list
+from utils.config.flags import choice_of, flag_name, float_or_text, int_or_text
 from utils.config.other_programs.table import actions_of, meaning_of, normalized, reason_for_refusal, table, table_of
 
 # What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
@@ -37,24 +37,38 @@ class Translation:
 
 
 def translate_argument(command: str, name: str, value: str) -> Translation | None:
-    """Returns what ``name=value`` means, or None if neither this program nor the table has an argument of this name."""
+    """Returns what ``name=value`` means, or None if neither this program nor the table has an argument of this name.
+
+    The first row that applies, for train:
+
+    | argument | means | because |
+    | --- | --- | --- |
+    | ``erasing=0.4`` | nothing, with the reason | the command ignores the argument, whatever its value |
+    | ``plots=False`` | ``--noplots`` | the table lists this value |
+    | ``pretrained=True`` | nothing | it asks for what happens anyway |
+    | ``half=False``, ``save_dir=a`` | nothing, or a refusal | it is no setting here: `_translate_unsupported` |
+    | ``device=None`` | nothing | none leaves a setting at its default |
+    | ``name=`` | a refusal | a value has one line |
+    | ``lr=0.1`` | ``--set lr0=0.1`` | it is a hyper-parameter |
+    | ``batch=16`` | ``--batch-size 16`` | it is a setting: `_translate_setting` |
+    """
     text = normalized(value)
-    if name in table_of(command).ignored_arguments:  # erasing=0.4
+    if name in table_of(command).ignored_arguments:
         reason = reason_for_refusal(command, flag_name(name))
         return Translation(without_effect=reason or "belongs to another task or command")
     listed = translate_listed_value(command, name, value)
-    if listed is not None:  # plots=False
+    if listed is not None:
         return listed
-    if text == "true" and name in table().defaults_if_true:  # pretrained=True
+    if text == "true" and name in table().defaults_if_true:
         return _default_behavior(command, name)
     meaning = meaning_of(command, name)
     if not meaning.hyperparameter and not meaning.flag_words:
         return _translate_unsupported(command, name, value)
-    if text == "none":  # device=None
+    if text == "none":
         return Translation()
-    if len(value.splitlines()) != 1:  # name=
+    if len(value.splitlines()) != 1:
         return Translation(refusal=NOT_ONE_LINE)
-    if not meaning.flag_words:  # lr=0.1
+    if not meaning.flag_words:
         return Translation({meaning.hyperparameter: value})
     return _translate_setting(command, meaning.flag_words, value)
 
@@ -72,13 +86,23 @@ def translate_listed_value(command: str, name: str, value: str) -> Translation |
 
 
 def translate_value(command: str, name: str, value: str) -> Translation | None:
-    """Returns what a keyword's value of our setting ``name`` means in the other programs if our flag does not take it:
-    ``cache=True``, ``optimizer=sgd``. Returns None for other values, for the caller to check."""
+    """Returns what a keyword's value of our setting ``name`` means in the other programs if our flag does not take it.
+    Returns None for other values, for the caller to check. The first row that applies, for train:
+
+    | keyword | means | because |
+    | --- | --- | --- |
+    | ``batch=0.7`` | ``--batch-size -1`` | the table lists this value |
+    | ``cache="none"`` | None | it may be text of ours |
+    | ``tracker="a.yaml"``, ``cfg=False`` | a refusal, or nothing | the argument has another meaning elsewhere |
+    | ``cache=True`` | ``--cache ram`` | `_translate_foreign_value` |
+    | ``cos_lr=True`` | None | switches take true and false |
+    | ``optimizer="sgd"``, ``freeze="[3]"`` | ``--optimizer SGD``, ``--freeze 3 3`` | our flag writes it otherwise |
+    """
     listed = translate_listed_value(command, name, value)
-    if listed is not None or normalized(value) == "none":  # batch=0.7; "none" may be text of ours
+    if listed is not None or normalized(value) == "none":
         return listed
     action = actions_of(command)[flag_name(name)]
-    if name in table().other_meaning and not _may_be_ours(value, action):  # tracker=bytetrack.yaml, cfg=False
+    if name in table().other_meaning and not _may_be_ours(value, action):
         return _translate_unsupported(command, name, value)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None or isinstance(action, argparse.BooleanOptionalAction):
@@ -154,13 +178,16 @@ def _translate_foreign_value(command: str, action: argparse.Action, value: str) 
 
 def _may_be_ours(value: str, action: argparse.Action) -> bool:
     """Returns whether a value may be meant for our flag, rather than for a flag of the same name elsewhere."""
-    return normalized(value) != "false" and (not action.choices or _own_case(value, action) in tuple(action.choices))
+    choices = tuple(action.choices or ())
+    return normalized(value) != "false" and (not choices or choice_of(value, choices) in choices)
 
 
 def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -> str:
-    """Returns the table's reason why our flag does not take ``value``, or "" if it has none."""
+    """Returns the table's reason why our flag does not take ``value`` or, if it `is_list`, one of its words. Returns ""
+    if the table has none."""
     refused = [table_of(command).refused_values.get(flag, {}) for flag in action.option_strings]
-    return next((reasons[normalized(value)] for reasons in refused if normalized(value) in reasons), "")
+    texts = [normalized(word) for word in words_of(value, action)]
+    return next((reasons[text] for reasons in refused for text in texts if text in reasons), "")
 
 
 def is_list(value: str, action: argparse.Action) -> bool:
@@ -177,13 +204,19 @@ def is_list(value: str, action: argparse.Action) -> bool:
     return is_bracketed or re.search(r"[,\s]", value.strip()) is not None
 
 
+def words_of(value: str, action: argparse.Action) -> list[str]:
+    """Returns the words of one text if it `is_list`, else the text itself."""
+    words = re.findall(r"[^\s,()\[\]'\"]+", value) if is_list(value, action) else []
+    return words or [value]
+
+
 def _setting_of(value: str, action: argparse.Action) -> Translation:
     """Returns the setting of a value, as the words that its flag takes: a list as several of them, and choices in our
     case. A flag that takes one size or layer gets the one that the list stands for."""
     if not is_list(value, action):
-        text = _own_case(value, action)
+        text = choice_of(value, action.choices)
         return Translation({action.dest: [text] if action.nargs == "+" else text})
-    words = [_own_case(word, action) for word in re.findall(r"[^\s,()\[\]'\"]+", value)] or [value]
+    words = [choice_of(word, action.choices) for word in words_of(value, action)]
     if action.dest == "freeze" and len(words) == 1:
         return _only_layer(words[0])
     if action.nargs == "+":
@@ -213,8 +246,3 @@ def _larger_side(sides: Sequence[str]) -> Translation:
     is_one_of_several = math.isfinite(size(larger)) and any(side != larger for side in sides)
     note = f"used as {larger}, the larger side" if is_one_of_several else ""
     return Translation({"imgsz": larger}, note=note)
-
-
-def _own_case(value: str, action: argparse.Action) -> str:
-    """Returns the choice of our flag that ``value`` is in another case, or else ``value``."""
-    return next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)

@@ -9,38 +9,35 @@ from utils.config.other_programs.arguments import SettingText, translate_argumen
 from utils.config.other_programs.table import meaning_of, normalized, owner_of, table
 from utils.config.plain_values import checked_setting
 from utils.config.settings import HYPERPARAMETERS
-from utils.errors import UserError, one_line
+from utils.errors import Mistakes, UserError, one_line
 from utils.schema import suggestion
 
 _MAX_SHOWN_CHARACTERS = 40  # per value in the log
 
 
-def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, Any], list[str]]:
+def translate_recipe(values: dict[Any, Any], location: str, mistakes: Mistakes) -> tuple[dict[Any, Any], list[str]]:
     """Splits the ``values`` of a hyper-parameter file into those that exist here and descriptions of those without
-    effect.
-
-    Raises UserError, which begins with ``location`` and lists all keys without an equivalent, with reasons.
-    """
+    effect. Adds each key without an equivalent to ``mistakes``, with the reason."""
     is_yolov5 = not values.keys().isdisjoint(table().only_in_yolov5)
     kept: dict[Any, Any] = {}
     unused: list[str] = []
-    problems: list[str] = []
     for key, value in values.items():
-        shown = one_line(f"{key} {str(value)[:_MAX_SHOWN_CHARACTERS]}")
+        text = str(value)
+        shown = one_line(f"{key} {text[:_MAX_SHOWN_CHARACTERS]}")
+        if len(text) > _MAX_SHOWN_CHARACTERS:
+            shown += "..."
         other = table().hyperparameters_of_yolov5.get(key) if is_yolov5 else None
         if other is not None:
-            if re.fullmatch(other.default, normalized(str(value))):
+            if re.fullmatch(other.default, normalized(text)):
                 unused.append(f"{shown} ({other.reason})")
             else:
-                problems.append(f"'{key}': {other.reason}; remove it")
+                mistakes.add(f"{location}: '{key}': {other.reason}; remove it")
         elif key in HYPERPARAMETERS:
             kept[key] = value
         elif _has_effect(str(key), str(value)):
-            problems.append(unknown_hyperparameter(str(key)))
+            mistakes.add(f"{location}: {unknown_hyperparameter(str(key))}")
         else:
             unused.append(shown)
-    if problems:
-        raise UserError(f"{location}: {'; '.join(problems)}")
     return kept, unused
 
 

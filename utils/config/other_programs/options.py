@@ -6,7 +6,13 @@ import shlex
 from dataclasses import dataclass, field
 
 from utils.config.flags import first_words, words_of_settings
-from utils.config.other_programs.arguments import Translation, is_list, translate_argument, translate_listed_value
+from utils.config.other_programs.arguments import (
+    Translation,
+    is_list,
+    translate_argument,
+    translate_listed_value,
+    words_of,
+)
 from utils.config.other_programs.table import actions_of, hyperparameter_of, max_typed_values, normalized, table_of
 from utils.config.other_programs.typed_words import Option
 
@@ -79,8 +85,17 @@ def _surplus_message(option: Option, num_values: int) -> str:
 
 
 def _translate_as_argument(command: str, option: Option) -> Translation | None:
-    """Returns what a flag with its first value means if these are an argument, such as ``--task detect``. Returns None
-    for other options, for which `_refusal` or the parser gives a reason."""
+    """Returns what a flag with its first value means if these are an argument. Returns None for other options, for
+    which `_refusal` or the parser gives a reason. The first row that applies:
+
+    | option | means | because |
+    | --- | --- | --- |
+    | ``--noval`` | None | it has no value |
+    | ``--task detect`` | nothing | the table lists this value |
+    | ``--mode track`` | None | the tracker of ``--track`` would be replaced |
+    | ``--epochs 3`` | None | `_may_be_argument`: our flag takes the value |
+    | ``--freeze [3]`` | ``--freeze 3 3`` | `translate_argument`, unless it refuses the value |
+    """
     if not option.values:
         return None
     name = _argument_name(option.typed_flag)
@@ -114,7 +129,9 @@ def _refusal(command: str, option: Option) -> str:
     flag = option.flag
     if flag in actions_of(command):
         reasons = table_of(command).refused_values.get(flag, {})
-        refused = [f"{value}: {reasons[value]}" for value in option.values if value in reasons]
+        action = actions_of(command)[flag]
+        words = [word for value in option.values for word in words_of(value, action)]
+        refused = [f"{word}: {reasons[normalized(word)]}" for word in words if normalized(word) in reasons]
         return f"{flag} {'; '.join(refused)}" if refused else ""
     if flag in table_of(command).refused:
         return f"{flag}: {table_of(command).refused[flag]}"

@@ -91,6 +91,7 @@ def test_the_documentation_names_many_flags_of_both_programs():
         ("export.py", "--weights yolov5s.pt --include torchscript onnx --imgsz 640 640 --dynamic", ""),
         ("export.py", "--weights a.pt --include onnx coreml --simplify", "--include coreml: docs/export.md"),
         ("export.py", "--weights a.pt --format tensorrt", "--format tensorrt: trtexec --onnx=best.onnx"),
+        ("export.py", "--weights a.pt --format onnx,ENGINE", "--format ENGINE: trtexec --onnx=best.onnx"),
         ("export.py", "--weights yolov5s.pt --include onnx --simplify --device 0", ""),
     ],
 )
@@ -167,6 +168,8 @@ def test_flags_that_ask_for_something_else_are_refused_with_the_reason(cls, type
         ("--freeze 0,1", "freeze", [0, 1], ""),
         ("--imgsz 640,1280", "imgsz", 1280, "--imgsz 640,1280: used as 1280, the larger side"),
         ("--export onnx,PT2", "export", ["onnx", "pt2"], ""),
+        ("--export onnx PT2", "export", ["onnx", "pt2"], ""),
+        ("--optimizer sgd", "optimizer", "SGD", ""),
         ("--classes cat,dog --quiet", "classes", ["cat,dog"], "--quiet: there is one level of detail"),
     ],
 )

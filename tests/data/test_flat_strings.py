@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from utils.flat_strings import FlatStrings
+from data.flat_strings import FlatStrings
 
 STRINGS = ["", "a", "\u00e9\u4e2d\U0001f600", "\udcff.jpg", "a\nb"]  # the last but one is a file name that is not UTF-8
 

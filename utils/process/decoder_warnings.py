@@ -94,7 +94,8 @@ class _StderrRedirection:
             return self._decode(decode, self._enter())
 
     def restore(self) -> None:
-        """Restores the process's standard error, and forwards what is still captured."""
+        """Restores the process's standard error, and forwards what is still captured. The process ends next, so threads
+        still count as decoding."""
         with self._changed:
             if self._num_decoding:
                 os.dup2(self._terminal, 2)

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from tests.helpers.repository import ROOT
-from utils.child import RunFailed, start_child
 from utils.errors import Stopped
+from utils.process.child import RunFailed, start_child
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.outcome import Outcome
 

@@ -19,9 +19,8 @@ from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
+from utils.machine.limits import Cause, cause_of, explain_limit, memory_advice
 from utils.process.entrypoint import run_main
-from utils.process.limits import cause_of, explain_limit, memory_advice
-from utils.process.outcome import Cause
 
 LIMITED = """
 import resource, sys
@@ -128,6 +127,11 @@ def test_a_missing_libgl_is_one_line(tmp_path, capsys, monkeypatch):
     assert "pip install opencv-python-headless" in line
 
 
+def test_a_library_that_another_package_needs_is_not_said_to_be_of_opencv():
+    error = ImportError("libGLU.so.1: cannot open shared object file: No such file or directory", name="open3d")
+    assert explain_limit(error).startswith("libGLU.so.1 is missing, and a package needs it (")
+
+
 @pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
 def test_missing_packages_are_reported_only_where_needed(inputs, tmp_path, capsys, monkeypatch, package, wanting):
     """Before the images are read; a run that does not need them works without them."""
@@ -190,7 +194,7 @@ def test_training_works_without_tqdm_and_tensorboard(inputs, tmp_path):
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
         (BlockingIOError(11, "Resource temporarily unavailable"), "no more processes can be started; raise the limit"),
         (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
-        (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed: pip install"),
+        (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed; pip install"),
     ],
 )
 def test_machine_errors_are_explained_in_one_line(error, line):
@@ -204,6 +208,8 @@ def test_causes_name_the_signal_and_advice_names_smaller_settings():
     line = memory_advice(16, 640, min_batch=1, device="cpu")
     assert "try --batch-size 8, --imgsz 448 or a smaller" in line
     assert "finds" not in line
+    line = memory_advice(16, 960, min_batch=1, device="cpu")
+    assert "--imgsz 640 or" in line  # models have strides of up to 64
     line = memory_advice(2, 64, min_batch=2, device="cuda")
     assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
     line = memory_advice(-1, 640, min_batch=1, device="cuda")

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import gettempdir
 from typing import IO, Any
 
 from utils.errors import Stopped, UserError
-from utils.files.temporary_folder import program_folder_name, temporary_folder
+from utils.files.temporary_folder import program_temporary_folder
+from utils.machine.limits import Cause
 from utils.process.child_signals import cause_of_signal, end_with_parent, killed_by
 from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
-from utils.process.outcome import Cause, Outcome, outcome_of
+from utils.process.outcome import Outcome, outcome_of
 from utils.process.result_file import RESULT_VARIABLE, read_result
 
 # Exit statuses of processes ended by a stop signal, and the exit codes that they stand for. A negative status means
@@ -122,9 +122,11 @@ def start_child(
         stop: signal sent to the command at the end of the block, or when this process is killed.
         environment: environment variables; None for `environment_of_child`.
         cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
+
+    Raises UserError if there is no folder for temporary files.
     """
     inherited = environment_of_child() if environment is None else environment
-    with temporary_folder(Path(gettempdir(), program_folder_name("result"))) as folder:
+    with program_temporary_folder("result") as folder:
         result_file = folder / "result.jsonl"
         process = subprocess.Popen(
             words,

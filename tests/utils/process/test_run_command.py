@@ -8,7 +8,7 @@ from tests.helpers.messages import refused
 from utils.config.tool_settings import DemoConfig
 from utils.errors import PeerFailure, UserError
 from utils.process.launch import torchrun_variables
-from utils.run_command import run_command
+from utils.process.run_command import run_command
 
 
 def test_the_work_gets_the_settings_of_the_command_line():

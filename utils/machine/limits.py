@@ -8,11 +8,11 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import NamedTuple, TypeGuard
 
 from utils.errors import ExplainedError, PeerLost, UserError, os_reason
-from utils.machine.packages import DISTRIBUTION_NAMES
-from utils.process.outcome import Cause
+from utils.machine.packages import DISTRIBUTION_NAMES, requirement
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _STORAGE_FAILED = (errno.EIO, errno.ESTALE)
@@ -42,7 +42,17 @@ _PROBABLY_NO_MEMORY = (
     "most likely the machine ran out of memory (dmesg says so); use fewer --workers, a smaller --batch-size or "
     "--imgsz, or no --cache ram"
 )
+_LARGEST_STRIDE = 64  # of the models that the configurations and weights describe
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
+
+
+class Cause(StrEnum):
+    """The reason why a command could not complete its work."""
+
+    COMMAND = "command"  # a mistake of the user, a bug, a crash, an exit without a message
+    MACHINE = "machine"  # a limit that stays until somebody acts: a full disk, too many open files, a missing package
+    MEMORY = "memory"  # not enough on the device, the machine or in /dev/shm; another program may use it now
+    LOST_PROCESS = "lost process"  # it was killed or aborted, hangs, or has not joined the others
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -125,11 +135,13 @@ def _unmappable_library(error: Exception, advice: str) -> str | None:
 
 
 def _missing_library(error: Exception, _: str) -> str | None:
-    match = _LIBRARY.search(str(error)) if isinstance(error, ImportError) else None
+    if not isinstance(error, ImportError):
+        return None
+    match = _LIBRARY.search(str(error))
     if match is None:
         return None
     library = match["library"]
-    if library.startswith(_LIBRARIES_OF_OPENCV):
+    if library.startswith(_LIBRARIES_OF_OPENCV) and (error.name or "cv2").startswith("cv2"):
         return (
             f"OpenCV cannot be loaded, {library} is missing: apt install libgl1 libglib2.0-0, or "
             "pip uninstall opencv-python and pip install opencv-python-headless"
@@ -143,8 +155,7 @@ def _missing_package(error: Exception, _: str) -> str | None:
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not module or importlib.util.find_spec(module) is not None:
         return None
-    package = DISTRIBUTION_NAMES.get(module, module)
-    return f"the package {package} is not installed: pip install {package}"
+    return f"the package {DISTRIBUTION_NAMES.get(module, module)} is not installed; pip install {requirement(module)}"
 
 
 def _too_many_open_files(error: Exception, _: str) -> str | None:
@@ -227,7 +238,7 @@ def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -
     if batch_size > max(min_batch, 0):
         smaller.append(f"--batch-size {max(batch_size // 2, min_batch)}")
     if imgsz >= 128:
-        smaller.append(f"--imgsz {max(int(imgsz * 0.7) // 32 * 32, 64)}")
+        smaller.append(f"--imgsz {max(int(imgsz * 0.7) // _LARGEST_STRIDE * _LARGEST_STRIDE, _LARGEST_STRIDE)}")
     to_try = "a smaller --model"
     if smaller:
         to_try = f"{', '.join(smaller)} or {to_try}"

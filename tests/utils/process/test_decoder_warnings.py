@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from tests.helpers.damaged_jpegs import make_jpeg, replace_middle
-from utils.decoder_warnings import capture_warning, flush_captured
+from utils.process.decoder_warnings import capture_warning, flush_captured
 
 
 def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
