@@ -91,22 +91,28 @@ class Hyperparameters(TypedDict, total=False):
     """pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"""
 
 
-class RunSettings(TypedDict, total=False):
-    name: str | None
-    """name of this run"""
-    exist_ok: bool | None
-    """write into an existing run folder; detect and val remove what they wrote there before"""
+class Downloads(TypedDict, total=False):
     offline: bool | None
     """never download weights"""
 
 
-class DataSettings(RunSettings, total=False):
+class RunSettings(Downloads, total=False):
+    name: str | None
+    """name of this run"""
+    exist_ok: bool | None
+    """write into an existing run folder; detect and val remove what they wrote there before"""
+
+
+class LossLimit(TypedDict, total=False):
+    max_bad: float | None
+    """stop if more than this fraction of the images or labels cannot be used"""
+
+
+class DataFlags(LossLimit, RunSettings, total=False):
     classes: str | int | Sequence[str | int] | None
     """use only these classes of the data set, by number or name; default: all, or the checkpoint's"""
     single_cls: bool | None
     """treat all classes as one"""
-    max_bad: float | None
-    """stop if more than this fraction of the images or labels cannot be used"""
     cache_dir: str | PathLike[str] | None
     """folder of index and disk caches; empty: ~/.cache/lockstep"""
     device: str | int | Sequence[int] | None
@@ -121,7 +127,7 @@ class DataSettings(RunSettings, total=False):
     """start this many processes on this machine without torchrun"""
 
 
-class TrainSettings(DataSettings, Hyperparameters, total=False):
+class TrainSettings(DataFlags, Hyperparameters, total=False):
     fraction: float | None
     """train on a random fraction of the training images, drawn with `seed`"""
     val_fraction: float | None
@@ -235,7 +241,7 @@ class DetectionsSettings(RunSettings, total=False):
     """also use the whole image, scaled to `imgsz`"""
 
 
-class ValSettings(DetectionsSettings, DataSettings, total=False):
+class ValSettings(DetectionsSettings, DataFlags, total=False):
     task: Literal["train", "val", "test"] | None
     """split to evaluate"""
     batch_size: int | None
@@ -256,7 +262,7 @@ class ValSettings(DetectionsSettings, DataSettings, total=False):
     """folder of runs"""
 
 
-class ExportSettings(TypedDict, total=False):
+class ExportSettings(Downloads, total=False):
     format: (
         Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
         | Sequence[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
@@ -293,8 +299,6 @@ class ExportSettings(TypedDict, total=False):
     """number of training images for `int8`"""
     cache_dir: str | PathLike[str] | None
     """folder of index caches; empty: ~/.cache/lockstep"""
-    offline: bool | None
-    """never download weights"""
 
 
 class CheckSettings(TypedDict, total=False):

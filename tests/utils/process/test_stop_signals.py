@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -84,8 +83,7 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
 
     def start(argv: list[str], signals: StopSignals) -> TrainingOutcome:
         signals.ignore_requeue()  # as `RunControl.begin_finalizing` does
-        run = SimpleNamespace(config=TrainConfig(export=["onnx"]), folder=tmp_path)
-        return TrainingOutcome(run, None)
+        return TrainingOutcome(tmp_path, TrainConfig(export=["onnx"]), failure=None)
 
     def export(folder: Path, config: TrainConfig, *, failure: UserError | None) -> None:
         assert failure is None
