@@ -35,7 +35,7 @@ def lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], Fu
         # `inspect.signature` returns this; the type stubs of functions lack the attribute.
         function.__signature__ = _signature_with(function, fields)  # type: ignore[attr-defined]
         lines = [f"    {field.name}: {keyword_help(field)}" for field in fields]
-        title = "Settings (None means the default unless stated otherwise):"
+        title = "Settings (None means not given unless stated otherwise):"
         function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", title, *lines])
         return function
 

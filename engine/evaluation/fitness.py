@@ -39,8 +39,7 @@ class Fitness:
                 hint = suggestion(value, [*titles.values(), *names])
                 known = ", ".join(titles.values())
                 raise UserError(f"--fitness {value}: neither a metric ({known}) nor a class of the data set{hint}")
-            metric = "AP"
-            class_name = value
+            return cls("AP", f"{titles['AP']}:{value}", names.index(value))
         (index,) = class_numbers([class_name], dict(enumerate(names)), "the data set", flag="--fitness")
         return cls(metric, f"{titles[metric]}:{names[index]}", index)
 

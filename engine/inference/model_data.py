@@ -38,7 +38,8 @@ def open_model_data(
         source = replace(source, optional=("val",), val_images=tuple(held_out))
     spec = open_data(source, ctx)
     if not source.classes:
-        spec = with_classes(spec, classes_to_score(model, spec, single_cls=single_cls))
+        scored = classes_to_score(model, spec, single_cls=single_cls)
+        spec = with_classes(spec, [spec.names.index(name) for name in scored])  # a name may be digits
         if model.has_kept_classes and not single_cls:
             spec = spec.extended(model.names, str(model.path))
     check_channels(model, spec)

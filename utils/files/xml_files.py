@@ -9,7 +9,7 @@ from xml.parsers import expat
 from utils.files.encoding import EncodingError, decode_xml, encoding_advice
 
 # A tag with an entity that XML does not predefine; expat drops it if the document has an external DTD.
-_ENTITY_IN_TAG = re.compile(rb"<\w[^<>]*&(?!(?:amp|lt|gt|quot|apos);|#)([^\s;<>]+);")
+_ENTITY_IN_TAG = re.compile(rb"<\w[^<>]*&(?!(?:amp|lt|gt|quot|apos);|#)([^\s;<>&]+);")
 LINE = "line"  # attribute of elements: the line where they begin, which ElementTree's own parser does not provide
 
 

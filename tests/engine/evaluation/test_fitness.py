@@ -39,6 +39,11 @@ def test_a_fitness_is_a_metric_or_that_of_a_class(text, expected):
     assert Fitness.parse(text, NAMES) == Fitness(*expected)
 
 
+def test_a_class_alone_is_given_by_its_name():
+    """It was refused if its name is the number of another class."""
+    assert Fitness.parse("1", ["1", "2"]) == Fitness("AP", "AP:1", 0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
