@@ -32,15 +32,16 @@ class Fitness:
         if metric is not None:
             return cls(metric, titles[metric])
         prefix, _, class_name = value.partition(":")
-        if class_name and value not in names:
-            metric = metrics.get(prefix.lower())
-        if metric is None:
-            if value not in names:
-                hint = suggestion(value, [*titles.values(), *names])
-                known = ", ".join(titles.values())
-                raise UserError(f"--fitness {value}: neither a metric ({known}) nor a class of the data set{hint}")
-            return cls("AP", f"{titles['AP']}:{value}", names.index(value))
-        (index,) = class_numbers([class_name], dict(enumerate(names)), "the data set", flag="--fitness")
+        if value in names:  # alone, digits are never a number
+            metric = "AP"
+            index = names.index(value)
+        elif class_name and prefix.lower() in metrics:
+            metric = metrics[prefix.lower()]
+            (index,) = class_numbers([class_name], dict(enumerate(names)), "the data set", flag="--fitness")
+        else:
+            hint = suggestion(value, [*titles.values(), *names])
+            known = ", ".join(titles.values())
+            raise UserError(f"--fitness {value}: neither a metric ({known}) nor a class of the data set{hint}")
         return cls(metric, f"{titles[metric]}:{names[index]}", index)
 
     @property

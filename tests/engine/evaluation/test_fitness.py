@@ -39,9 +39,12 @@ def test_a_fitness_is_a_metric_or_that_of_a_class(text, expected):
     assert Fitness.parse(text, NAMES) == Fitness(*expected)
 
 
-def test_a_class_alone_is_given_by_its_name():
-    """It was refused if its name is the number of another class."""
+def test_digits_alone_are_the_name_of_a_class():
+    """Numbers follow a metric, so "1" is not the second class."""
     assert Fitness.parse("1", ["1", "2"]) == Fitness("AP", "AP:1", 0)
+    assert Fitness.parse("AP:[1]", ["1", "2"]) == Fitness("AP", "AP:2", 1)
+    with refused("--fitness 1: neither a metric (...) nor a class of the data set (did you mean 'F1'?)"):
+        Fitness.parse("1", NAMES)
 
 
 @pytest.mark.parametrize(
