@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -70,8 +71,13 @@ def _files_named_after_splits(folder: Path) -> list[Path]:
     """Returns the .txt files that are named after splits, except label files: those next to an image of their name."""
     files = sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt")))
     named = [path for path in files if split_of(path.stem)]
-    siblings = {entry for parent in {path.parent for path in named} for entry in parent.iterdir()}
-    images = {entry.with_suffix("") for entry in siblings if entry.suffix.lower() in IMAGE_SUFFIXES}
+    stems = {path.stem for path in named}
+    images = {
+        parent / stem
+        for parent in {path.parent for path in named}
+        for stem, suffix in map(os.path.splitext, os.listdir(parent))  # strings: there may be millions of images
+        if stem in stems and suffix.lower() in IMAGE_SUFFIXES and (parent / f"{stem}{suffix}").exists()
+    }
     return [path for path in named if path.with_suffix("") not in images]
 
 

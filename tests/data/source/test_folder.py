@@ -192,6 +192,15 @@ def test_labels_next_to_images_are_no_lists_although_they_are_named_after_splits
     assert len(index.classes) == 3
 
 
+def test_a_list_next_to_a_broken_link_of_its_name_is_no_label_file(tmp_path):
+    (tmp_path / "classes.txt").write_text("a\n")
+    write_image(tmp_path / "0.jpg", 48, 64)
+    (tmp_path / "0.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (tmp_path / "train.txt").write_text("0.jpg\n")
+    (tmp_path / "train.jpg").symlink_to("gone.jpg")
+    assert load_dataset_spec(tmp_path).split("train").images == (tmp_path / "train.txt",)
+
+
 def test_names_of_splits():
     names = {"Train": "train", "trainval": "train", "val2017": "val", "validation": "val", "test_2": "test"}
     assert {name: split_of(name) for name in (*names, "trainer")} == names | {"trainer": ""}
