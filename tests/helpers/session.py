@@ -53,7 +53,8 @@ def open_session_folder() -> Iterator[Path]:
     if _VARIABLE in os.environ:
         yield Path(os.environ[_VARIABLE])
         return
-    with tempfile.TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as folder:
+    root = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    with tempfile.TemporaryDirectory(dir=os.path.abspath(root) if root else None) as folder:
         os.environ[_VARIABLE] = folder
         try:
             yield Path(folder)

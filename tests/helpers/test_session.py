@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers import session
-from tests.helpers.session import keep_files_in_memory, session_file
+from tests.helpers.session import keep_files_in_memory, open_session_folder, session_file
 
 
 def test_the_files_of_a_failed_writer_are_not_handed_out(tmp_path, monkeypatch):
@@ -60,3 +60,13 @@ def test_files_are_kept_in_memory_where_all_tests_can_run(tmp_path, monkeypatch,
         patch.setattr(os, "statvfs", lambda path: memory)
         keep_files_in_memory()
     assert environment.get("PYTEST_DEBUG_TEMPROOT") == (str(tmp_path) if is_used else None)
+
+
+@pytest.mark.parametrize(("root", "is_here"), [(".", True), ("", False)])
+def test_the_session_folder_is_found_from_any_working_folder(tmp_path, monkeypatch, root, is_here):
+    """As pytest reads PYTEST_DEBUG_TEMPROOT, an empty value stands for the usual folder."""
+    monkeypatch.delenv("LOCKSTEP_TEST_SESSION")
+    monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", root)
+    with open_session_folder() as folder:
+        assert folder.is_absolute()
+        assert (folder.parent == tmp_path) == is_here
