@@ -18,8 +18,12 @@ _MIN_FREE_BYTES = 2 << 30  # the tests take 0.2 GB; a container has 64 MiB by de
 
 def keep_files_in_memory() -> None:
     """Puts the folders of tests and the session into memory, where creating, syncing and removing hundreds of thousands
-    of files takes a fraction of the time. Keeps the usual folder without enough memory, or if TMPDIR names another."""
-    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _MIN_FREE_BYTES:
+    of files takes a fraction of the time. Keeps the usual folder without enough memory, if programs cannot be run there
+    (as in Docker's /dev/shm), or if TMPDIR names another."""
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return
+    is_noexec = os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC
+    if is_noexec or shutil.disk_usage(_MEMORY).free < _MIN_FREE_BYTES:
         return
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
@@ -49,7 +53,8 @@ def open_session_folder() -> Iterator[Path]:
     if _VARIABLE in os.environ:
         yield Path(os.environ[_VARIABLE])
         return
-    with tempfile.TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as folder:
+    root = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    with tempfile.TemporaryDirectory(dir=os.path.abspath(root) if root else None) as folder:
         os.environ[_VARIABLE] = folder
         try:
             yield Path(folder)
