@@ -48,8 +48,8 @@ def creating_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # another program has written files there
-            for path in created:
+        for path in created:
+            with contextlib.suppress(OSError):  # it was not created, or another program has written files there
                 path.rmdir()
         raise
 

@@ -124,6 +124,9 @@ def test_a_new_folder_remains_only_if_it_is_used(tmp_path: Path, error: BaseExce
     with pytest.raises(type(error)):
         use(tmp_path / "own" / "a" / "b", "file of another program")
     assert os.listdir(tmp_path / "own" / "a") == ["file of another program"]
+    with pytest.raises(OSError, match="File name too long"), creating_folder(tmp_path / "half" / ("a" * 256)):
+        pass
+    assert not (tmp_path / "half").exists()
     with creating_folder(tmp_path / "used" / "a"):
         pass
     assert (tmp_path / "used" / "a").is_dir()
