@@ -79,7 +79,8 @@ class DiskCacheWriter:
             missing = np.flatnonzero(~_reuse_or_discard(self.path, len(self.index)))
             if len(missing):
                 decoded = map_ahead(lambda i: (i, self._decode(i)), map(int, missing), threads=self.decoding.threads)
-                self._store(decoded, len(missing))
+                with contextlib.closing(decoded):  # also if a full disk ends it, see `map_ahead`
+                    self._store(decoded, len(missing))
             self._mark_complete()
 
     def fill_with_other_nodes(self, ctx: DistributedContext, leaders: Subgroup) -> bool:

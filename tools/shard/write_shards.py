@@ -122,7 +122,8 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
     _check_unique(paths, index)
     members = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
     contents = map_ahead(lambda i: read_bytes(index.path(i)), range(len(index)), threads=workers)
-    with contextlib.closing(_TarFiles(folder, split, max_bytes)) as tars:
+    # After a failure the threads end here, and not when the garbage is collected, see `map_ahead`.
+    with contextlib.closing(contents), contextlib.closing(_TarFiles(folder, split, max_bytes)) as tars:
         for i, content in enumerate(progress(contents, desc=f"writing {split}", total=len(index))):
             label = json.dumps(_label(index, i, paths[i])).encode()
             members["position"][i] = tars.add(i, _suffix(paths[i]), content, label)

@@ -28,6 +28,9 @@ def map_ahead(
     If ``function`` raises an exception, it is raised in place of the result, and no call for a later item starts, so
     that a file is not continued after a part that could not be written. If ``items`` raises an exception, it is raised
     after the results of the items before it.
+
+    A caller that may stop early must close the generator: garbage collection would end its threads at any point of any
+    thread, which can deadlock.
     """
     threads = max(threads, 1)
     calls = _OrderedCalls(function, threads)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -322,8 +323,11 @@ def test_a_disk_without_space_for_an_image_is_named_by_the_output(source: Path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tarfile.TarFile.addfile", fail)
-    with refused(f"{tmp_path}/out: no space left on device"):
+    threads = threading.active_count()
+    with pytest.raises(UserError) as caught:
         written(source, tmp_path / "out")
+    assert str(caught.value).startswith(f"{tmp_path}/out: no space left on device")
+    assert threading.active_count() == threads  # although ``caught`` still holds the frames that read the images
 
 
 @pytest.mark.parametrize(
