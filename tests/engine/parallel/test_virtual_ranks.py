@@ -115,3 +115,5 @@ def test_several_processes_end_with_the_bits_of_one(tmp_path, model, more, count
     one = train(1, tmp_path, "one", *more)
     for count in counts:
         assert_same_content(one, train(count, tmp_path, f"of{count}", *more, workers=2 - count // 2))
+    whole = train(1, tmp_path, "whole", *more, "--virtual-ranks", "1")
+    assert not torch.equal(whole["model"]["model.0.conv.weight"], one["model"]["model.0.conv.weight"])
