@@ -28,7 +28,7 @@ from benchmarks.entrypoint import run_benchmark
 from benchmarks.environment import ROOT
 from benchmarks.processes import run_process
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 COMPARED = ("model", "ema", "optimizer")
 # Flags of all runs, and additional flags of the runs whose checkpoints are compared.

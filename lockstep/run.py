@@ -76,9 +76,9 @@ class Run:
         results = self.folder / "results.json"
         if results.is_file():
             return _scores_in(results)
-        from utils.files.checkpoint_file import read_part
+        from utils.files.torch_file import read_checkpoint
 
-        stored = read_part(self.best, "metrics") or {}
+        stored = read_checkpoint(self.best).get("metrics") or {}
         scores = {name.removeprefix("metrics/"): stored[name] for name in stored if name.startswith("metrics/")}
         if not scores:
             raise UserError(f"{self.best}: contains no scores; lockstep.val computes them")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks.environment import ROOT
 from benchmarks.same_bits import differences
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.process.exit_codes import REQUEUE
 
 CHECKPOINT_TIMEOUT_S = 120.0  # until the first checkpoint is written

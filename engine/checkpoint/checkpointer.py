@@ -15,7 +15,7 @@ from engine.checkpoint.newest_run import checkpoint_of_newest_run, is_of_earlier
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
 

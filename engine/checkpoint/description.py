@@ -9,7 +9,7 @@ from typing import Any
 from engine.checkpoint.data_identity import DataIdentity
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_parts
+from utils.files.torch_file import read_checkpoint
 from utils.schema import build
 
 # The settings that decide what each step computes. Files are compared by content: the data by its identity, the
@@ -63,8 +63,9 @@ class RunDescription:
 
 def read_description(path: Path) -> RunDescription | None:
     """Reads the description in the checkpoint ``path``, without its tensors; None if the file is missing or damaged."""
-    names = [item.name for item in fields(RunDescription)]
+    names = {item.name for item in fields(RunDescription)}
     try:
-        return build(RunDescription, read_parts(path, names), str(path))
+        content = read_checkpoint(path)
+        return build(RunDescription, {name: content[name] for name in names & content.keys()}, str(path))
     except UserError:
         return None

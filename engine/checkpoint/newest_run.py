@@ -15,8 +15,8 @@ import yaml
 
 from utils.config.yaml_files import parse_yaml
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_part
 from utils.files.safe_io import read_text
+from utils.files.torch_file import read_checkpoint
 
 _MAX_SETTINGS_BYTES = 1 << 26
 
@@ -46,7 +46,7 @@ def run_id_of(checkpoint: Path) -> str | None:
     """Returns the id of the run that wrote the file ``checkpoint``; "" if no run did (tools.weights also writes such
     files); None if the file is missing or damaged. Reads no tensors."""
     try:
-        stored = read_part(checkpoint, "run_id", check_sums=False)
+        stored = read_checkpoint(checkpoint, verify=False).get("run_id")
     except UserError:
         return None
     if stored is None:

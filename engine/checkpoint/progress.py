@@ -12,7 +12,7 @@ from torch import Tensor
 
 from utils.config.epochs import validates_after
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_part
+from utils.files.torch_file import read_checkpoint
 from utils.schema import Bounds, Count, build
 from utils.strings import counted
 
@@ -131,7 +131,7 @@ _RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence"
 def read_progress(path: Path) -> Progress | None:
     """Reads the progress in the checkpoint ``path``, without its tensors; None if the file is missing or damaged."""
     try:
-        stored = read_part(path, "progress")
+        stored = read_checkpoint(path).get("progress")
         return None if stored is None else build(Progress, stored, f"{path}: progress")
     except UserError:
         return None

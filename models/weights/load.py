@@ -3,8 +3,8 @@
 Weights get from ``--weights`` to a model in these steps:
 
 - catalog.py: public weights, by name or URL; download.py: `fetch_weights` returns the file, which it may download;
-- read.py: `read_weights` reads a file as `StoredWeights`: tensors, class names, and its statements about the model.
-  safe_torch_file.py reads the modules in other programs' files; layouts.py renames their tensors to our names;
+- read.py: `read_weights` reads a file, ours or of another program, as `StoredWeights`: tensors, class names, and its
+  statements about the model; layouts.py renames the tensors to our names;
 - this module: val.py, detect.py and export.py call `load_detector`, which builds the model that the file describes, or
   the one that its tensors fit (`recognize`);
 - transfer.py: train.py builds the model of its own settings and classes, and `transfer_weights` copies the tensors that

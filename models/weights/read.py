@@ -1,12 +1,12 @@
 """Reads the weights of checkpoint files: ours, public ones of other trainers, and safetensors.
 
-None of them can run code (utils/files/pickle_program.py).
+None of them can run code (utils/files/torch_file.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from models.weights.layouts import to_public_names, usual_image_size
-from models.weights.safe_torch_file import ForeignFile, is_module
 from utils.errors import UserError
-from utils.files.checkpoint_file import (
+from utils.files.torch_file import (
     FORMAT,
     VERSION,
     CheckpointContent,
-    checkpoint_in,
+    StandIn,
+    checked_content,
     is_safetensors,
+    read_any,
     read_safetensors,
 )
-from utils.files.pickle_program import Record
 from utils.schema import check
 from utils.strings import counted
 
@@ -79,21 +79,20 @@ def read_weights(path: str | Path) -> StoredWeights:
     path = Path(path)
     if path.suffix == ".safetensors" or is_safetensors(path):
         return _read_safetensors(path)
-    with ForeignFile(path) as file:
-        if isinstance(file.content, dict) and file.content.get("format") == FORMAT:
-            return _read_own_checkpoint(file)
-        return _read_foreign_checkpoint(file)
+    content = read_any(path)
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        return _read_own_checkpoint(path, checked_content(content, path))
+    return _read_foreign_checkpoint(path, content)
 
 
-def _read_own_checkpoint(file: ForeignFile) -> StoredWeights:
-    content = checkpoint_in(file)
+def _read_own_checkpoint(path: Path, content: dict[str, Any]) -> StoredWeights:
     weights = content.get("ema") or content.get("model")  # best.pt has EMA weights only
     missing = _missing_keys(content)
     if not weights:
         missing.append("weights")
     if missing or not weights:
-        raise UserError(f"{file.path}: damaged checkpoint (no {', '.join(missing)})")
-    return StoredWeights(file.path, _as_float32(to_public_names(weights)), tuple(content["names"]), content)
+        raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
+    return StoredWeights(path, _as_float32(to_public_names(weights)), tuple(content["names"]), content)
 
 
 def _missing_keys(content: Mapping[str, Any]) -> list[str]:
@@ -121,48 +120,73 @@ def _read_safetensors(path: Path) -> StoredWeights:
     return StoredWeights(path, tensors, tuple(content["names"]), {**content, "format": FORMAT})
 
 
-def _read_foreign_checkpoint(file: ForeignFile) -> StoredWeights:
-    content = file.content if isinstance(file.content, dict) else {}
-    model = _model_in(content) or file.content
-    file_tensors = file.state_dict(model)
+def _read_foreign_checkpoint(path: Path, stored: Any) -> StoredWeights:
+    content = stored if isinstance(stored, dict) else {}
+    model = _model_in(content) or stored
+    file_tensors = _state_dict(model)
     tensors = to_public_names(file_tensors)
     if not tensors:
-        raise UserError(f"{file.path}: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)")
+        raise UserError(f"{path}: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)")
     names = _class_names(model, content)
-    strides = _strides(file, model)
+    strides = _strides(model)
     imgsz = _stored_image_size(content)
     if imgsz is None:
         imgsz = FOUR_LEVEL_IMAGE_SIZE if strides and max(strides) > 32 else usual_image_size(file_tensors)
     return StoredWeights(
-        path=file.path,
+        path=path,
         tensors=tensors,
         names=names,
         content=_foreign_content(names, imgsz),
         graph=_graph(model),
-        activation=_activation(file, model),
+        activation=_activation(path, model),
         strides=strides,
     )
+
+
+def _is_module(value: Any) -> bool:
+    """Returns whether ``value`` stands for an `nn.Module`."""
+    return isinstance(value, StandIn) and isinstance(value.get("_modules"), dict)
+
+
+def _modules(module: Any, name: str = "") -> Iterator[tuple[str, StandIn]]:
+    """Yields the modules in ``module``, itself first, with their dotted names; none if it is not a module."""
+    if _is_module(module):
+        yield name, module
+        for child_name, child in module.get("_modules").items():
+            yield from _modules(child, f"{name}.{child_name}".lstrip("."))
+
+
+def _state_dict(value: Any) -> dict[str, Tensor]:
+    """Returns the parameters and persistent buffers by name, floating ones as float32, of a module or a mapping from
+    names to tensors."""
+    named = dict(value) if isinstance(value, dict) else {}
+    for prefix, module in _modules(value):
+        leaves = (module.get("_parameters") or {}) | (module.get("_buffers") or {})
+        excluded = module.get("_non_persistent_buffers_set") or ()
+        named |= {f"{prefix}.{name}".lstrip("."): leaf for name, leaf in leaves.items() if name not in excluded}
+    tensors = {name: leaf for name, leaf in named.items() if isinstance(name, str) and isinstance(leaf, Tensor)}
+    return {name: leaf.contiguous() for name, leaf in _as_float32(tensors).items()}
 
 
 def _model_in(content: dict[str, Any]) -> Any:
     """Finds the module or state dict in the content of a checkpoint, EMA weights first; None without one."""
     for key in ("ema", "model", "state_dict"):
         value = content.get(key)
-        if is_module(value) or (isinstance(value, dict) and value):
+        if _is_module(value) or (isinstance(value, dict) and value):
             return value
     return None
 
 
 def _graph(model: Any) -> dict[str, Any] | None:
     """Returns the model YAML in a module; None for a state dict."""
-    graph = model.get("yaml") if is_module(model) else None
+    graph = model.get("yaml") if _is_module(model) else None
     return dict(graph) if isinstance(graph, dict) else None
 
 
-def _strides(file: ForeignFile, model: Any) -> tuple[int, ...] | None:
+def _strides(model: Any) -> tuple[int, ...] | None:
     """Returns the strides that a module states; None for a state dict."""
-    stride = file.tensor(model.get("stride")) if is_module(model) else None
-    if stride is None or stride.ndim != 1 or not 1 <= len(stride) <= 8:
+    stride = model.get("stride") if _is_module(model) else None
+    if not isinstance(stride, Tensor) or stride.ndim != 1 or not 1 <= len(stride) <= 8:
         return None
     return tuple(stride.round().long().tolist())
 
@@ -172,7 +196,7 @@ def _stored_image_size(content: dict[str, Any]) -> int | None:
     imgsz = None
     for key in ("opt", "train_args"):
         settings = content.get(key)
-        size = settings.get("imgsz") if isinstance(settings, dict | Record) else None
+        size = settings.get("imgsz") if isinstance(settings, dict | StandIn) else None
         if type(size) is int and 0 < size < MAX_IMAGE_SIZE:
             imgsz = size
     return imgsz
@@ -190,7 +214,7 @@ def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _class_names(model: Any, content: dict[str, Any]) -> tuple[str, ...] | None:
     """Returns the class names, which public files store in the module or next to it, as a list or by number."""
     for holder in (model, content):
-        names = holder.get("names") if isinstance(holder, dict | Record) else None
+        names = holder.get("names") if isinstance(holder, dict | StandIn) else None
         if isinstance(names, dict) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
             names = [name for _, name in sorted(names.items(), key=lambda item: int(item[0]))]
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
@@ -198,15 +222,15 @@ def _class_names(model: Any, content: dict[str, Any]) -> tuple[str, ...] | None:
     return None
 
 
-def _activation(file: ForeignFile, model: Any) -> str | None:
+def _activation(path: Path, model: Any) -> str | None:
     """Returns the activation of a model's convolutions. Raises UserError if they differ, which no YAML can express."""
     activations = set()
-    for _, record in file.modules(model):
+    for _, record in _modules(model):
         act = record.get("_modules").get("act")
-        if isinstance(act, Record) and act.kind.name != "Identity":
+        if isinstance(act, StandIn) and not act.kind.endswith(".Identity"):
             slope = act.get("negative_slope")
-            activations.add(f"nn.{act.kind.name}({slope if isinstance(slope, float) else ''})")
+            activations.add(f"nn.{act.kind.rpartition('.')[2]}({slope if isinstance(slope, float) else ''})")
     if len(activations) > 1:
         different = ", ".join(sorted(activations))
-        raise UserError(f"{file.path}: its convolutions have different activations ({different})")
+        raise UserError(f"{path}: its convolutions have different activations ({different})")
     return activations.pop() if activations else None

@@ -28,7 +28,7 @@ from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
 from utils.config.recipes import hyperparameters_from
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.torch_file import read_checkpoint, write_checkpoint
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]

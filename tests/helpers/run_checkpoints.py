@@ -11,7 +11,7 @@ from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.files.checkpoint_file import write_checkpoint
+from utils.files.torch_file import write_checkpoint
 
 STORED = {
     "run_id": "run",

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from utils.batches import Batch
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 SETTINGS = ("config", "hyp", "run", "run_id")  # may differ between runs that must give the same weights
 

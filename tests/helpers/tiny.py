@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.detector import Detector, build_detector
 from tests.helpers.synthetic_index import smooth_image
 from utils.batches import Batch, Targets
-from utils.files.checkpoint_file import write_checkpoint
+from utils.files.torch_file import write_checkpoint
 
 # Three levels (strides 8, 16, 32), about 60 thousand parameters.
 TINY_MODEL = {

@@ -27,7 +27,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.process.child import RunResult, start_child
 from utils.process.ports import free_port
 

@@ -11,7 +11,7 @@ import pytest
 
 import lockstep
 from tests.helpers.messages import refused
-from utils.files.checkpoint_file import write_checkpoint
+from utils.files.torch_file import write_checkpoint
 
 
 def test_a_notebook_shows_scores_and_curves(tmp_path):

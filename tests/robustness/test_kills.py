@@ -38,7 +38,7 @@ from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content, assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 IMAGES = 18
 BATCH = 4

@@ -21,7 +21,7 @@ from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check.__main__ import main as check_data
 from tools.kfold.__main__ import main as kfold_main
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 EPOCHS = 2
 # train.py, but the process that comes to the place that its first argument names is killed there; for SIGTERM, it gets

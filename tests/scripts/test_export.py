@@ -35,7 +35,7 @@ from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.config.export_formats import EXPORT_FORMATS
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")

@@ -25,7 +25,7 @@ from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.pixels import PixelFormat, as_rgb8
 
 FIVE12 = {"channels": 5, "bits": 12}

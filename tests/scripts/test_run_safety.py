@@ -17,8 +17,8 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
+from utils.files.torch_file import read_checkpoint
 from utils.process.ports import free_port
 
 STEPS = 7  # of an epoch

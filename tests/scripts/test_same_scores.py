@@ -27,7 +27,7 @@ from tests.helpers.scripts import call
 from tests.helpers.session import session_file
 from tests.helpers.tiny import write_detector
 from tools.check.__main__ import main as check
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 NAMES = ["light", "dark"]
 # Height and width: of the canvas, smaller, larger, much larger (JPEGs that training decodes at half of their size).

@@ -25,7 +25,7 @@ from tests.helpers.tiny import write_model, write_tiled_dataset
 from tests.models.postprocess.stitching_reference import stitch, windows_of
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_content, read_csv, without_times
 from tests.helpers.scripts import SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
 

@@ -10,7 +10,7 @@ import val
 from models.weights.load import load_detector
 from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 
 def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:

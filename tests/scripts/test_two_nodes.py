@@ -23,7 +23,7 @@ from tests.helpers.open_counter import OpenCounter
 from tests.helpers.processes import LAUNCHED
 from tests.helpers.repository import ROOT
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 PORT = 29577

@@ -17,8 +17,8 @@ from models.weights.read import COUNTERS, METADATA_KEY, read_weights
 from utils import program
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
 from utils.files.paths import check_new_path
+from utils.files.torch_file import VERSION, write_checkpoint, write_safetensors
 from utils.strings import counted
 
 # Keys of our checkpoints that are copied: what describes the detector and how it was trained, but not a run's state.

@@ -1,33 +1,35 @@
-"""Reads PyTorch files (torch >= 1.6) as data: a zip archive of raw storages and one pickle.
+"""Reads and writes PyTorch and safetensors files. No file runs code when it is read.
 
-No code in a file is run (`utils.files.pickle_program`), and the memory that it can request is bounded by its size.
-Tensors are views of the storages, which are entries of the archive.
+A checkpoint of this program is plain tensors and plain data, which torch reads with ``weights_only=True``. A file of
+another program is unpickled here, because `torch.load` also opens TorchScript archives, which run their own code: each
+class that the pickle names becomes an inert `StandIn`, and only tensors are rebuilt.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, TypedDict
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
+from utils import program
 from utils.errors import UserError, first_line, os_reason
-from utils.files.pickle_program import Record, read_program
-from utils.files.safe_io import open_regular
+from utils.files.safe_io import atomic_write, open_regular
 from utils.machine.limits import raise_if_limit
+from utils.schema import check
 
-MAX_PICKLE_BYTES = 64 * 2**20
-MAX_DIMENSIONS = 16
-MAX_AMPLIFICATION = 16  # tensor bytes per file byte: float16 to float32, and some shared storages
-STORAGE_DTYPES = {
+FORMAT = "lockstep"
+VERSION = 1
+_NOT_TORCH = "damaged, truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"
+_STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
     "HalfStorage": torch.float16,
@@ -39,123 +41,86 @@ STORAGE_DTYPES = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
-_IS_FOLDER = 0x10  # among an entry's attributes
-_READ_BYTES = 1 << 24
-# Errors that zipfile raises for an archive that is damaged, or that the disk fails to read.
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError)
+_CONTAINERS: dict[str, type] = {
+    "collections.OrderedDict": OrderedDict,
+    "torch.Size": tuple,
+    "builtins.set": set,
+    "builtins.frozenset": frozenset,
+    "__builtin__.set": set,
+    "__builtin__.frozenset": frozenset,
+}
 
 
-class TorchFile:
-    """A context manager that opens a PyTorch file for reading data only. Raises UserError, beginning with the path, for
-    other files and for contradictions in the file."""
+class CheckpointContent(TypedDict, total=False):
+    """Types that every reader of a checkpoint can rely on. Weights-only files have only some of these keys; for
+    resuming, `engine.checkpoint.checkpoint.Checkpoint` checks all of them."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = open_checkpoint(path)
+    version: int
+    program: str
+    model_spec: dict
+    names: list[str]
+    imgsz: int
+    model: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    optimizer: dict
+    scaler: dict
+    progress: dict
+    run: dict
+    config: dict
+    hyp: dict
+    data: dict
+    metrics: dict
+    origin: dict
+
+
+def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
+    """Replaces ``path`` atomically and durably. If it raises OSError (a full disk), the old file is unchanged."""
+    with atomic_write(path, durable=True) as file:
         try:
-            self._zip = open_zip(self._file, path)
-            self._entries = {entry.filename: entry for entry in self._zip.infolist()}
-            self._allowance = MAX_AMPLIFICATION * os.fstat(self._file.fileno()).st_size
-            self._storages: dict[str, Tensor] = {}
-            self.content = self._read_content()
-        except BaseException:
-            self._file.close()
-            raise
+            torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, file)
+        except RuntimeError as error:  # raised by torch's zip writer while it handles the OSError of a failed write
+            raise error.__context__ or error from None
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+def read_checkpoint(path: str | Path, *, verify: bool = True) -> dict[str, Any]:
+    """Reads a checkpoint of this program, with its tensors mapped from the file. Raises UserError for any other file.
 
-    def check_sums(self) -> None:
-        """Raises UserError if the checksum of any entry is wrong, even if nothing refers to the entry."""
+    ``verify`` compares the checksums of the whole file, which torch does not.
+    """
+    with open_checkpoint(path) as file:
+        if verify:
+            _check_sums(file, path)
         try:
-            wrong = self._zip.testzip()
-        except _ZIP_ERRORS as error:
-            raise_if_limit(error, self.path)
-            raise UserError(f"{self.path}: damaged checkpoint ({str(error)[:100]})") from None
-        if wrong is not None:
-            raise UserError(f"{self.path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
+            # A path of the open file: torch opens it twice, and a training may replace it in between.
+            content = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError, OSError) as error:
+            raise_if_limit(error, path)
+            raise UserError(f"{path}: not a checkpoint of this program, or damaged") from None
+    return checked_content(content, path)
 
-    def view(self, value: Any) -> Tensor | None:
-        """Returns the tensor of a record as a view of its storage, or None for other values. Raises UserError if the
-        file's tensors are far larger than the file."""
-        if isinstance(value, Record) and value.calls("_rebuild_parameter", "_rebuild_parameter_with_state"):
-            value = value.args[0] if value.args else None
-        if not isinstance(value, Record):
-            return None
-        if value.calls("_rebuild_tensor", "_rebuild_tensor_v2"):
-            return self._tensor(value)
-        if value.kind.module == "torch._utils" and value.kind.name.startswith("_rebuild"):
-            raise self.refuse(f"a tensor is of a kind that no detector has ({value.kind})")
-        return None
 
-    def _tensor(self, record: Record) -> Tensor:
-        try:
-            storage, offset, size, stride = record.args[:4]
-            if len(size) > MAX_DIMENSIONS:
-                raise ValueError
-            flat = self._bytes_of(storage.key).view(STORAGE_DTYPES[storage.kind])
-            view = flat.as_strided(size, stride, offset).detach()  # torch checks that it is within the storage
-        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OverflowError):
-            raise self.refuse("a tensor does not match the stored data") from None
-        self._allowance -= max(view.element_size(), 4) * view.numel()
-        if self._allowance < 0:
-            raise self.refuse("its tensors declare far more data than the file has")
-        return view
+def checked_content(content: Any, path: str | Path) -> dict[str, Any]:
+    """Returns the content of a checkpoint of this program. Raises UserError if it is none, or of a newer version."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path}: not a checkpoint of this program")
+    version = content.get("version", 0)
+    if isinstance(version, int) and version > VERSION:
+        raise UserError(f"{path}: written by a newer version (format {version}); update this program")
+    return check(content, CheckpointContent, f"{path}: damaged checkpoint")
 
-    def refuse(self, reason: str) -> UserError:
-        return UserError(f"{self.path}: refused: {reason}")
 
-    def _bytes_of(self, key: str) -> Tensor:
-        """Reads the bytes of a storage, uint8, once, because many tensors can be views of it."""
-        if key not in self._storages:
-            entry = self._entries[f"{self._folder}data/{key}"]
-            content = torch.empty(entry.file_size, dtype=torch.uint8, device="cpu")
-            target = content.numpy().data
-            position = 0
-            with self._reading(entry.filename), self._zip.open(entry) as source:
-                while part := source.read(_READ_BYTES):
-                    target[position : position + len(part)] = part
-                    position += len(part)
-            self._storages[key] = content
-        return self._storages[key]
-
-    def _read(self, entry: str) -> bytes:
-        with self._reading(entry):
-            return self._zip.read(entry)
-
-    @contextlib.contextmanager
-    def _reading(self, entry: str) -> Iterator[None]:
-        try:
-            yield
-        except _ZIP_ERRORS as error:
-            raise_if_limit(error, self.path)
-            raise UserError(f"{self.path}: damaged (entry {entry[:100]} cannot be read)") from None
-
-    def _read_content(self) -> Any:
-        pickles = [name for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
-        if len(pickles) != 1:
-            raise UserError(f"{self.path}: not a PyTorch checkpoint (no data.pkl inside)")
-        self._folder = pickles[0].removesuffix("data.pkl")
-        order = self._folder + "byteorder"
-        if order in self._entries and self._read(order) != b"little":
-            raise self.refuse("it was written on a big-endian machine")
-        if self._entries[pickles[0]].file_size > MAX_PICKLE_BYTES:
-            raise self.refuse(f"its object graph exceeds {MAX_PICKLE_BYTES >> 20} MiB")
-        program = self._read(pickles[0])
-        try:
-            return read_program(program)
-        except pickle.UnpicklingError as error:
-            raise self.refuse(first_line(error)) from None
+def _check_sums(file: BinaryIO, path: str | Path) -> None:
+    try:
+        wrong = zipfile.ZipFile(file).testzip()
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, ValueError) as error:
+        raise_if_limit(error.__context__ or error, path)  # BadZipFile is also raised if the disk fails
+        raise UserError(f"{path}: {_NOT_TORCH}") from None
+    if wrong is not None:
+        raise UserError(f"{path}: damaged checkpoint (the checksum of its entry {wrong} is wrong)")
 
 
 def open_checkpoint(path: str | Path) -> BinaryIO:
-    """Opens a checkpoint, once for everything that is read from it: a training process may replace the file
-    meanwhile."""
+    """Opens a checkpoint file. Raises UserError."""
     try:
         return open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -165,31 +130,117 @@ def open_checkpoint(path: str | Path) -> BinaryIO:
         raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
 
 
-def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
-    """Opens the zip archive in a file from `open_checkpoint`, which the caller closes. PyTorch stores entries
-    uncompressed, so together they cannot exceed the file. Raises UserError for anything else."""
+class StandIn:
+    """An object of a class that is not imported: the name of the class, the arguments of its call, and its state.
+
+    Items that the pickle adds to an instance of a container's subclass are dropped.
+    """
+
+    kind = ""  # module and name of the class or function
+    args: tuple
+    state: Any
+
+    def __new__(cls, *args: Any, **_: Any) -> StandIn:
+        made = super().__new__(cls)
+        made.args = args
+        made.state = None
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, _: Any) -> None:
+        pass
+
+    def extend(self, _: Any) -> None:
+        pass
+
+    def get(self, key: str) -> Any:
+        """Returns an entry of the state if that is a dict, else None."""
+        return self.state.get(key) if isinstance(self.state, dict) else None
+
+
+def read_any(path: str | Path) -> Any:
+    """Reads a PyTorch file of any program: tensors, plain data, and a `StandIn` for each object of another class.
+    Raises UserError for other files."""
+    with open_checkpoint(path) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+            (program_entry,) = (name for name in archive.namelist() if name.split("/")[1:] == ["data.pkl"])
+            folder = program_entry.removesuffix("data.pkl")
+            with archive.open(program_entry) as pickled:
+                return _Unpickler(pickled, lambda key: archive.read(f"{folder}data/{key}")).load()
+        except zipfile.BadZipFile as error:
+            raise_if_limit(error.__context__ or error, path)
+            raise UserError(f"{path}: {_NOT_TORCH}") from None
+        except MemoryError:
+            raise UserError(f"{path}: damaged, or larger than the memory of this machine") from None
+        except Exception as error:  # a pickle can raise any, since it is a program
+            raise_if_limit(error, path)
+            raise UserError(f"{path}: damaged, or not a PyTorch checkpoint ({first_line(error)[:200]})") from None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports nothing that a pickle names. Everything that a pickle can call is created anew for it, because a pickle
+    can also set attributes."""
+
+    def __init__(self, program: Any, read_storage: Callable[[str], bytes]) -> None:
+        super().__init__(program)
+        self._read_storage = read_storage
+        self._storages: dict[str, Tensor] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        kind = f"{module}.{name}"
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        if kind in ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2"):
+            return lambda storage, offset, size, stride, *_: storage.as_strided(size, stride, offset)
+        if kind in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
+            return lambda data, *_: data
+        return _CONTAINERS.get(kind) or type("StandIn", (StandIn,), {"kind": kind})
+
+    def persistent_load(self, reference: Any) -> Tensor:
+        """Returns a storage as a flat tensor, read once, because many tensors can be views of it."""
+        _, dtype, key, *_ = reference
+        if key not in self._storages:
+            content = bytearray(self._read_storage(key))
+            flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            self._storages[key] = flat
+        return self._storages[key]
+
+
+def is_safetensors(path: str | Path) -> bool:
+    """Returns whether a file begins with a header length and JSON; False for a missing file or a pipe."""
     try:
-        archive = zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        # zipfile also raises BadZipFile if reading fails.
-        raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
-        raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
-    reason = _contradiction(archive.infolist(), os.fstat(file.fileno()).st_size)
-    if reason:
-        raise UserError(f"{path}: refused: {reason}")
-    return archive
+        with open_regular(path) as file:
+            start = file.read(9)
+    except OSError:
+        return False
+    return len(start) == 9 and start[8:] == b"{" and not start.startswith(b"PK")
 
 
-def _contradiction(entries: list[zipfile.ZipInfo], file_bytes: int) -> str:
-    """Returns the property of ``entries``, in an archive of ``file_bytes``, that PyTorch never writes, or ""."""
-    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
-        return "its entries are compressed, but PyTorch's never are"
-    if any(not e.filename or e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing
-        return "it holds folders or entries without a name"
-    if min((e.header_offset for e in entries), default=0):  # torch would read that data, which is not checked here
-        return "there is data before the archive"
-    if len({e.filename for e in entries}) < len(entries):
-        return "two of its entries have the same name"
-    if sum(e.file_size for e in entries) > file_bytes:
-        return "its entries declare more data than the file has"
-    return ""
+def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Returns the tensors by name, on the CPU, and the metadata. Raises UserError for any other file."""
+    with open_checkpoint(path) as opened:
+        try:
+            # A path of the open file, since the library takes names in UTF-8 only.
+            with safe_open(f"/dev/fd/{opened.fileno()}", "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+                return tensors, file.metadata() or {}
+        except (SafetensorError, MemoryError) as error:
+            reason = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
+            raise UserError(f"{path}: truncated, damaged, or not a safetensors file ({reason[:200]})") from None
+
+
+def write_safetensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Replaces ``path`` atomically with ``tensors`` and ``metadata``."""
+    # The library refuses tensors that share memory or are not contiguous.
+    copies = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    with atomic_write(path) as file:
+        file.write(save(copies, metadata))

@@ -39,7 +39,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.process.entrypoint import run_main
 
 CPU = DistributedContext.single("cpu")

@@ -38,7 +38,7 @@ from tools.kfold.__main__ import main as kfold_main
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 TEACHER = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", sha256="", origin=RANDOM)
 

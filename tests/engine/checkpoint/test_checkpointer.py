@@ -25,7 +25,7 @@ from tests.helpers.run_checkpoints import checkpoint_of, name_newest_run
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.schema import build
 
 SINGLE = DistributedContext.single()

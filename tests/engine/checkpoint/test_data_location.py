@@ -14,7 +14,7 @@ import val
 from engine.checkpoint.data_location import describe_location, find_location
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.process.entrypoint import run_main
 
 

@@ -21,7 +21,7 @@ from tests.helpers.same_content import assert_same_content, read_csv, without_ti
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 NAMES = ("RBC", "WBC", "a:b", "AP50")
 

@@ -28,7 +28,7 @@ from tests.helpers.training import hook_training
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import FailedCheck, UserError
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 HOOKS = '''
 """Hooks of a user."""

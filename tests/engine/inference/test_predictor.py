@@ -26,7 +26,7 @@ from tests.engine.inference.conftest import picture, rows
 from tests.helpers.exif import jpeg_with_exif
 from tests.helpers.messages import refused
 from tests.helpers.selection import select
-from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.torch_file import read_checkpoint, write_checkpoint
 
 
 def test_a_model_shows_its_file_and_settings(predictor, weights):

@@ -16,7 +16,7 @@ from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 SINGLE = DistributedContext.single()
 

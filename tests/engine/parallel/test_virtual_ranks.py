@@ -15,7 +15,7 @@ from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, call, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 
 @pytest.mark.parametrize("channels_last", [True, False])

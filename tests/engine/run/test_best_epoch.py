@@ -11,7 +11,7 @@ from engine.run.best_epoch import keep_best_epoch
 from tests.helpers.run_checkpoints import STORED, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 BEFORE = Progress(epoch=4, best_epoch=3, best_fitness=0.3)
 LATER = Progress(epoch=9, best_epoch=9, best_fitness=0.5)

@@ -29,8 +29,8 @@ from tests.helpers.tiny import write_dataset
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import write_checkpoint
 from utils.files.checksum import sha256_of
+from utils.files.torch_file import write_checkpoint
 from utils.logger import configure_logging
 
 SAME = "same"

@@ -15,7 +15,7 @@ from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import write_checkpoint
+from utils.files.torch_file import write_checkpoint
 
 
 def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):

@@ -13,7 +13,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.checkpoint_file import read_part
+from utils.files.torch_file import read_checkpoint
 
 REFUSED = 2  # exit status
 
@@ -77,7 +77,7 @@ def check_new_run(references: Path, project: Path) -> None:
     """Checks that the new run continues, unless it has ended."""
     folder = project / "exp"
     assert newest_run_id(folder) == run_id_of(folder / "last.pt")
-    is_over = read_part(folder / "last.pt", "progress")["epoch"] == 2
+    is_over = read_checkpoint(folder / "last.pt")["progress"]["epoch"] == 2
     status, output = train(project, "--resume", folder)
     assert status == (REFUSED if is_over else 0), output
     assert_same_run(references / "new" / "exp", folder)

@@ -32,7 +32,7 @@ from utils.config.epochs import validates_after
 from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.process.stop_signals import StopSignals
 
 EPOCHS = 4

@@ -25,7 +25,7 @@ from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model
 from tests.robustness.fuzzing.labels import NAMES, OBJECTS, SIZES
 from tools.weights.convert_weights import convert as convert_weights
-from utils.files.checkpoint_file import read_checkpoint, read_safetensors, write_safetensors
+from utils.files.torch_file import read_checkpoint, read_safetensors, write_safetensors
 
 MEMORY = 6 << 30  # bytes that a process may take
 

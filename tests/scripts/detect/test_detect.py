@@ -31,7 +31,7 @@ from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.pixels import GRAY
 from utils.program_folders import CONFIGS
 

@@ -15,7 +15,7 @@ from tests.helpers.same_content import read_csv
 from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model
 from tests.scripts.val.validation import flags, read, render_set
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 
 def test_single_cls_merges_labels_and_scores(tiny, tmp_path):

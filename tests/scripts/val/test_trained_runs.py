@@ -15,7 +15,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.tiny import write_dataset, write_model
 from tests.scripts.val.validation import read
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 
 def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):

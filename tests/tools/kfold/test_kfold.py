@@ -29,7 +29,7 @@ from tools.kfold.scores import ScoredFold, format_folds, join_folds, read_fold
 from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 from utils.process.child import RunResult
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port

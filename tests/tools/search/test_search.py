@@ -18,7 +18,7 @@ from tools.search.__main__ import main
 from train import main as train
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import Hyperparameters
-from utils.files.checkpoint_file import read_checkpoint
+from utils.files.torch_file import read_checkpoint
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("preloaded")

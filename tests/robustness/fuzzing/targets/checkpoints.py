@@ -30,7 +30,7 @@ from tests.robustness.fuzzing import inputs
 from tests.robustness.fuzzing.inputs import change_bytes
 from tests.robustness.fuzzing.targets.case import REFUSED, Case
 from utils.config.settings import TrainConfig
-from utils.files.checkpoint_file import read_checkpoint, read_safetensors
+from utils.files.torch_file import read_checkpoint, read_safetensors
 
 
 def checkpoints(case: Case) -> str:
@@ -56,7 +56,6 @@ def checkpoints(case: Case) -> str:
         assert_same_content(own, read_checkpoint(original))
     stored = read_weights(path)
     if is_damage:
-        assert own is not REFUSED
         assert_same_content(stored.tensors, read_weights(original).tensors)
     load_detector(path)
     return "what was saved" if is_damage else "loaded"
