@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
             return Tiles
     if not name.startswith("_"):
-        from utils.config.other_programs.table import python_hint
+        from utils.config.aliases import python_hint
 
         hint = python_hint("package", name)
         if hint:

@@ -36,10 +36,10 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name in INTERNAL_COMMANDS:
         importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
     else:
-        from utils.config.other_programs.yolo_words import words_of_mode
+        from utils.config.aliases import mode_command
 
-        mode_words = words_of_mode(name)
-        hint = f" (lockstep {' '.join(mode_words)} does this)" if mode_words else suggestion(name, COMMANDS)
+        command = mode_command(name)
+        hint = f" (lockstep {command} does this)" if command else suggestion(name, COMMANDS)
         raise UserError(f"{name}: no such command{hint}; commands are {', '.join(COMMANDS)}")
 
 

@@ -64,7 +64,7 @@ def train(
     keywords: dict[str, Any] = {**settings}
     if _is_auto(resume):
         own_settings["resume"] = AUTO
-    else:  # refused by `parse_keywords`, except False
+    elif resume is not None:  # refused by `parse_keywords`, except False
         keywords["resume"] = resume
     return Run(_call("train", own_settings, keywords, file, required_key="folder")["folder"])
 

@@ -311,7 +311,7 @@ def test_messages_name_the_command_that_is_installed(installed):
     assert installed.run("-m", "lockstep", "train", "--help").startswith("usage: lockstep train [flags]")
     assert installed.run("-m", "lockstep", "check", "--help").startswith("usage: lockstep check DATA [flags]")
     message = installed.run("-m", "lockstep", "train", "--evolve", code=2)
-    assert message == "error: --evolve: search hyper-parameters with lockstep search (--help lists its flags)\n"
+    assert message == "error: --evolve: search hyper-parameters with lockstep search\n"
     assert "did you mean 'train'?" in installed.run("-m", "lockstep", "trian", code=2)
     for words in (["--version"], ["train", "--version"], ["check", "--version"]):
         assert installed.run("-m", "lockstep", *words) == f"lockstep {VERSION}\n"

@@ -21,7 +21,7 @@ from engine.inference.settings import DetectionSettings, ResolvedSettings
 from engine.inference.sources.frames import FileProblem, Frame
 from engine.inference.sources.images import Color, Source, as_frames, as_images, check_many
 from models.postprocess.tiles import Tiles
-from utils.config.other_programs.table import attribute_error
+from utils.config.aliases import attribute_error
 from utils.config.plain_values import checked_value, plain_value
 from utils.detections import DetectionTable
 from utils.errors import UserError, one_line

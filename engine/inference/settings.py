@@ -11,8 +11,8 @@ import numpy as np
 from engine.inference.model import InferenceModel
 from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, detection_iou
 from utils.class_names import class_numbers
+from utils.config.aliases import python_hint
 from utils.config.checks import check_image_size
-from utils.config.other_programs.table import python_hint
 from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.errors import UserError

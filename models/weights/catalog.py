@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from models.spec import model_name_hint
-from utils.config.other_programs.table import other_task
+from utils.config.aliases import other_task
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError

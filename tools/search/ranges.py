@@ -21,8 +21,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from tools.experiment.stored_settings import value_name
 from utils.config.epochs import closing_epochs
-from utils.config.other_programs.hyperparameters import unknown_hyperparameter
-from utils.config.recipes import read_recipe, with_overrides
+from utils.config.recipes import read_recipe, unknown_key, with_overrides
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
 from utils.config.yaml_files import load_yaml
@@ -128,7 +127,7 @@ def read_space(config: SearchConfig) -> Space:
         raise UserError(f"{path}: has no range to search, only single values; a range is {RANGE_SYNTAX}")
     train_defaults = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
     single_values = {name: value for name, value in values.items() if name not in written}
-    fixed = build(Hyperparameters, asdict(train_defaults) | single_values, str(path), unknown_hyperparameter)
+    fixed = build(Hyperparameters, asdict(train_defaults) | single_values, str(path), unknown_key)
     ranges = {name: _distribution(name, value, str(path)) for name, value in written.items()}
     base = with_overrides(fixed, config.override)
     for item in config.override:
@@ -143,7 +142,7 @@ def _distribution(name: str, value: Any, path: str) -> Distribution:
 
     def checked(item: Any) -> Any:
         """Returns ``item`` converted to the type of the hyper-parameter. Raises UserError."""
-        return getattr(build(Hyperparameters, {name: item}, path, unknown_hyperparameter), name)
+        return getattr(build(Hyperparameters, {name: item}, path, unknown_key), name)
 
     def interval(low: Any, high: Any, *, log: bool = False) -> IntDistribution | FloatDistribution:
         """Builds the distribution from ``low`` to ``high``. Raises UserError."""

@@ -3,8 +3,8 @@
 From words to settings:
 
     parse_command                 a command line, or a file of settings (settings_file.py)
-      flags.given_values          argparse, by the flags that `build_parser` makes of the fields; most need this only
-      translate_command_line      else words of other programs are replaced first (other_programs/command_lines.py)
+      aliases.our_flags           flags of other programs are replaced by ours
+      flags.given_values          argparse, by the flags that `build_parser` makes of the fields
     given_settings                values by name: of a file, or of keywords (lockstep/keywords.py)
       schema.build
     schema.check                  every value, by the type and the bounds of its field
@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+from utils.config.aliases import OTHER_FORMATS, is_yolo_line, line_to_type, our_flags
 from utils.config.commands import command_of
 from utils.config.flags import flag_actions, flag_name, given_values
 from utils.config.settings_file import PREFIX, read_settings_file
-from utils.errors import Mistakes, all_mistakes
+from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import DataclassT, build
 
 
@@ -82,14 +83,13 @@ def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str]
     positional = argv[num_flag_words:]  # from ``--`` on, no word is a flag
     if len(positional) == 1:  # nothing follows ``--``, which argparse would report as unrecognized
         positional = []
-    untranslated = Mistakes()
-    values = given_values(cls, [*words, *positional], untranslated)
-    if not untranslated:
-        return words, values, []
-    # The line has another program's flags or values, or mistakes. Most runs do not need the translation table.
-    from utils.config.other_programs.command_lines import translate_command_line
-
-    words, log_lines = translate_command_line(command_of(cls).name, words, mistakes)
+    command = command_of(cls).name
+    if is_yolo_line(command, words):
+        raise UserError(line_to_type(command, words))
+    words, log_lines = our_flags(command, words)
+    for word in words:
+        if command == "export" and word in OTHER_FORMATS:
+            raise UserError(f"--format {word}: {OTHER_FORMATS[word]}")
     return words, given_values(cls, [*words, *positional], mistakes), log_lines
 
 

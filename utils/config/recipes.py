@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from utils.config.other_programs.hyperparameters import translate_recipe, unknown_hyperparameter
-from utils.config.settings import HYPERPARAMETERS, Hyperparameters
+from utils.config.aliases import split_recipe
+from utils.config.flags import flag_name
+from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import UserError, all_mistakes
 from utils.program_folders import CONFIGS
@@ -27,10 +28,12 @@ def hyperparameters_from(
     log line to ``lines`` that names values without effect. Raises UserError that lists the mistakes."""
     values = load_yaml(path) if path else {}
     with all_mistakes() as mistakes:
-        if isinstance(values, dict) and not values.keys() <= {*HYPERPARAMETERS}:
-            values, unused = translate_recipe(values, path, mistakes)
-            if unused and lines is not None:
-                lines.append(f"{path}: without effect here: {', '.join(unused)}")
+        if isinstance(values, dict):
+            values, left_out, refused = split_recipe(values)
+            if left_out and lines is not None:
+                lines.append(f"{path}: left out, because only YOLOv5 has these: {', '.join(left_out)}")
+            for key in refused:
+                mistakes.add(f"{path}: '{key}': does not exist here, or has another scale than in YOLOv5; remove it")
         hyp = base or Hyperparameters()
         with mistakes.collecting():
             hyp = _changed(hyp, values, path or "hyper-parameters")
@@ -46,8 +49,15 @@ def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparam
 
 def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameters:
     """Returns ``hyp`` with ``values`` applied after checking them. Errors begin with ``location``."""
-    checked = build(Hyperparameters, values, location, unknown_hyperparameter)
+    checked = build(Hyperparameters, values, location, unknown_key)
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
+
+
+def unknown_key(key: str) -> str:
+    """Returns a message about ``key``, which is not a hyper-parameter."""
+    if key in {field.name for field in dataclasses.fields(TrainConfig)}:
+        return f"'{key}': is a flag, not a hyper-parameter; give it as {flag_name(key)}"
+    return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
 
 
 def read_recipe(

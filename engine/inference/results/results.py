@@ -23,7 +23,7 @@ from engine.inference.results.result_boxes import Boxes
 from engine.inference.results.result_names import WRITABLE, class_folders
 from engine.inference.results.result_records import DataFrame, records_of, records_to_pandas
 from engine.inference.results.window import Window
-from utils.config.other_programs.table import attribute_error
+from utils.config.aliases import attribute_error
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 

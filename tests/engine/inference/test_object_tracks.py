@@ -321,18 +321,11 @@ def test_numbers_of_images_count_unreadable_ones(frames, scene_weights, tmp_path
     assert sorted(set(rows[:, 0].astype(int))) == [n for n in range(2, 13) if n != 6]  # no track yet in the first
 
 
-@pytest.mark.parametrize("typed", ["--tracker bytetrack.yaml", "--tracker=bytetrack", "--track bytetrack --persist"])
-def test_flags_of_ultralytics(typed, frames, video, scene_weights, tmp_path, monkeypatch):
-    flags = ["--weights", scene_weights, "--source", video, "--project", tmp_path, "--nosave", "--save-txt"]
-    run(frames, monkeypatch, *flags, "--max-frames", "5", *typed.split())
-    assert set(read_mot(tmp_path / "exp" / "tracks" / "clip.txt")[:, 0]) == {2, 3, 4, 5}
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--track", "deepsort"], "--track"),
-        (["--tracker", "mine.yaml"], "--tracker: objects are tracked by detect.py --track, which takes bytetrack"),
+        (["--tracker", "mine.yaml"], "--track"),
         (["--track", "--save-txt", "--save-conf"], "--save-conf: the txt files of --track always have"),
     ],
 )
@@ -357,8 +350,6 @@ def test_mistakes_in_the_use_of_tracking_are_one_line(
             predictor.track(source)
     with pytest.raises(UserError, match=r"tracker .bytetrak.: unknown .did you mean .bytetrack."):
         predictor.track(video, tracker="bytetrak")
-    with pytest.raises(UserError, match="persist=True: unknown; a track lasts as long as its source"):
-        predictor.track(video, persist=True)
     with pytest.raises(UserError, match="vid_stride: must be at least 1"):
         predictor.track(video, vid_stride=0)
     monkeypatch.setitem(sys.modules, "trackers", None)

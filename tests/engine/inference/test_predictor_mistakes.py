@@ -108,7 +108,6 @@ def test_odd_shapes(predictor, shape):
         ({"classes": 2}, "--classes 2: the model has classes 0 to 1"),
         ({"classes": True}, "classes: must be a list of class numbers or names, got True"),
         ({"classes": [0.5]}, "classes: must be a list of class numbers or names, got [0.5]"),
-        ({"save": True}, "save=True: unknown; results have save()"),
         ({"stream": True}, "stream=True: unknown; model.stream(source) yields the results one by one"),
         ({"agnostic_nms": True}, "agnostic_nms=True: unknown (did you mean 'agnostic'?)"),
         ({"cnf": 0.1}, "cnf=0.1: unknown (did you mean 'conf'?)"),
@@ -188,5 +187,5 @@ def test_mistakes_are_raised_at_the_call(predictor, tmp_path):
     for stride in (0, "2"):
         with pytest.raises(UserError, match="vid_stride: must be "):
             predictor.stream(tmp_path, vid_stride=stride)
-    with pytest.raises(UserError, match=r"half=True: unknown; lockstep.load\(FILE, amp=.fp16.\)"):
+    with pytest.raises(UserError, match=r"half=True: unknown; write lockstep.load\(FILE, amp=.fp16.\)"):
         predictor.stream(tmp_path, half=True)

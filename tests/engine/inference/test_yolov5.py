@@ -103,8 +103,6 @@ def test_settings_are_checked_when_they_are_assigned(model, name, value, message
 
 
 def test_unsupported_attributes_name_the_alternative(model, results):
-    with pytest.raises(AttributeError, match="detections have one class each"):
-        model.multi_label = True
     with pytest.raises(AttributeError, match=r'lockstep.load\(FILE, amp="fp16"\)'):
         model.half()
     with pytest.raises(AttributeError, match=r"each result has: results\[0\].boxes"):

@@ -48,7 +48,7 @@ def test_the_ready_ranges_are_valid(path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr: [0, 1]", "ranges.yaml: unknown key 'lr' (did you mean 'lr0'?)"),
+        ("lr: [0, 1]", "ranges.yaml: unknown key 'lr' (did you mean 'lrf'?)"),
         ("epochs: [1, 5]", "ranges.yaml: 'epochs': is a flag, not a hyper-parameter; give it as --epochs"),
         (
             "lr0: [0.1]",

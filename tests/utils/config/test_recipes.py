@@ -7,8 +7,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.config.flags import words_of_settings
-from utils.config.other_programs.hyperparameters import unknown_hyperparameter
-from utils.config.recipes import hyperparameters_from, read_recipe, with_overrides
+from utils.config.recipes import hyperparameters_from, read_recipe, unknown_key, with_overrides
 from utils.config.settings import Hyperparameters
 from utils.schema import build
 
@@ -34,7 +33,7 @@ from utils.schema import build
 )
 def test_hyperparameters_are_checked(values, message):
     with refused(message):
-        build(Hyperparameters, values, "x.yaml", unknown_hyperparameter)
+        build(Hyperparameters, values, "x.yaml", unknown_key)
 
 
 @pytest.mark.parametrize(

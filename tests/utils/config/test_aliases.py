@@ -1,0 +1,115 @@
+"""What users of YOLOv5 and Ultralytics type: it works, or is answered with what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.__main__ import main
+from utils.config.parser import parse_command, parse_config
+from utils.config.recipes import hyperparameters_from
+from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("cls", "line", "expected"),
+    [
+        (
+            TrainConfig,
+            "--img 640 --batch 16 --epochs 100 --data a.yaml --weights yolov5s.pt --device 0,1 --noval --adam --cache",
+            TrainConfig(
+                imgsz=640, batch_size=16, data="a.yaml", weights="yolov5s.pt", device="0,1", val_every=0,
+                optimizer="Adam", cache="ram",
+            ),
+        ),
+        (TrainConfig, "--cfg yolov5s.yaml --local_rank=0", TrainConfig(model="yolov5s.yaml")),
+        (TrainConfig, "--local-rank 0 --epochs 3", TrainConfig(epochs=3)),
+        (
+            ValConfig,
+            "--weights best.pt --data a.yaml --img 640 --half --task test",
+            ValConfig(weights="best.pt", data="a.yaml", imgsz=640, amp="fp16", task="test"),
+        ),
+        (
+            DetectConfig,
+            "--weights best.pt --source b --data a.yaml --conf-thres 0.4 --save-txt --line-width=2",
+            DetectConfig(weights="best.pt", source="b", conf_thres=0.4, save_txt=True, line_thickness=2),
+        ),
+        (
+            ExportConfig,
+            "--weights best.pt --include onnx openvino --simplify --device 0",
+            ExportConfig(weights="best.pt", format=["onnx", "openvino"]),
+        ),
+    ],
+)  # fmt: skip
+def test_command_lines_of_yolov5_work(cls, line, expected):
+    assert parse_config(cls, line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("cls", "line", "instead", "config"),
+    [
+        (
+            TrainConfig,
+            "detect train data=a.yaml model=yolov8n.pt epochs=9 imgsz=320 batch=8 lr0=0.02 device=[0,1] amp=False",
+            "train.py",
+            TrainConfig(
+                data="a.yaml", weights="yolov8n.pt", epochs=9, imgsz=320, batch_size=8, override=["lr0=0.02"],
+                device="0,1", amp="off",
+            ),
+        ),
+        (TrainConfig, "model=yolo11n.yaml cos_lr=True val=False", "train.py",
+         TrainConfig(model="yolo11n.yaml", cos_lr=True, val_every=0)),
+        (DetectConfig, "predict model=best.pt source=b conf=0.4 save=False", "detect.py",
+         DetectConfig(weights="best.pt", source="b", conf_thres=0.4, nosave=True)),
+        (ValConfig, "track model=best.pt source=a.mp4 tracker=bytetrack.yaml", "detect.py",
+         DetectConfig(weights="best.pt", source="a.mp4", track="bytetrack")),
+        (ExportConfig, "export model=best.pt format=onnx,openvino half=True nms=True", "export.py",
+         ExportConfig(weights="best.pt", format=["onnx", "openvino"], half=True, layout="end2end")),
+    ],
+)  # fmt: skip
+def test_a_line_of_the_yolo_command_is_answered_with_the_line_to_type(cls, line, instead, config):
+    with pytest.raises(UserError) as error:
+        parse_config(cls, line.split())
+    _, written = str(error.value).split(f"write python {instead} ")
+    assert parse_config(type(config), written.split()) == config
+
+
+def test_settings_without_an_equivalent_are_named():
+    with pytest.raises(UserError) as error:
+        parse_config(TrainConfig, ["epochs=3", "mask_ratio=4", "pretrained=True"])
+    assert "mask_ratio=4" in str(error.value)
+    assert "--weights" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "line", "reason"),
+    [
+        (TrainConfig, "--evolve 300", "tools.search"),
+        (TrainConfig, "--epohcs 3", "--epochs"),
+        (DetectConfig, "--weights a --source b --save-csv", "--save-json"),
+        (ExportConfig, "--weights a.pt --format engine", "onnx"),
+    ],
+)
+def test_other_flags_say_what_to_do_instead(cls, line, reason):
+    with pytest.raises(UserError, match=reason):
+        parse_command(cls, line.split())
+
+
+@pytest.mark.parametrize("name", ["predict", "trian"])
+def test_an_unknown_command_is_one_line(name, capsys):
+    with pytest.raises(SystemExit):
+        main([name])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_files_of_hyperparameters_of_yolov5_are_read(tmp_path):
+    """Its gains have another scale, and must not be taken for ours."""
+    path = tmp_path / "hyp.yaml"
+    path.write_text("box: 0.05\ncls: 0.5\nobj: 1.0\ncls_pw: 1.0\niou_t: 0.20\nfl_gamma: 0.0\nmixup: 0.3\n")
+    lines: list[str] = []
+    assert hyperparameters_from(str(path), lines=lines) == Hyperparameters(mixup=0.3)
+    assert "box" in lines[0]
+    path.write_text("box: 0.07\nfl_gamma: 1.5\n")
+    with pytest.raises(UserError) as error:
+        hyperparameters_from(str(path))
+    assert [str(path) in part for part in error.value.parts] == [True, True]
