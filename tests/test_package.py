@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import lockstep.settings
 import train
@@ -101,6 +102,14 @@ def test_the_locked_versions_are_in_the_ranges(python_version):
     del locked["litert"]  # its packages cap the versions of others
     for name, requirement in [item for part in locked.values() for item in part.items()]:
         assert requirement.specifier.contains(versions[name]), (requirement, versions[name])
+
+
+def test_requirements_txt_lists_what_pip_installs():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    listed = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert {line.name: line.specifier for line in listed} == {
+        package.name: package.specifier for package in requirements()[""].values()
+    }
 
 
 def tracked_files() -> list[str]:

@@ -13,17 +13,19 @@ import math
 import os
 import re
 import shlex
+import sys
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from utils.config.commands import command_of
-from utils.config.settings import HYPERPARAMETERS, TOPICS, changed_settings, default_of
+from utils.config.settings import FIRST_SETTINGS, HYPERPARAMETERS, TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
 from utils.schema import Bounds, check, hints_of, suggestion, type_of
 
 _MAX_SHOWN_WORDS = 8  # of `first_words`
+_MANY_FLAGS = 60  # --help of a command with so many shows the first ones
 
 
 def flag_name(name: str) -> str:
@@ -95,6 +97,29 @@ class Parser(argparse.ArgumentParser):
         if len({actions[known].dest for known in completions}) == 1:
             return f" (did you mean '{completions[0]}'?)"
         return suggestion(flag, actions, 0.75)
+
+    def format_help(self, *, all_flags: bool = False) -> str:
+        """Returns the text of --help: of a command with many flags, only those of `FIRST_SETTINGS`, unless
+        ``all_flags``."""
+        has_few = len(self._actions) < _MANY_FLAGS
+        first_settings = FIRST_SETTINGS.split()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            shown = [
+                action
+                for action in group._group_actions
+                if all_flags or has_few or action.dest in first_settings or not action.option_strings
+            ]
+            if shown:
+                formatter.start_section(group.title)
+                formatter.add_arguments(shown)
+                formatter.end_section()
+        if not all_flags and not has_few:
+            formatter.add_text(f"{self.prog} --help-all lists all flags")
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
@@ -176,6 +201,15 @@ class _ExtendTexts(_StoreTexts):
         return [*earlier, *texts]
 
 
+class _HelpAll(argparse.Action):
+    """Prints the help of all flags."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.format_help(all_flags=True), sys.stdout)
+        parser.exit()
+
+
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Leaves out empty defaults, whose meaning most help texts state."""
 
@@ -200,6 +234,9 @@ def build_parser(cls: type) -> Parser:
         epilog=f"example: {command.typed} {command.example}",
         formatter_class=_Help,
         allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--help-all", action=_HelpAll, nargs=0, help="show all flags and exit", default=argparse.SUPPRESS
     )
     for field in fields.values():
         if field.metadata["positional"]:
@@ -256,7 +293,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
 def flag_actions(cls: type) -> dict[str, argparse.Action]:
     """Returns the argparse actions by flag, including aliases."""
     actions = build_parser(cls)._option_string_actions
-    return {name: action for name, action in actions.items() if action.dest != "help"}
+    return {name: action for name, action in actions.items() if action.dest not in ("help", "help_all")}
 
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:

@@ -43,6 +43,11 @@ DATA_HELP = "data set YAML, folder of an export, name of a YAML in configs/data,
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
+# What the first months need, of a command that trains: `--help` shows these, `--help-all` all.
+FIRST_SETTINGS = (
+    "data val_fraction classes single_cls cache model weights imgsz epochs batch_size resume hyp override patience "
+    "device workers spawn project name exist_ok seed folds trials"
+)
 TOPICS = {  # the sections of --help: the settings of all commands
     "data": "data split from_ fraction val_fraction task source classes single_cls max_bad cache cache_dir stage "
     "groups folds near_duplicates vid_stride max_frames",

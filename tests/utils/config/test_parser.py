@@ -224,7 +224,7 @@ def test_a_setting_of_several_commands_has_one_scope():
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_help_lists_each_setting_once_by_topic(command: Command):
-    text = build_parser(command.settings).format_help()
+    text = build_parser(command.settings).format_help(all_flags=True)
     topics = " ".join(TOPICS.values()).split()
     for field in dataclasses.fields(command.settings):
         shown = shown_name(field)
@@ -232,6 +232,12 @@ def test_help_lists_each_setting_once_by_topic(command: Command):
         assert field.metadata["positional"] or topics.count(field.name) == 1, field.name
     assert "(default: None)" not in text
     assert "(default: )" not in text
+
+
+def test_the_help_of_train_shows_what_the_first_months_need():
+    flags = set(re.findall(r"^  (--[a-z-]+)", build_parser(TrainConfig).format_help(), re.M))
+    assert {"--data", "--weights", "--epochs", "--batch-size", "--imgsz", "--device", "--resume"} <= flags
+    assert len(flags) < 25
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
