@@ -46,7 +46,7 @@ OF_EXTRA = {
     "ncnn": ("engine.formats",),
     "ray": ("launch",),
     "search": ("tools.search",),
-    "tiff": ("data.image_io.tiff",),
+    "tiff": ("data.images.tiff",),
     "track": ("engine.inference.object_tracks",),
     "trackers": ("engine.hooks.tracking_services",),
 }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.image_io.reduce import read_source
+from data.images.reduce import read_source
 from data.index.index import DatasetIndex
 from utils.logger import progress
 from utils.machine.resources import available_memory

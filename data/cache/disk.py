@@ -24,7 +24,7 @@ import numpy as np
 from data.cache.decoding import Decoding
 from data.cache.disk_writer import CRC, KEY, DiskCacheWriter
 from data.cache.named_files import CacheName
-from data.image_io.reduce import reduced_sizes
+from data.images.reduce import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import Subgroup

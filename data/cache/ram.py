@@ -15,7 +15,7 @@ import numpy as np
 
 from data.cache.decoding import Decoding
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
-from data.image_io.reduce import reduced_sizes
+from data.images.reduce import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.reduce import read_reduced
+from data.images.reduce import read_reduced
 from data.source.folder_splits import split_of
 from utils.errors import UserError
 from utils.logger import progress
@@ -133,20 +133,17 @@ def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def read_signatures(
     paths: Sequence[str], workers: int, pixels: PixelFormat = RGB8
 ) -> tuple[Signatures, dict[int, str]]:
-    """Reads the signatures in ``workers`` threads. Returns the signatures, and the decoder's warnings about damaged
-    images by number."""
+    """Reads the signatures in ``workers`` threads. Returns the signatures, and by number why images
+    cannot be read."""
     thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
     comparable = np.zeros(len(paths), bool)
-    warnings: dict[int, str] = {}
+    problems: dict[int, str] = {}
 
     def read(i: int) -> None:
-        def on_warning(_: str, warning: str) -> None:
-            warnings[i] = warning
-
         try:
-            image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), on_warning, pixels)
+            image, _ = read_reduced(paths[i], (2 * SIDE, 2 * SIDE), pixels)
         except UserError as error:
-            warnings[i] = str(error).removeprefix(f"{paths[i]}: ")
+            problems[i] = str(error).removeprefix(f"{paths[i]}: ")
         else:
             thumbnails[i] = thumbnail(as_rgb8(image))
             comparable[i] = thumbnails[i].std() >= MIN_CONTRAST
@@ -154,7 +151,7 @@ def read_signatures(
     done = map_ahead(read, range(len(paths)), threads=workers)
     for _ in progress(done, desc="comparing images", total=len(paths)):
         pass
-    return Signatures(perceptual_hashes(thumbnails), thumbnails, comparable), warnings
+    return Signatures(perceptual_hashes(thumbnails), thumbnails, comparable), problems
 
 
 def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:

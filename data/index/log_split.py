@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Container
 from pathlib import Path
 
-from data.image_io.file_kinds import unread_summary
 from data.index.full_split import LoadedSplit
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
@@ -108,7 +107,7 @@ def _warn_about_files(listing: Listing, title: str, logged_kinds: Container[str]
             get_logger().warning("%s: %s: %d, first %s: %s", title, kind, len(findings), first.where, first.text)
     unread = unread_files(listing.findings)
     if unread:
-        get_logger().warning("%s: %s", title, unread_summary(unread))
+        get_logger().warning("%s: %s left out, first %s", title, counted(len(unread), "file"), unread[0])
 
 
 def _warn_about_missing_labels(index: DatasetIndex, title: str) -> None:

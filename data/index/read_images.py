@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.image_io.verify import HiddenDamageError, check_image
+from data.images.verify import HiddenDamageError, check_image
 from data.index.index_settings import IndexSettings
 from data.labels import findings as kinds
 from data.labels.findings import Finding

@@ -13,8 +13,8 @@ import numpy as np
 
 from data.augment.plan import Layer, Patch, SamplePlan
 from data.augment.projection import project_points
-from data.image_io.channels import with_channels
-from data.image_io.resizing import resize, resize_area
+from data.images.decode import with_channels
+from data.images.reduce import resize, resize_area
 from utils.pixels import RGB8, PixelFormat, padding_value
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler

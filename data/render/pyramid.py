@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from data.image_io.resizing import resize_area
+from data.images.reduce import resize_area
 
 MAX_LEVEL = 5
 

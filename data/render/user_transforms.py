@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from data.augment.labels import MIN_VISIBLE_FRACTION, MIN_VISIBLE_SIDE_PX, to_normalized
-from data.image_io.channels import with_channels
+from data.images.decode import with_channels
 from data.render.letterbox import fit_letterbox, letterbox
 from utils.batches import SampleKey
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.cache.image_cache import ImageCache
-from data.image_io.reduce import read_source, reduced_sizes
+from data.images.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule
 from data.samples.batch_request import BatchRequest

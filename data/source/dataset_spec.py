@@ -92,7 +92,7 @@ class JsonSplit:
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """A split in shards (`data.image_io.shards`), which contain their labels."""
+    """A split in shards (`data.images.shards`), which contain their labels."""
 
     index: Path
 

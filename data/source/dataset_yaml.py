@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from data.image_io.shards import is_shard_path
+from data.images.shards import is_shard_path
 from data.labels.formats import format_of
 from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit, Split, joined_parts

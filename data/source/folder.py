@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES
+from data.images.kinds import IMAGE_SUFFIXES
 from data.source.folder_labels import find_folder_labels, has_yolo_rows
 from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of, split_parents
 from data.source.missing_data import labels_without_images

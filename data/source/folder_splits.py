@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES
+from data.images.kinds import IMAGE_SUFFIXES
 from utils.errors import UserError
 
 IMAGE_FOLDERS = ("images", "JPEGImages", "data", "Images")  # the third is FiftyOne's

@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES
+from data.images.kinds import IMAGE_SUFFIXES
 from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import first_bytes
 from utils.errors import UserError, one_line

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.image_io.shards import is_shard_path
+from data.images.shards import is_shard_path
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
 from data.source.missing_data import nearby_paths_hint

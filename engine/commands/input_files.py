@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES
+from data.images.kinds import IMAGE_SUFFIXES
 from data.source.open import check_data
 from engine.formats.registry import format_of
 from engine.inference.sources.source_files import check_source

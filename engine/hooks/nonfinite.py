@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.image_io.decode import read_image
+from data.images.decode import read_image
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.hooks.hook import Hook, Training
 from engine.parallel.step_values import StepValues

@@ -19,7 +19,6 @@ from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct
 from utils.logger import get_logger
-from utils.process.entrypoint import exit_at_once
 from utils.process.exit_codes import USER_ERROR
 from utils.process.identity import has_died, this_process
 from utils.process.stop_signals import StopSignals
@@ -173,4 +172,4 @@ class Watchdog:
         """
         if reason:
             print(f"error: {reason}", file=sys.stderr, flush=True)
-        exit_at_once(code)
+        os._exit(code)

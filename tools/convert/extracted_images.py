@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES, suffix_of, unsupported_content
+from data.images.kinds import IMAGE_SUFFIXES
 from tools.convert.split_names import split_of_file
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
+
+# The first bytes of image files, by suffix.
+_SIGNATURES = {
+    ".jpg": rb"\xff\xd8\xff",
+    ".png": rb"\x89PNG\r\n\x1a\n",
+    ".webp": rb"RIFF.{4}WEBP",
+    ".bmp": rb"BM.{4}\0{4}",
+    ".tif": rb"II\*\0|MM\0\*",
+    ".jp2": rb"\0{3}\x0cjP  ",
+}
 
 
 class ExtractedImages:
@@ -23,9 +34,10 @@ class ExtractedImages:
         """Writes an image that is stored in ``file``, and returns its path: in the folder of the split and, below it,
         the other folders of ``file``, because several folders may contain a file of one name. ``name``: name of the
         image in ``file``, or "". Raises UserError if the path exists, or the kind of the image is unknown."""
-        suffix = suffix_of(content) or Path(name).suffix.lower()
+        kinds = (kind for kind, start in _SIGNATURES.items() if re.match(start, content, re.DOTALL))
+        suffix = next(kinds, Path(name).suffix.lower())
         if suffix not in IMAGE_SUFFIXES:
-            raise UserError(f"{file}: row {row}: {unsupported_content(content) or 'not an image of a known kind'}")
+            raise UserError(f"{file}: row {row}: not an image of a known kind")
         split = split_of_file(file, self._source) or "train"
         folders = [folder for folder in file.parent.relative_to(self._source).parts if folder != split]
         folder = self._folder.joinpath(split, *folders)

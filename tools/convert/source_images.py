@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
+from data.images.kinds import IMAGE_SUFFIXES, unread_reason
 from data.labels.image_names import ImageNames, loose, readings_of
 from utils.errors import UserError, one_line
 
@@ -61,7 +61,7 @@ class SourceImages:
         """Returns why a file called ``name`` is not among the images; "" if there is no such file."""
         for parts in readings_of(name):
             for path in sorted(self.root.rglob(glob.escape(parts[-1]))):
-                reason = unread_image(path)
+                reason = unread_reason(path)
                 if not reason and _is_hidden(path, self.root):
                     reason = "hidden; rename it, or its folder, without the leading dot"
                 if reason:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.image_io.verify import check_image
+from data.images.verify import check_image
 from utils.errors import UserError, one_line
 from utils.schema import check
 

@@ -7,10 +7,9 @@ import io
 import json
 import os
 import re
-import shlex
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ import numpy as np
 import yaml
 
 from data.flat_strings import FlatStrings
-from data.image_io.content import read_bytes
-from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX
+from data.images.decode import read_bytes
+from data.images.shards import MEMBER_ARRAYS, SPAN, SUFFIX, VERSION
 from data.index.cache_file import index_content
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.index.read_shards import VERSION
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
 from data.source.searched_folders import problem_of_output
@@ -72,7 +70,11 @@ def write_set(
     problem = problem_of_output(out, spec)
     if problem:
         raise UserError(f"{out}: {problem}; name another folder")
-    indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
+    labeled = spec.as_labeled()
+    names = list(dict.fromkeys(splits or spec.splits))
+    for split in names:  # before the first is scanned
+        labeled.check_split(split)
+    indexes = {split: load_index(labeled, split, settings) for split in names}
     try:
         with creating_folder(out.absolute().parent), temporary_folder(out.absolute()) as temporary:
             folder = temporary / out.name
@@ -86,34 +88,7 @@ def write_set(
             os.rename(folder, out)
     except OSError as error:
         raise UserError(f"{error.filename or out}: {os_reason(error)}") from None
-    return list(indexes)
-
-
-def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:
-    """Returns the indexes of ``splits`` by name. The paths of all splits are checked before the first is scanned.
-    Raises UserError like `load_index`, with the flag that leaves out a split."""
-    for split in splits:
-        spec.split(split)  # raises UserError for a name that the data set does not have
-    for split in splits:
-        with _suggesting_other_splits(split, splits):
-            spec.check_split(split)
-    indexes = {}
-    for split in splits:
-        with _suggesting_other_splits(split, splits):
-            indexes[split] = load_index(spec, split, settings)
-    return indexes
-
-
-@contextlib.contextmanager
-def _suggesting_other_splits(split: str, splits: Sequence[str]) -> Iterator[None]:
-    """Adds to a UserError about ``split`` advice on how to write the other ``splits``, if there are any."""
-    others = [name for name in splits if name != split]
-    try:
-        yield
-    except UserError as error:
-        if not others:
-            raise
-        raise UserError(f"{error}; or write the other splits alone: --split {shlex.join(others)}") from None
+    return names
 
 
 def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, workers: int) -> None:
@@ -197,20 +172,15 @@ def _suffix(path: str) -> str:
 
 
 def _check_unique(paths: Sequence[str], index: DatasetIndex) -> None:
-    """Raises UserError if two images of ``index`` would have the same path in the shards."""
+    """Raises UserError if two images of ``index``, as of joined data sets, would have the same path in the shards."""
     first: dict[str, int] = {}
     for i, path in enumerate(paths):
         other = first.setdefault(path, i)
-        if other == i:
-            continue
-        if index.paths[other] == index.paths[i]:  # training also warns about it
+        if other != i:
             raise UserError(
-                f"{index.path(i)}: is in several of the joined data sets, with separate labels in each; shards contain "
-                "each image once: leave it out of all but one"
+                f"{index.root}: {index.paths[other]} and {index.paths[i]} would both be {path} in the shards; rename "
+                "one, or leave it out"
             )
-        raise UserError(
-            f"{index.root}: {index.paths[other]} and {index.paths[i]} would both be {path} in the shards; rename one"
-        )
 
 
 def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
     "huggingface",
     "imagefolder",
 )
-MAX_SHARD_MEGABYTES = 549_755  # half of `data.image_io.shards.SPAN`
+MAX_SHARD_MEGABYTES = 549_755  # half of `data.images.shards.SPAN`
 _OUTPUT = Bounds(is_output=True)
 
 

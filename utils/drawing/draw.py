@@ -14,7 +14,6 @@ from utils.config.settings import MAX_LINE_WIDTH
 from utils.drawing.text import text_mask, write_text
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.process.decoder_warnings import capture_warning
 
 GOLDEN_RATIO = 0.618034
 SHEET_GAP = 2  # white pixels between images
@@ -100,7 +99,7 @@ def write_image(path: str | Path, image: np.ndarray) -> None:
 def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
     """Encodes an RGB image in the format of ``suffix``. Raises UserError about ``path``, as `write_image` does."""
     bgr = np.ascontiguousarray(image[..., ::-1])
-    (ok, encoded), _ = capture_warning(lambda: cv2.imencode(suffix, bgr))  # keeps its warnings from a decoder's
+    ok, encoded = cv2.imencode(suffix, bgr)
     if not ok:
         raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in the format {suffix}")
     return encoded.tobytes()

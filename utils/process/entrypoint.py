@@ -28,7 +28,6 @@ from utils.errors import (
 )
 from utils.machine.limits import DISK_FULL, cause_of, explain_limit
 from utils.machine.malloc import keep_freed_memory
-from utils.process.decoder_warnings import flush_captured
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
 from utils.process.result_file import claim_result_file, report_error
@@ -224,10 +223,4 @@ def _exit(code: int, *, orderly: bool) -> NoReturn:
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()
-    exit_at_once(code)
-
-
-def exit_at_once(code: int) -> NoReturn:
-    """Ends the process without any cleanup except for forwarding captured standard error."""
-    flush_captured()
     os._exit(code)

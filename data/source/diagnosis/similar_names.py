@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from data.image_io.file_kinds import ANY_IMAGE_SUFFIXES, is_image
+from data.images.kinds import IMAGE_SUFFIXES, UNREAD_SUFFIXES, is_image
 from data.labels.image_names import loose
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.walk import Folders
@@ -76,7 +76,7 @@ class ImagesOnDisk:
     def names_in(self, folder: str) -> dict[str, str]:
         """Returns the names of all images in a folder (absolute), by loose stem and by loose name."""
         if folder not in self._names:
-            names = [name for name in self._folders.entries(folder) if is_image(name, ANY_IMAGE_SUFFIXES)]
+            names = [name for name in self._folders.entries(folder) if is_image(name, IMAGE_SUFFIXES | UNREAD_SUFFIXES)]
             by_name = {loose(name): name for name in names}
             by_stem = {loose_stem(name): name for name in names}
             self._names[folder] = by_name | by_stem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 
-from data.image_io.file_kinds import ANY_IMAGE_SUFFIXES, is_image
+from data.images.kinds import IMAGE_SUFFIXES, UNREAD_SUFFIXES, is_image
 from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.recognize_labels import format_of_labels
 from data.source.diagnosis.similar_names import loose_stem
@@ -45,7 +45,9 @@ def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], fou
         images_of_stem.setdefault(loose_stem(image.file.base_name), []).append(image)
     findings: dict[str, Finding] = {}
     for folder in folders:
-        names = sorted(name for name in candidates.names(folder) if not is_image(name, ANY_IMAGE_SUFFIXES))
+        names = sorted(
+            name for name in candidates.names(folder) if not is_image(name, IMAGE_SUFFIXES | UNREAD_SUFFIXES)
+        )
         stems = {name: _image_stem(name, candidates.label_format.suffix) for name in names}
         named_like_images = [name for name in names if stems[name] in images_of_stem]
         for name in named_like_images[:max_files]:
@@ -82,4 +84,4 @@ def _image_stem(name: str, label_suffix: str) -> str:
     ``label_suffix``: suffix of the label files that are read."""
     stem = loose_stem(name)
     begin, suffix = os.path.splitext(stem)
-    return begin if suffix == label_suffix or is_image(stem, ANY_IMAGE_SUFFIXES) else stem
+    return begin if suffix == label_suffix or is_image(stem, IMAGE_SUFFIXES | UNREAD_SUFFIXES) else stem

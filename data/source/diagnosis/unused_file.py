@@ -33,7 +33,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES, is_image
+from data.images.kinds import IMAGE_SUFFIXES, is_image
 from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from data.image_io.file_kinds import is_image
+from data.images.kinds import is_image
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.source.listing.list_rows import ImageList, Row
 from data.source.listing.relocated_lists import RelocatedLists, ResolvedRows

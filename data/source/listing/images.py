@@ -9,16 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from data.image_io.file_kinds import (
-    ANY_IMAGE_SUFFIXES,
-    ARRAY_SUFFIX,
-    IMAGE_SUFFIXES,
-    image_suffixes,
-    is_image,
-    is_never_image,
-    unread_image,
-    unread_summary,
-)
+from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, is_image, unread_reason
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
@@ -210,7 +201,7 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
 
 def _may_be_folder(suffix: str) -> bool:
     """Returns whether a name with ``suffix``, in lower case, may be that of a folder rather than a file."""
-    return suffix not in ANY_IMAGE_SUFFIXES and not is_never_image(suffix)
+    return suffix not in IMAGE_SUFFIXES | UNREAD_SUFFIXES | {ARRAY_SUFFIX}
 
 
 def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Iterator[Finding]:
@@ -230,15 +221,13 @@ def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterat
     """
     names_of: dict[str, list[str]] = {}  # by suffix
     for name in files:
-        suffix = os.path.splitext(name)[1].lower()
-        if not is_never_image(suffix):
-            names_of.setdefault(suffix, []).append(name)
+        names_of.setdefault(os.path.splitext(name)[1].lower(), []).append(name)
     for names in names_of.values():
-        reasons = {name: unread_image(files[name].path) for name in _sample_of(names, files)}
+        reasons = {name: unread_reason(files[name].path) for name in _sample_of(names, files)}
         if not any(reasons.values()):
             continue
         for name in names:
-            reason = reasons[name] if name in reasons else unread_image(files[name].path)
+            reason = reasons[name] if name in reasons else unread_reason(files[name].path)
             if reason:
                 yield Finding(prefix + name, UNSUPPORTED, reason)
 
@@ -290,7 +279,9 @@ def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> User
     searched = ", ".join(map(str, spec.listed_splits[split].images))
     message = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(image_suffixes(spec.pixels)))})"
     unread = unread_files(split_images.findings)
-    message += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)
+    message += (
+        f"; {counted(len(unread), 'file')} left out, first {unread[0]}" if unread else labels_without_images(spec.root)
+    )
     lost = [finding for finding in split_images.findings if finding.lost_images]
     if lost:
         message += f"; {counted(len(lost), 'image')} left out, first {lost[0].where}: {lost[0].text}"
@@ -300,5 +291,5 @@ def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> User
 
 
 def unread_files(findings: Iterable[Finding]) -> list[str]:
-    """Returns the files of unsupported kinds, formatted for `unread_summary`."""
+    """Returns the files of unsupported kinds, formatted for messages."""
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]

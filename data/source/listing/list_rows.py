@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import image_suffixes, is_image
+from data.images.kinds import image_suffixes, is_image
 from data.source.dataset_spec import DatasetSpec
 from data.source.walk import Folders, false_if_denied
 from utils.errors import UserError

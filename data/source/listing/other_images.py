@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from data.image_io.file_kinds import image_suffixes, is_image
+from data.images.kinds import image_suffixes, is_image
 from data.source.dataset_spec import DatasetSpec, folders_of
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.other_splits import entries_without_images, splits_before, splits_with_other_images

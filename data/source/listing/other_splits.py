@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from data.image_io.file_kinds import image_suffixes, is_image
+from data.images.kinds import image_suffixes, is_image
 from data.source.dataset_spec import DatasetSpec, ListedSplit
 from data.source.listing.list_rows import is_list, read_rows
 from data.source.walk import walk

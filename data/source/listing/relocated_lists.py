@@ -38,7 +38,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import is_image
+from data.images.kinds import is_image
 from data.source.dataset_spec import DatasetSpec
 from data.source.listing.list_rows import ImageList, ImageLists, Row
 from data.source.listing.splits_of_images import SplitsOfImages

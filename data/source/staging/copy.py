@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_io.file_kinds import image_suffixes, is_image
+from data.images.kinds import image_suffixes, is_image
 from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.listing.stored import listing_text

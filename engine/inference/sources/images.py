@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.image_io.channels import to_format, with_channels
-from data.image_io.decode import log_damage, orient, read_image
+from data.images.decode import orient, read_image, to_format, with_channels
 from engine.inference.sources.frames import Frame, FrameStream
 from engine.inference.sources.source_files import VIDEO_SUFFIXES
 from utils.errors import UserError
@@ -35,7 +34,7 @@ def as_images(
     """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named by their numbers,
     from ``first_number`` on: image0.jpg, image1.jpg, ...
 
-    - A path names an image file, decoded as `data.image_io.decode` describes.
+    - A path names an image file, decoded as `data.images.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The last two are in the order ``color``.
     - A PIL image is rotated as its EXIF data says; if it was opened from a file, it has the file's name.
     - A tensor is (C, H, W) or (B, C, H, W) with C = 1 (gray), 3 (RGB) or 4 (RGB and alpha), and uint8, uint16, or float
@@ -107,7 +106,7 @@ def _read(path: str, pixels: PixelFormat) -> np.ndarray:
         raise UserError(f"{path}: is a folder; give a list of files, or use stream() or detect.py")
     if Path(path).suffix.lower() in VIDEO_SUFFIXES:
         raise UserError(f"{path}: is a video; use stream(), which yields a result for each frame, or detect.py")
-    return read_image(path, log_damage, pixels)
+    return read_image(path, pixels)
 
 
 def _from_array(array: np.ndarray, name: str, color: Color | None, pixels: PixelFormat) -> np.ndarray:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.decode import EncodedImage, OnWarning, decode_image, read_image
-from data.image_io.file_kinds import MAX_IMAGE_BYTES, image_suffixes, unread_summary
+from data.images.decode import EncodedImage, decode_image, read_image
+from data.images.kinds import MAX_IMAGE_BYTES, image_suffixes
 from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.sources.source_files import (
     VIDEO_SUFFIXES,
@@ -20,6 +20,7 @@ from engine.inference.sources.source_files import (
     is_stream,
     list_files,
     sequence_of,
+    unread_summary,
 )
 from engine.inference.sources.video import open_stream, stream_frames, video_file_frames
 from utils.errors import UserError
@@ -78,9 +79,7 @@ def _names_image(url: str, suffixes: frozenset[str]) -> bool:
 def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> FrameStream:
     """Yields the image in ``content``, which was read from ``url``."""
     name = without_login(url)
-    problems: list[Frame | FileProblem] = []
-    image = decode_image(EncodedImage.from_data(content, name), on_warning=_noting_damage(problems), pixels=pixels)
-    yield from problems
+    image = decode_image(EncodedImage.from_data(content, name), pixels=pixels)
     yield Frame(name, image, sequence=name)
 
 
@@ -91,7 +90,7 @@ def _file_frames(files: Sequence[Path], source: str, options: SourceOptions) -> 
     contents = map_ahead(read, _numbered(files), threads=options.threads, ahead=options.ahead)
     with contextlib.closing(contents):
         for path, content in zip(files, contents):
-            items = video_file_frames(path, options) if content is None else _each(content)
+            items = video_file_frames(path, options) if content is None else _one(content)
             with contextlib.closing(items):
                 for item in items:
                     if isinstance(item, Frame):
@@ -120,30 +119,16 @@ def _numbered(files: Iterable[Path]) -> Iterator[NumberedFile]:
         counts[sequence] += 1
 
 
-def _read_image(file: NumberedFile, pixels: PixelFormat) -> list[Frame | FileProblem] | None:
+def _read_image(file: NumberedFile, pixels: PixelFormat) -> Frame | FileProblem | None:
     """Reads an image. Returns None for a video, which is opened only when the files before it are finished."""
     path = file.path
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return None
-    content: list[Frame | FileProblem] = []
     try:
-        image = read_image(path, _noting_damage(content), pixels)
-        content.append(Frame(str(path), image, file.number, sequence=file.sequence))
+        return Frame(str(path), read_image(path, pixels), file.number, sequence=file.sequence)
     except UserError as error:
-        content.append(FileProblem(str(path), str(error), is_skipped=True))
-    return content
+        return FileProblem(str(path), str(error), is_skipped=True)
 
 
-def _each(items: Iterable[Frame | FileProblem]) -> FrameStream:
-    yield from items
-
-
-def _noting_damage(problems: list[Frame | FileProblem]) -> OnWarning:
-    """Creates a callback that appends warnings of the decoder to ``problems``."""
-
-    def on_warning(name: str, warning: str) -> None:
-        problems.append(
-            FileProblem(name, f"{name}: is damaged ({warning}); using the part that could be decoded", is_skipped=False)
-        )
-
-    return on_warning
+def _one(item: Frame | FileProblem) -> FrameStream:
+    yield item

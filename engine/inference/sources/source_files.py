@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, unread_image, unread_summary
+from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, unread_reason
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import read_text
+from utils.strings import counted
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".ts", ".gif"})
 STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})
@@ -102,10 +103,15 @@ def _select_files(
         if path.suffix.lower() in suffixes:
             files.append(path)  # a broken link is reported later, like any file that cannot be read
             continue
-        reason = unread_image(path)
+        reason = unread_reason(path)
         if reason:
             unread.append(f"{path}: {reason}")
     return files, unread
+
+
+def unread_summary(unread: Sequence[str]) -> str:
+    """Returns a line about images that are not read. ``unread``: path and reason of each."""
+    return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
 def _matches(pattern: Path) -> list[Path]:
@@ -142,7 +148,7 @@ def _read_list(path: Path, suffixes: frozenset[str]) -> list[Path]:
 def _check_suffix(path: Path, location: str, suffixes: frozenset[str]) -> None:
     """Raises UserError, which begins with ``location``, unless ``path`` has one of the ``suffixes``."""
     if path.suffix.lower() not in suffixes:
-        reason = unread_image(path) or f"'{path.suffix}' is not the suffix of an image or a video"
+        reason = unread_reason(path) or f"'{path.suffix}' is not the suffix of an image or a video"
         raise UserError(f"{location}: {reason}")
 
 

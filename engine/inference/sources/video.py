@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from data.image_io.channels import to_format
+from data.images.decode import to_format
 from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.sources.source_files import is_webcam
 from utils.errors import UserError, os_reason

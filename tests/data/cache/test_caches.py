@@ -29,7 +29,7 @@ from data.cache.full_size import open_full_size_cache
 from data.cache.mapped import MappedImages
 from data.cache.named_files import CacheName
 from data.cache.ram import open_ram_cache
-from data.image_io.reduce import read_source, reduced_sizes
+from data.images.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data.image_io.decode import read_image
+from data.images.decode import read_image
 from data.index import read_images
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.index.small_set import load, take_messages
@@ -16,18 +16,17 @@ from tests.helpers.messages import refused
 from tools.check.scan_splits import scan_dataset
 
 
-def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):
+def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines):
     root = tmp_path / "set"
     write_jpegs(root, damaged=20)
     with refused(
         "set/d.yaml: 'train': 20 of 24 images and 20 of 24 labeled objects can't be used (--max-bad is "
         "0.1): unreadable image: 20 images with 20 objects, first images/train/000.jpg: damaged image "
-        "(Corrupt JPEG data: 3131 extraneous bytes before marker 0xd9); report: ..."
+        "(its image ends before its coded data); report: ..."
     ):
         load(root, tmp_path / "cache")
     index = load(root, tmp_path / "cache", max_bad=0.9)
     assert [os.path.basename(p) for p in index.paths] == ["020.jpg", "021.jpg", "022.jpg", "023.jpg"]
-    assert capfd.readouterr().err == ""
 
 
 def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):

@@ -59,7 +59,7 @@ def test_each_defect_is_reported_on_a_line_of_its_own(damaged, tmp_path):
         "labels/train/a.txt:9: bad row: not numbers",
         "labels/train/a.txt:10: box outside the image",
         "labels/train/b.txt: unusable label file: not UTF-8 but apparently UTF-16; save it as UTF-8",
-        "images/train/d.png: unreadable image: damaged image",
+        "images/train/d.png: unreadable image: cannot be decoded",
         "labels/train/sub/c.txt:1: unknown class: class 5",
         "labels/train/sub/c.txt:2: box outside the image",
         "labels/train/sub/c.txt:1: unusable label file: no row can be used: class 5 is not among the classes (0 to 2)",
@@ -114,8 +114,8 @@ def test_a_data_set_with_too_many_defects_is_refused_with_their_reasons(damaged,
     with refused(
         "set/d.yaml: 'train': 4 of 6 images and 9 of 13 labeled objects can't be used (--max-bad is 0.4): "
         "unusable label file: labels/train/b.txt: not UTF-8 but apparently UTF-16; save it as UTF-8, "
-        "such as with iconv -f UTF-16 -t UTF-8; unreadable image: images/train/d.png: damaged image "
-        "(truncated in chunk 'IDAT'); unusable label file: labels/train/e.txt:1: no row can be used: the "
+        "such as with iconv -f UTF-16 -t UTF-8; unreadable image: images/train/d.png: cannot be decoded "
+        "(damaged, or not an image); unusable label file: labels/train/e.txt:1: no row can be used: the "
         "boxes have no area; and 5 other reasons; report: ..."
     ):
         load(damaged, tmp_path / "cache", max_bad=0.4)

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from data.image_io.decode import read_image
-from data.image_io.verify import check_image
+from data.images.decode import read_image
+from data.images.verify import check_image
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index, scan_for_check
 from data.labels.findings import SCALED, SIZE, TURNED, UNKNOWN_CLASS

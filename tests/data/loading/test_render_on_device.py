@@ -13,7 +13,7 @@ import torch
 
 from data.cache.decoding import Decoding
 from data.cache.device import open_device_cache
-from data.image_io.reduce import reduced_sizes
+from data.images.reduce import reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.pyramid import PyramidLayout

@@ -87,10 +87,6 @@ def test_a_crowd_may_be_the_only_object_with_a_flag(images, tmp_path):
         ({"objects": None}, "1 file of Hugging Face parquet without objects"),
         ({"image": {"bytes": b"x" * 99, "path": "one.png"}}, "row 0): cannot be decoded (damaged, or not an image)"),
         ({"image": {"bytes": b"x" * 99, "path": None}}, "row 0: not an image of a known kind"),
-        (
-            {"image": {"bytes": b"GIF89a" + bytes(99), "path": None}},
-            "row 0: it contains a .gif image, which is not supported; convert it to JPEG or PNG",
-        ),
         ({"image": {"bytes": None}}, "row 0: has no image bytes"),
         (b"{}{}", "its 'huggingface' metadata is not JSON"),
         (b"[" * 100_000, "its 'huggingface' metadata is not JSON"),

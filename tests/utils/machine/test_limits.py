@@ -96,7 +96,7 @@ def test_too_few_file_descriptors_and_too_little_memory_are_one_line(inputs, tmp
 
 def test_too_few_file_descriptors_do_not_exclude_images(inputs, monkeypatch):
     """A scan that reaches the limit must not leave out the images that it could not open."""
-    from data.image_io import decode as images
+    from data.images import decode as images
 
     def refused(*_: object) -> int:
         raise OSError(24, "Too many open files")

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
-from data.image_io.content import read_bytes
-from data.image_io.shards import shard_index
+from data.images.decode import read_bytes
+from data.images.shards import shard_index
 from data.index.shared_images import real_paths
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import (
@@ -31,9 +31,9 @@ MAX_NAMED_IMAGES = 5  # file names shown in a message
 
 
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
-    """Returns issues about damaged images and near-duplicates, within and across ``splits``."""
+    """Returns issues about unreadable images and near-duplicates, within and across ``splits``."""
     images = _PooledImages(splits)
-    signatures, warnings = read_signatures(images.paths, workers, splits[0].index.pixels)
+    signatures, problems = read_signatures(images.paths, workers, splits[0].index.pixels)
     copies = roboflow_copies(images.names)
     original = np.arange(len(images.names))  # int64 (N,): the first of Roboflow's copies of an image
     for group in copies:
@@ -45,7 +45,7 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     ]
     duplicates.sort(key=lambda issue: (issue.kind, issue.images))
     damaged = [
-        Issue(DAMAGED, warning, images.split_of(i), (images.names[i],)) for i, warning in sorted(warnings.items())
+        Issue(DAMAGED, problem, images.split_of(i), (images.names[i],)) for i, problem in sorted(problems.items())
     ]
     return [*damaged, *duplicates, *_augmented(images, original)]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from markupsafe import Markup
 
-from data.image_io.verify import check_image
+from data.images.verify import check_image
 from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.gallery import Galleries, corners_of
 from engine.report.photos import CROP_SIDE, Album, Outline, Overlay, PhotoFile

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.cache.disk import unmap_disk_caches
-from data.image_io.decode import read_image
+from data.images.decode import read_image
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
 from engine.checkpoint.checkpoint import Checkpoint

@@ -7,9 +7,7 @@ import os
 import cv2
 import numpy as np
 
-from data.image_io.channels import with_channels
-from data.image_io.decode import EncodedImage, OnWarning, decode_image, log_damage
-from data.image_io.resizing import resize
+from data.images.decode import EncodedImage, decode_image, with_channels
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -22,7 +20,7 @@ _REDUCED = {
 
 
 def read_reduced(
-    path: str | os.PathLike, min_hw: tuple[int, int], on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8
+    path: str | os.PathLike, min_hw: tuple[int, int], pixels: PixelFormat = RGB8
 ) -> tuple[np.ndarray, tuple[int, int]]:
     """Reads an image as `read_image` does, possibly reduced; returns it with its full upright height and width.
 
@@ -31,7 +29,7 @@ def read_reduced(
     """
     encoded = EncodedImage.read(path)
     if encoded.header.kind != "jpeg":
-        image = decode_image(encoded, on_warning=on_warning, pixels=pixels)
+        image = decode_image(encoded, pixels=pixels)
         height, width = image.shape[:2]
         return image, (height, width)
     full_hw = encoded.header.upright_hw
@@ -40,7 +38,7 @@ def read_reduced(
         is_large_enough = all(-(-side // divisor) >= smallest for side, smallest in zip(full_hw, min_hw))
         if is_large_enough and all(2 * (-side % divisor) <= divisor for side in full_hw):
             flag = reduced_flag
-    return decode_image(encoded, jpeg_flag=flag, on_warning=on_warning, pixels=pixels), full_hw
+    return decode_image(encoded, jpeg_flag=flag, pixels=pixels), full_hw
 
 
 def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
@@ -67,7 +65,7 @@ def read_source(
     height, width = (int(side) for side in source_hw)
     min_h, min_w = (int(side) for side in (source_hw if antialias else image_hw))
     try:
-        image, full_hw = read_reduced(path, (min_h, min_w), log_damage, pixels)
+        image, full_hw = read_reduced(path, (min_h, min_w), pixels)
     except UserError as error:
         raise UserError(f"{error}; restore or remove it, and start again") from None
     if full_hw != tuple(image_hw):
@@ -80,3 +78,29 @@ def read_source(
     if image.shape[:2] == (height, width):
         return image
     return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
+
+
+def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
+    """Resizes ``image`` (h, w, C) bilinearly, or by area if both sides shrink to half or less.
+
+    Bilinear interpolation would cause aliasing then. ``target``: (height, width, C) to write into and return; without a
+    target, the result may be ``image`` itself.
+    """
+    if image.shape[:2] == (height, width):
+        if target is None:
+            return image
+        target[:] = image
+        return target
+    if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width:
+        return resize_area(image, (width, height), target)
+    return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=cv2.INTER_LINEAR))
+
+
+def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray | None = None) -> np.ndarray:
+    """Shrinks ``image`` (h, w, C), so that each pixel is the mean of the area it covers, into ``target`` if given."""
+    if image.shape[2] <= 4:
+        return with_channels(cv2.resize(image, size_wh, dst=target, interpolation=cv2.INTER_AREA))
+    # OpenCV resizes at most four channels at once.
+    groups = (np.ascontiguousarray(image[..., first : first + 4]) for first in range(0, image.shape[2], 4))
+    resized = [with_channels(cv2.resize(group, size_wh, interpolation=cv2.INTER_AREA)) for group in groups]
+    return np.concatenate(resized, 2, out=target)

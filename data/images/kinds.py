@@ -1,0 +1,40 @@
+"""The kinds of image files, by their suffixes."""
+
+from __future__ import annotations
+
+import os
+
+from utils.pixels import RGB8, PixelFormat
+
+MAX_IMAGE_BYTES = 1 << 31  # largest image, in a file or in a shard
+# Lower case. Every OpenCV package on PyPI can decode these.
+_SUFFIXES = (
+    ".jpg .jpeg .jpe .jfif .jif .pjpeg .pjp .mpo .png .apng .bmp .dib .webp .tif .tiff .jp2 .j2k .pbm .pgm .ppm .pnm"
+)
+IMAGE_SUFFIXES = frozenset(_SUFFIXES.split(" "))
+# With 8-bit RGB images, .npy files are caches of other programs; in any other pixel format they are images.
+ARRAY_SUFFIX = ".npy"
+# Images of other kinds, which are counted instead of read.
+_UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
+UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+
+
+def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
+    """Returns the suffixes, in lower case, of image files with these pixels."""
+    return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
+
+
+def is_image(name: str, suffixes: frozenset[str]) -> bool:
+    """Returns whether a file has one of the ``suffixes``, such as `image_suffixes`."""
+    return suffix_of(name) in suffixes
+
+
+def unread_reason(path: str | os.PathLike) -> str:
+    """Returns why a file with one of the `UNREAD_SUFFIXES` is not read, and what to do; "" for any other file."""
+    suffix = suffix_of(path)
+    return f"{suffix} files are not supported; convert them to JPEG or PNG" if suffix in UNREAD_SUFFIXES else ""
+
+
+def suffix_of(path: str | os.PathLike) -> str:
+    """Returns the suffix of a file name in lower case, such as ".jpg"."""
+    return os.path.splitext(path)[1].lower()

@@ -1,0 +1,191 @@
+"""Images of every kind are decoded upright to the pixels that Pillow and NumPy see; others are refused in one line."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from data.images.decode import orient, read_image
+from data.images.kinds import IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, is_image, unread_reason
+from data.images.verify import check_image
+from tests.data.images.pictures import encoded, gradient, noise
+from tests.helpers.exif import exif_block, jpeg_with_exif
+from tests.helpers.messages import refused
+from utils.pixels import PixelFormat, as_rgb8
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["jpeg", "jpeg, big-endian", "jpeg, prefix twice", "png", "webp", "tiff"])
+def test_exif_orientation_is_applied_and_reported(tmp_path: Path, kind: str, orientation: int):
+    if kind.startswith("jpeg"):
+        order = ">" if "big" in kind else "<"
+        data = jpeg_with_exif(gradient(), orientation, order, prefix=b"Exif\0\0" * (2 if "twice" in kind else 1))
+    else:
+        options = {"lossless": True} if kind == "webp" else {}
+        data = encoded(gradient(), kind, exif=exif_block(orientation), **options)
+    path = tmp_path / "a"
+    path.write_bytes(data)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    image = read_image(path)
+    np.testing.assert_allclose(image.astype(int), expected.astype(int), atol=2 if kind.startswith("jpeg") else 0)
+    assert image.flags.c_contiguous
+    assert check_image(path) == (image.shape[:2], 0, orientation)
+
+
+def test_images_of_any_number_of_channels_are_turned():
+    image = noise(40)
+    np.testing.assert_array_equal(orient(image, 5), image.transpose(1, 0, 2))
+    np.testing.assert_array_equal(orient(image, 6), np.rot90(image, -1))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA", "P", "1"])
+@pytest.mark.parametrize("kind", ["png", "bmp", "webp", "ppm", "tiff"])
+def test_lossless_kinds_have_the_colors_that_pillow_sees(tmp_path: Path, kind: str, mode: str):
+    """Alpha is dropped, not blended; gray is repeated; palettes are expanded."""
+    if (kind in ("bmp", "ppm") and "A" in mode) or (kind == "ppm" and mode == "P"):
+        pytest.skip("there is no such file")
+    picture = noise(4)[..., :3] if "A" not in mode else noise(4)
+    picture = Image.fromarray(picture).convert(mode)
+    path = tmp_path / f"Größe 図像.{kind}"
+    picture.save(path, kind, **({"lossless": True, "exact": True} if kind == "webp" else {}))
+    expected = np.asarray(Image.open(path).convert("RGBA"))[..., :3]
+    np.testing.assert_array_equal(read_image(path), expected)
+    assert check_image(path).size_hw == (20, 30)
+
+
+@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
+def test_files_of_every_suffix_are_read(tmp_path: Path, suffix: str):
+    """Images are recognized by their content."""
+    formats = dict.fromkeys((".jif", ".jfif", ".pjpeg", ".pjp", ".mpo"), ".jpg") | {".j2k": ".jp2"}
+    formats |= dict.fromkeys((".pbm", ".pgm"), ".ppm")
+    path = tmp_path / f"image{suffix.upper()}"
+    path.write_bytes(cv2.imencode(formats.get(suffix, suffix), gradient(64, 64)[..., ::-1])[1].tobytes())
+    assert np.abs(read_image(path).astype(int) - gradient(64, 64)).mean() < 3
+    assert is_image(path.name, image_suffixes(PixelFormat()))
+    assert not unread_reason(path)
+
+
+def test_kinds_that_are_not_read_are_told_by_their_suffix():
+    assert all(unread_reason(f"a{suffix.upper()}") for suffix in UNREAD_SUFFIXES)
+    assert not UNREAD_SUFFIXES & IMAGE_SUFFIXES
+    assert not is_image("a.npy", image_suffixes(PixelFormat()))
+    assert is_image("a.npy", image_suffixes(PixelFormat(5)))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_pngs_become_gray_and_keep_alpha_and_16_bits(tmp_path: Path, bits: int):
+    bgra = noise(4, bits)
+    gray = cv2.cvtColor(bgra[..., :3], cv2.COLOR_BGR2GRAY)[..., None]
+    for image, channels, expected in (
+        (bgra[..., :3], 1, gray),
+        (bgra, 1, gray),
+        (bgra[..., :1], 1, bgra[..., :1]),
+        (bgra, 4, bgra[..., [2, 1, 0, 3]]),
+        (bgra[..., :3], 3, bgra[..., [2, 1, 0]]),
+        (bgra[..., :1], 3, np.repeat(bgra[..., :1], 3, 2)),
+    ):
+        (tmp_path / "a.png").write_bytes(cv2.imencode(".png", image)[1].tobytes())
+        np.testing.assert_array_equal(read_image(tmp_path / "a.png", PixelFormat(channels, bits)), expected)
+    narrow = read_image(tmp_path / "a.png")
+    np.testing.assert_array_equal(narrow, np.rint(expected / (257 if bits == 16 else 1)))
+    assert check_image(tmp_path / "a.png").max_value == (image.max() if bits == 16 else 0)
+
+
+def test_a_jpeg_is_gray_or_color_whatever_it_holds(tmp_path: Path):
+    for mode in ("RGB", "L", "CMYK"):
+        (tmp_path / "a.jpg").write_bytes(encoded(gradient(), "jpeg", mode, quality=95))
+        expected = np.asarray(Image.open(tmp_path / "a.jpg").convert("RGB")).astype(int)
+        assert np.abs(read_image(tmp_path / "a.jpg") - expected).max() <= 3
+        luma = cv2.imread(str(tmp_path / "a.jpg"), cv2.IMREAD_GRAYSCALE)
+        np.testing.assert_array_equal(read_image(tmp_path / "a.jpg", PixelFormat(1))[..., 0], luma)
+        wide = read_image(tmp_path / "a.jpg", PixelFormat(1, 16))
+        np.testing.assert_array_equal(wide[..., 0], luma.astype(int) * 257)
+
+
+def test_values_of_12_bits_are_stretched_without_loss(tmp_path: Path):
+    image = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    cv2.imwrite(str(tmp_path / "a.png"), image)
+    read = read_image(tmp_path / "a.png", PixelFormat(1, 12))[..., 0]
+    np.testing.assert_allclose(read / 65535, image / 4095, atol=0.5 / 65535)
+    cv2.imwrite(str(tmp_path / "a.png"), image + np.uint16(9))
+    with refused("a.png: has the value 4104, above 12 bits..."):
+        read_image(tmp_path / "a.png", PixelFormat(1, 12))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("channels", [1, 2, 5, 12])
+def test_arrays_are_read_as_they_were_written(tmp_path: Path, channels: int, bits: int):
+    image = noise(channels, bits)
+    pixels = PixelFormat(channels, bits)
+    for array in (image, np.asfortranarray(image), image.astype(image.dtype.newbyteorder(">"))):
+        np.save(tmp_path / "a.npy", array)
+        read = read_image(tmp_path / "a.npy", pixels)
+        assert read.dtype == image.dtype
+        assert read.flags.c_contiguous
+        np.testing.assert_array_equal(read, image)
+        assert check_image(tmp_path / "a.npy", pixels=pixels).size_hw == (20, 30)
+
+
+def write_bytes(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
+
+
+def save(array: np.ndarray) -> Callable[[Path], object]:
+    return lambda path: np.save(path, array)
+
+
+def save_cut(path: Path) -> None:
+    np.save(path, noise(5))
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "pixels"),
+    [
+        ("a.png", lambda path: cv2.imwrite(str(path), noise(3)), PixelFormat(4)),
+        ("a.jpg", lambda path: cv2.imwrite(str(path), noise(3)), PixelFormat(4)),
+        ("a.npy", save(noise(5)), PixelFormat(4)),
+        ("a.npy", save(noise(5)), PixelFormat()),
+        ("channels_first.npy", save(noise(5).transpose(2, 0, 1)), PixelFormat(5)),
+        ("float.npy", save(noise(5) / 255), PixelFormat(5)),
+        ("float.tif", write_bytes(cv2.imencode(".tiff", np.zeros((4, 4), np.float32))[1].tobytes()), PixelFormat()),
+        ("pickle.npy", save(np.full((2, 2, 5), None)), PixelFormat(5)),
+        ("cut.npy", save_cut, PixelFormat(5)),
+        ("page.jpg", write_bytes(b"<html>not found</html>"), PixelFormat()),
+        ("photo.jpg", write_bytes(b"\0\0\0\x18ftypheic" + bytes(range(256))), PixelFormat()),
+        ("empty.jpg", Path.touch, PixelFormat()),
+        ("absent.jpg", lambda path: None, PixelFormat()),
+        ("folder.jpg", Path.mkdir, PixelFormat()),
+        ("pipe.jpg", os.mkfifo, PixelFormat()),
+    ],
+)
+def test_other_images_are_refused_by_the_scan_and_by_the_reader(
+    tmp_path: Path, name: str, write: Callable[[Path], object], pixels: PixelFormat
+):
+    write(tmp_path / name)
+    for refuse in (check_image, read_image):
+        with refused(f"{name}: ..."):
+            refuse(tmp_path / name, pixels=pixels)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp", ".tif", ".jp2", ".ppm"])
+def test_every_truncated_file_is_refused(tmp_path: Path, suffix: str):
+    data = cv2.imencode(suffix, noise(height=64, width=64))[1].tobytes()
+    for fraction in (0, 0.01, 0.3, 0.6, 0.9, 0.99):
+        (tmp_path / f"t{suffix}").write_bytes(data[: int(len(data) * fraction)])
+        for refuse in (check_image, read_image):
+            with refused(f"t{suffix}: ..."):
+                refuse(tmp_path / f"t{suffix}")
+
+
+def test_people_see_gray_or_the_first_three_channels_in_8_bits():
+    image = noise(5, 16)
+    np.testing.assert_array_equal(as_rgb8(image), np.rint(image[..., :3] / 257))
+    np.testing.assert_array_equal(as_rgb8(image[..., :2]), np.repeat(np.rint(image[..., :1] / 257), 3, 2))

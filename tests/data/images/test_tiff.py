@@ -1,0 +1,150 @@
+"""TIFFs are read as tifffile wrote them, by OpenCV or by tifffile, or refused in one line."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data.images.decode import read_image
+from data.images.reduce import read_reduced
+from data.images.verify import check_image
+from tests.data.images.pictures import encoded, gradient, noise
+from tests.helpers.messages import refused
+from utils.pixels import PixelFormat
+
+tifffile = pytest.importorskip("tifffile")
+
+ALPHA = (0, 1, 2)  # meanings of an extra sample: unspecified, associated and unassociated alpha
+LAYOUTS = {"strips": {}, "tiles": {"tile": (32, 32)}, "deflate": {"compression": "deflate"}, "big": {"bigtiff": True}}
+# Meaning, bits and channels.
+KINDS = [
+    *(("minisblack", bits, 1) for bits in (1, 8, 16)),
+    *(("miniswhite", bits, 1) for bits in (1, 8, 16)),
+    *(("minisblack", bits, 2) for bits in (8, 16)),
+    *(("rgb", bits, channels) for bits in (8, 16) for channels in (3, 4)),
+]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("meaning", "bits", "channels"), KINDS)
+def test_usual_kinds_are_read_as_8_bit_rgb(
+    tmp_path: Path, meaning: str, bits: int, channels: int, layout: str, orientation: int
+):
+    if bits == 1 and layout == "deflate":
+        pytest.skip("tifffile does not write it")
+    samples = noise(channels, bits)
+    options = LAYOUTS[layout] | {"photometric": meaning, "metadata": None}
+    options["extratags"] = [(274, 3, 1, orientation, True)]
+    if bits == 1:
+        options["bitspersample"] = 1
+    planes = ("contig", "separate") if channels > 1 else ("contig",)
+    for planar, alpha in itertools.product(planes, ALPHA if channels in (2, 4) else (None,)):
+        if alpha == 0 and channels == 2:
+            continue  # two channels without a meaning
+        more = {} if channels == 1 else {"planarconfig": planar}
+        if alpha is not None:
+            more["extrasamples"] = (alpha,)
+        stored = samples.squeeze(-1) if channels == 1 else samples
+        stored = np.moveaxis(samples, -1, 0) if planar == "separate" else stored
+        tifffile.imwrite(tmp_path / "a.tif", stored, **options, **more)
+        fractions = samples / ((1 << bits) - 1)
+        fractions = 1 - fractions if meaning == "miniswhite" else fractions
+        rgb = fractions[..., :3] if channels > 2 else np.repeat(fractions[..., :1], 3, 2)
+        expected = np.rint((np.rot90(rgb, -1) if orientation == 6 else rgb) * 255)
+        np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), expected, f"{planar} {alpha}")
+        assert check_image(tmp_path / "a.tif")[::2] == (expected.shape[:2], orientation)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "packbits", "jpeg", "group4"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK"])
+def test_files_of_pillow_are_read(tmp_path: Path, mode: str, compression: str):
+    if (mode == "1") != (compression == "group4") or (compression == "jpeg" and mode in ("P", "CMYK")):
+        pytest.skip("there is no such file")
+    path = tmp_path / "a.tif"
+    path.write_bytes(encoded(gradient(), "tiff", mode, compression=compression))
+    expected = tifffile.imread(path)
+    if mode == "P":
+        expected = np.asarray(tifffile.TiffFile(path).pages[0].colormap >> 8).T[expected]
+    elif mode == "CMYK":
+        expected = np.rint((255.0 - expected[..., :3]) * (255.0 - expected[..., 3:]) / 255)
+    elif mode == "1":
+        expected = expected * 255
+    expected = expected if expected.ndim == 3 else np.repeat(expected[..., None], 3, 2)
+    np.testing.assert_allclose(read_image(path).astype(int), expected.astype(int), atol=2)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("channels", [1, 2, 4, 5, 12])
+def test_channels_are_read_from_one_page_from_planes_and_from_pages(tmp_path: Path, channels: int, bits: int):
+    samples = noise(channels, bits)
+    pixels = PixelFormat(channels, bits)
+    planes = np.moveaxis(samples, -1, 0)
+    together = {"photometric": "minisblack", "metadata": None}
+    if channels > 1:
+        tifffile.imwrite(tmp_path / "chunky.tif", samples, planarconfig="contig", **together)
+        tifffile.imwrite(tmp_path / "planes.tif", planes, planarconfig="separate", compression="zstd", **together)
+    with tifffile.TiffWriter(tmp_path / "pages.tif") as file:
+        for plane in planes:
+            file.write(plane, **together)
+        file.write(planes[0, ::2, ::2], subfiletype=1, **together)  # an overview
+        file.write(planes[0] > 0, subfiletype=4, photometric="mask", metadata=None)
+    for path in sorted(tmp_path.iterdir()):
+        np.testing.assert_array_equal(read_image(path, pixels), samples, path.name)
+        assert check_image(path, pixels=pixels).size_hw == (20, 30)
+        assert read_reduced(path, (10, 10), pixels)[1] == (20, 30)
+
+
+def test_of_pages_that_are_no_channels_the_first_is_read(tmp_path: Path):
+    pages = noise(4)
+    for page in range(4):
+        tifffile.imwrite(tmp_path / "a.tif", pages[..., page], append=page > 0, photometric="minisblack")
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), np.repeat(pages[..., :1], 3, 2))
+
+
+def test_values_of_12_bits_fill_the_range(tmp_path: Path):
+    values = noise(1, 12)[..., 0]
+    tifffile.imwrite(tmp_path / "a.tif", values, bitspersample=12, photometric="minisblack")
+    np.testing.assert_allclose(read_image(tmp_path / "a.tif")[..., 0], values * (255 / 4095), atol=1)
+    wide = read_image(tmp_path / "a.tif", PixelFormat(1, 12))[..., 0]
+    np.testing.assert_allclose(wide, values * (65535 / 4095), atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "pixels"),
+    [
+        (noise(5), {"photometric": "minisblack", "planarconfig": "contig"}, PixelFormat()),
+        (noise(3), {"photometric": "cielab"}, PixelFormat()),
+        (noise(3), {"photometric": "rgb"}, PixelFormat(5)),
+        (noise(3).astype(np.float32), {"photometric": "rgb"}, PixelFormat()),
+    ],
+)
+def test_other_tiffs_are_refused(tmp_path: Path, samples: np.ndarray, options: dict, pixels: PixelFormat):
+    tifffile.imwrite(tmp_path / "a.tif", samples, **options)
+    for refuse in (check_image, read_image):
+        with refused("a.tif: ..."):
+            refuse(tmp_path / "a.tif", pixels=pixels)
+
+
+def test_a_cut_file_of_pages_is_refused(tmp_path: Path):
+    assert cv2.imwritemulti(str(tmp_path / "a.tif"), list(np.moveaxis(noise(5, 16), -1, 0).copy()))
+    data = (tmp_path / "a.tif").read_bytes()
+    for keep in (8, 100, len(data) // 2, len(data) - 100):
+        (tmp_path / "a.tif").write_bytes(data[:keep])
+        with refused("a.tif: ..."):
+            check_image(tmp_path / "a.tif", pixels=PixelFormat(5, 16))
+
+
+def test_without_tifffile_usual_tiffs_are_read_and_others_name_the_package(tmp_path: Path, monkeypatch):
+    tifffile.imwrite(tmp_path / "usual.tif", noise(), photometric="rgb")
+    planes = np.moveaxis(noise(3, 16), -1, 0)
+    tifffile.imwrite(tmp_path / "planes.tif", planes, photometric="rgb", planarconfig="separate")
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    np.testing.assert_array_equal(read_image(tmp_path / "usual.tif"), noise())
+    with refused("planes.tif: ...pip install tifffile..."):
+        read_image(tmp_path / "planes.tif")
