@@ -1,4 +1,4 @@
-"""Trainings with damaged images that the scan has not found: they are named when they are decoded."""
+"""Trainings with an image that was damaged after the scan: it is named when it is decoded."""
 
 from __future__ import annotations
 
@@ -7,26 +7,9 @@ import os
 import pytest
 
 import train
-from data.index import read_images
 from tests.helpers.damaged_jpegs import write_jpegs
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
-
-
-@pytest.mark.parametrize(("workers", "cache"), [("0", "none"), ("2", "none"), ("0", "ram"), ("0", "disk")])
-def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers, cache):
-    """The scan did not find the damage. Each process names each image once."""
-    data = write_jpegs(tmp_path / "set", 8, damaged=3, kind="other")
-    monkeypatch.setattr(read_images, "SAMPLED", 0)
-    model = write_model(tmp_path / "tiny.yaml")
-    flags = ["--data", data, "--model", model, "--project", tmp_path / "runs", *SMALL, "--workers", workers]
-    train.main([*map(str, flags), "--epochs", "2", "--cache", cache])
-    out, err = capfd.readouterr()
-    assert "8 images, 0 backgrounds" in out
-    for i in range(3):
-        line = f"{tmp_path}/set/images/train/{i:03}.jpg: is damaged (Corrupt JPEG data: "
-        assert 1 <= out.count(line) <= max(int(workers), 1), out
-    assert "Corrupt" not in err
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
