@@ -152,10 +152,8 @@ class TrainSettings(DataFlags, Hyperparameters, total=False):
     """size of square training images, pixels"""
     rect: bool | None
     """shuffled rectangular batches of images with similar aspect ratios"""
-    cache: Literal["none", "ram", "disk", "device"] | bool | None
-    """keep decoded images, one copy per node; device: in GPU memory"""
-    render_on: Literal["host", "device"] | None
-    """where training images are augmented"""
+    cache: Literal["none", "ram", "disk"] | bool | None
+    """keep decoded images, one copy per node"""
     image_weights: bool | None
     """sample images of classes with low AP more often"""
     repeat_factor: float | None

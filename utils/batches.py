@@ -1,4 +1,5 @@
-"""Samples, their keys, and batches of images with their targets, as training and validation read them.
+"""Samples, their keys, requests for them, and batches of images with their targets, as training and validation read
+them.
 
 Legend: B images in a batch, M targets, R ignore regions. The canvas is the H x W pixel image that the model sees. Boxes
 are ``cx, cy, w, h``, divided by the width and height of the canvas. Images with three channels are RGB.
@@ -6,6 +7,7 @@ are ``cx, cy, w, h``, divided by the width and height of the canvas. Images with
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -29,6 +31,29 @@ class SampleKey(NamedTuple):
     position: int  # index in the epoch's permutation; unique within an epoch
     canvas_hw: tuple[int, int]  # height and width to render, pixels
     block: tuple[int, ...] = ()  # images that mosaic and mixup partners are drawn from; empty: all images
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """The message with which a loader requests a batch from a worker: the samples that make it up."""
+
+    keys: tuple[SampleKey, ...]
+    canvas_hw: tuple[int, int]
+    slot: int | None = None  # slot of shared memory to render into, see `data.loading.worker`
+    run_epochs: int = 1  # epochs of the whole run; close_mosaic and close_scale count from its end
+    samples_per_image: tuple[int, ...] = ()  # number of consecutive samples that form each image; empty: one each
+
+    @property
+    def images(self) -> list[range]:
+        """Positions in ``keys`` of the samples of each image."""
+        counts = self.samples_per_image or (1,) * len(self.keys)
+        bounds = itertools.accumulate(counts, initial=0)
+        return [range(start, end) for start, end in itertools.pairwise(bounds)]
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that all samples share; 0 without samples."""
+        return self.keys[0].epoch if self.keys else 0
 
 
 @dataclass(frozen=True, slots=True)

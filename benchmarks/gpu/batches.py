@@ -31,14 +31,16 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
     side = 4096 if device.type == "cuda" else 16
     weights = torch.rand(side, side, device=device)
 
-    def move(batch: Batch) -> Batch:
+    def batches() -> Iterator[Batch]:
         nonlocal pinned
-        pinned += batch.images.is_pinned()
-        for _ in range(BURNS):
-            torch.mm(weights, weights)
-        return batch.to(device)
+        for batch in loader:
+            pinned += batch.images.is_pinned()
+            with torch.cuda.stream(prefetcher._stream):  # which copies the batch
+                for _ in range(BURNS):
+                    torch.mm(weights, weights)
+            yield batch
 
-    prefetcher = Prefetcher(iter(loader), device=device, render=move)
+    prefetcher = Prefetcher(batches(), device=device)
     for number in range(BATCHES):
         images = next(prefetcher).images.cpu()
         prefetcher.prefetch(2)

@@ -30,7 +30,7 @@ def first(parts: Parts) -> list[Part]:
         parts.sync_free_steps(["yolov8n"], expected_s=25),
         parts.first_timed_steps(),
         parts.equal_scores(variants=False, expected_s=18),
-        parts.end_to_end("yolov8n", image_sources=1, expected_s=100),
+        parts.end_to_end("yolov8n", expected_s=100),
         parts.kernels([*steps, f"yolov8n:{parts.sizes.first_batches[0]}:Muon"], expected_s=30),
         parts.equal_exports(),
         parts.torchrun_by_loopback(),
@@ -50,7 +50,7 @@ def again(parts: Parts) -> list[Part]:
         parts.trains_in_half(),
         parts.same_bits(),
         parts.pinned_batches(),
-        parts.sync_free_loop(image_sources=1, expected_s=18),
+        parts.sync_free_loop(expected_s=18),
         parts.validated_elsewhere(amp=parts.sizes.half, expected_s=35),
     ]
 
@@ -62,12 +62,11 @@ def checks(parts: Parts) -> list[Part]:
         parts.environment(),
         parts.equal_steps(sizes.optimizers, expected_s=60),
         parts.equal_detections(),
-        parts.equal_rendering(),
         parts.sync_free_steps(sizes.heads, expected_s=50),
         parts.trains(),
         parts.equal_scores(variants=True, expected_s=25),
         parts.detects(),
-        parts.sync_free_loop(image_sources=2, expected_s=35),
+        parts.sync_free_loop(expected_s=35),
         parts.overflow(),
         parts.same_bits(),
         parts.ddp(),
@@ -99,16 +98,13 @@ def speed(parts: Parts) -> list[Part]:
         parts.loss(),
         parts.timed_steps(),
         parts.timed_steps_in_half(),
-        parts.end_to_end("yolov8n", image_sources=2, expected_s=120 if parts.peer else 80),
-        *(
-            parts.end_to_end(model, image_sources=1, expected_s=100 if parts.peer else 60)
-            for model in parts.sizes.larger_models
-        ),
+        parts.end_to_end("yolov8n", expected_s=120 if parts.peer else 80),
+        *(parts.end_to_end(model, expected_s=100 if parts.peer else 60) for model in parts.sizes.larger_models),
     ]
 
 
 def compiled(parts: Parts) -> list[Part]:
-    """Lists the parts about ``--compile``, the costliest kernels, resuming, and the renderer."""
+    """Lists the parts about ``--compile``, the costliest kernels, and resuming."""
     sizes = parts.sizes
     batches = sizes.first_batches
     cases = [f"yolov8n:{batch}:{optimizer}" for batch in batches for optimizer in sizes.optimizers]
@@ -122,7 +118,6 @@ def compiled(parts: Parts) -> list[Part]:
         parts.trains_compiled_ddp(),
         parts.trains_compiled_sizes(),
         parts.torchrun_by_loopback(),
-        parts.renderer(),
     ]
 
 

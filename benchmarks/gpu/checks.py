@@ -20,12 +20,10 @@ CHECKS = {  # module in this folder and function, by the name of a check
     "data": "checks:write_data",
     "equal-steps": "equal:compare_steps",
     "equal-detections": "equal:compare_detections",
-    "equal-rendering": "equal:compare_rendering",
     "sync-free": "syncs:waits_of_steps",
     "sync-free-loop": "syncs:waits_of_loop",
     "loss-share": "profile:loss_shares",
     "kernels": "profile:costliest_kernels",
-    "render": "profile:rendering",
     "data-parallel": "threads:data_parallel",
     "predictor-threads": "threads:predictor_threads",
     "overflow": "overflow:check_overflow",
@@ -68,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--variants", action="store_true", help="also validate with --amp auto and --tta")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--interruption", nargs="+", default=["sigterm", "torchrun", "sigkill"], dest="interruptions")
-    parser.add_argument("--image-sources", type=int, default=2, help="number of ways to get images to try")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", default="")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="backend of the two processes")

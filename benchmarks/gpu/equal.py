@@ -1,5 +1,4 @@
-"""Checks that results on the device equal the host's: training steps in float32, detections after box voting, rendered
-images.
+"""Checks that results on the device equal the host's: training steps in float32, detections after box voting.
 
 On a CPU (``--device cpu``) steps are compared with steps without oneDNN, whose convolutions add in another order.
 """
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,8 +28,6 @@ MUON_TOLERANCES = {"weights' change": 0.1, "worst tensor": 0.8}
 LEARNING_RATE = 0.01
 BOX_TOLERANCE_PX = 1e-2  # largest difference of detected boxes, pixels
 SCORE_TOLERANCE = 1e-5  # largest difference of their scores
-GRAY_TOLERANCE = 2  # levels of 255 by which rendered pixels may differ
-MAX_GRAY_SHARE = 1e-3  # fraction of pixels that may differ by more
 
 
 class StepResult(NamedTuple):
@@ -135,36 +132,3 @@ def unequal_detections(expected: Detections, on_device: Detections) -> list[str]
     if not torch.equal(expected.classes, on_device.classes.cpu()):
         problems.append("classes differ")
     return problems
-
-
-def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
-    """Compares images of the torch renderer, eager and compiled, on the device and on the host."""
-    from benchmarks.gpu.profile import Scene
-    from data.render.device import paint_layers, render_table
-    from utils.batches import map_tensors
-
-    scene = Scene(options.imgsz, images=16)
-    table = scene.table(options.batch_size)
-    pixels = scene.pixels
-    device = context_of(options.device).device
-
-    def render(on: torch.device, paint: Callable) -> Tensor:
-        return render_table(map_tensors(table, lambda t: t.to(on)), pixels.to(on), paint).cpu()
-
-    expected = render(torch.device("cpu"), paint_layers)
-    painters: dict[str, Callable] = {"operation by operation": paint_layers}
-    if device.type != "cpu":
-        painters["compiled"] = torch.compile(paint_layers, dynamic=True)
-    problems: list[str] = []
-    for name, paint in painters.items():
-        share = differing_share(expected, render(device, paint))
-        yield f"renderer, {name}: {share:.2e} of the values differ from the CPU's by more than {GRAY_TOLERANCE}"
-        if share > MAX_GRAY_SHARE:
-            problems.append(f"renderer, {name}: {share:.2e} differ, {MAX_GRAY_SHARE:g} is the limit")
-    if problems:
-        sys.exit("; ".join(problems))
-
-
-def differing_share(expected: Tensor, found: Tensor) -> float:
-    """Returns the fraction of uint8 values that differ by more than `GRAY_TOLERANCE`."""
-    return float(((found.int() - expected.int()).abs() > GRAY_TOLERANCE).float().mean())

@@ -168,9 +168,6 @@ class Parts:
     def equal_detections(self) -> Part:
         return Part("NMS and box voting equal to the CPU's", 12, self._check("equal-detections", **self._checked()))
 
-    def equal_rendering(self) -> Part:
-        return Part("rendered images equal to the CPU's", 30, self._check("equal-rendering", **self._checked()))
-
     def equal_scores(self, *, variants: bool, expected_s: int) -> Part:
         command = self._check_weights("validate", TRAINED_AP, variants=variants)
         return Part("scores of val.py equal to the CPU's", expected_s, command, ["small", "weights"])
@@ -192,8 +189,8 @@ class Parts:
         command = self._check("sync-free", **self._checked(), model=models, optimizer=self.sizes.optimizers)
         return Part("no host sync in the step", expected_s, command)
 
-    def sync_free_loop(self, *, image_sources: int, expected_s: int) -> Part:
-        command = self._check("sync-free-loop", **self._checked_data(), image_sources=image_sources)
+    def sync_free_loop(self, *, expected_s: int) -> Part:
+        command = self._check("sync-free-loop", **self._checked_data())
         return Part("no host sync in the training loop", expected_s, command, ["small"])
 
     # Numbers and bits
@@ -297,7 +294,7 @@ class Parts:
         named = f"batch {batches[0]}" if len(batches) == 1 else f"batches {' and '.join(map(str, batches))}"
         return self._compiled(Part(f"compiled steps, {named}", expected_s, command))
 
-    def end_to_end(self, model: str, *, image_sources: int, expected_s: int) -> Part:
+    def end_to_end(self, model: str, *, expected_s: int) -> Part:
         sizes = self.sizes
         command = self._check(
             "train",
@@ -306,7 +303,6 @@ class Parts:
             imgsz=sizes.timed_imgsz,
             batch_size=sizes.end_to_end_batch,
             epochs=sizes.end_to_end_epochs,
-            image_sources=image_sources,
             peer=self.peer,
         )
         return Part(f"end to end, {model}", expected_s, command, ["large"])
@@ -315,11 +311,6 @@ class Parts:
         """Lists the costliest kernels. ``cases``: MODEL:BATCH:OPTIMIZER."""
         command = self._check("kernels", imgsz=self.sizes.timed_imgsz, case=cases)
         return Part("the costliest kernels of a step", expected_s, command)
-
-    def renderer(self) -> Part:
-        sizes = self.sizes
-        command = self._check("render", imgsz=sizes.timed_imgsz, batch_size=sizes.end_to_end_batch, rounds=sizes.rounds)
-        return Part("renderer on the device", 25, command)
 
     # --compile
 

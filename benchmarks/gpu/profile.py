@@ -1,4 +1,4 @@
-"""Measures where the time of a step goes: loss, assignment, the costliest kernels; and the torch renderer's speed."""
+"""Measures where the time of a step goes: loss, assignment, the costliest kernels."""
 
 from __future__ import annotations
 
@@ -6,33 +6,18 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.speed import report
-from benchmarks.speed.report import Comparison
-from benchmarks.speed.training_step import StepBuilder, build_step, context_of, loss_pass, make_batches, stepper
+from benchmarks.speed.training_step import StepBuilder, build_step, loss_pass, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
-from data.augment.labels import images_of, place_labels
-from data.augment.plan import SamplePlanner
-from data.render.device import paint_layers, render_table
-from data.render.opencv import render_plan
-from data.render.pyramid import PyramidLayout
-from data.render.table import RenderTable, build_table
 from engine.train.step import TrainStep
-from utils.batches import SampleKey, map_tensors
-from utils.config.settings import Hyperparameters
 
 NAME_WIDTH = 70  # characters of a kernel's name
 TOP = 20  # number of kernels in a table
 COPIES = ("Memcpy", "Memset")
-SOURCES = [(480, 640), (427, 640), (640, 480), (640, 640)]  # heights and widths at 640 px, COCO's most frequent ones
-LABELS = 7  # labels per image
-HOST_IMAGES = 16
 
 
 @dataclass(frozen=True)
@@ -168,64 +153,3 @@ def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
     action()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def rendering(options: argparse.Namespace) -> Iterator[str]:
-    """Yields a table of images per second: for the renderer on the device, with source images in its memory (as with
-    ``--render-on device --cache device``), and for the work of one loader process."""
-    scene = Scene(options.imgsz, images=64)
-    device = context_of(options.device).device
-    table = map_tensors(scene.table(options.batch_size), lambda t: t.to(device))
-    cache = scene.pixels.to(device)
-    painters: dict[str, Callable] = {"renderer, operation by operation": paint_layers}
-    if device.type == "cuda":
-        painters["renderer, compiled"] = torch.compile(paint_layers, dynamic=True)
-    works = {name: partial(render_table, table, cache, paint) for name, paint in painters.items()}
-    hosts = {"numbers for it, one process": scene.numbers, "OpenCV renderer, one process": scene.opencv}
-    cases = [(name, work, options.batch_size, device.type) for name, work in works.items()]
-    cases += [(name, partial(work, HOST_IMAGES), HOST_IMAGES, "cpu") for name, work in hosts.items()]
-    rows = []
-    for name, work, images, on in cases:
-        work()
-        rates = [images / seconds_of(work, 1, on) for _ in range(options.rounds)]
-        rows.append(Comparison(name, "images/s", rates, higher_is_better=True))
-    yield from report.table(rows).splitlines()
-
-
-class Scene:
-    """Source images of noise, with labels and plans."""
-
-    def __init__(self, imgsz: int, *, images: int) -> None:
-        rng = np.random.default_rng(0)
-        sizes = np.array(SOURCES) * imgsz // 640
-        self.source_hw = sizes[np.arange(images) % len(sizes)]
-        self.imgsz = imgsz
-        self.images = [rng.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in self.source_hw.tolist()]
-        corners = rng.uniform(0.2, 0.8, (LABELS, 2))
-        extent = rng.uniform(0.05, 0.4, (LABELS, 2))
-        self.labels = np.concatenate([np.zeros((LABELS, 1)), corners, extent], 1).astype(np.float32)
-        self.layout = PyramidLayout.of(self.source_hw)
-
-    @property
-    def pixels(self) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([self.layout.flat(image) for image in self.images]))
-
-    def plans(self, count: int) -> list:
-        canvas = (self.imgsz, self.imgsz)
-        keys = [SampleKey(p % len(self.images), 0, p, canvas) for p in range(count)]
-        return SamplePlanner(self.source_hw, Hyperparameters(), seed=0).draw(keys, run_epochs=100)
-
-    def table(self, count: int) -> RenderTable:
-        return build_table(self.plans(count), (self.imgsz, self.imgsz), self.source_hw, self.layout)
-
-    def numbers(self, count: int) -> None:
-        plans = self.plans(count)
-        build_table(plans, (self.imgsz, self.imgsz), self.source_hw, self.layout)
-        place_labels(plans, self.source_hw, *self.labels_of(images_of(plans)))
-
-    def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.tile(self.labels, (len(images), 1)), np.repeat(np.arange(len(images)), len(self.labels))
-
-    def opencv(self, count: int) -> None:
-        for plan in self.plans(count):
-            render_plan(plan, self.images.__getitem__)

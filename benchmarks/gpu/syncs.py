@@ -31,8 +31,6 @@ STEPS = 4  # number of observed steps
 WAITING = "called a synchronizing CUDA operation"
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
 SHOWN_CALLERS = 2
-# Flags of train.py by the source of its images.
-WATCHED_SOURCES = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}
 
 
 def place() -> str:
@@ -189,24 +187,20 @@ def waits_of_step(model: str, optimizer: str, amp: str, options: argparse.Namesp
 
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the same lines as `waits_of_steps` about trainings by train.py in this process: loader, prefetcher, step
-    and the rest of the loop, with the first ``--image-sources`` of `WATCHED_SOURCES`."""
-    waiting = []
-    broken = []
-    for source, flags in list(WATCHED_SOURCES.items())[: options.image_sources]:
-        try:
-            watched = waits_of_training(options, flags)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # train.py ends with exceptions of many kinds
-            traceback.print_exc()
-            broken.append(source)
-            yield f"{source}: fails, see the log"
-            continue
-        yield from describe_waits(source, watched)
-        if any(watcher.places for watcher in watched):
-            waiting.append(source)
-    verdict(waiting, broken)
+    """Yields the same lines as `waits_of_steps` about a training by train.py in this process: loader, prefetcher, step
+    and the rest of the loop."""
+    title = "a training"
+    try:
+        watched = waits_of_training(options)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # train.py ends with exceptions of many kinds
+        traceback.print_exc()
+        yield f"{title}: fails, see the log"
+        verdict([], [title])
+        return
+    yield from describe_waits(title, watched)
+    verdict([title] if any(watcher.places for watcher in watched) else [], [])
 
 
 class ObservedSteps(contextlib.AbstractContextManager):
@@ -235,8 +229,8 @@ class ObservedSteps(contextlib.AbstractContextManager):
         self.steps_begun += 1
 
 
-def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[Watcher]:
-    """Returns watchers of a training by train.py with further ``flags``. Raises RuntimeError if it is too short."""
+def waits_of_training(options: argparse.Namespace) -> list[Watcher]:
+    """Returns watchers of a training by train.py. Raises RuntimeError if it is too short."""
     import train
 
     watched = watchers(options.device)
@@ -251,7 +245,7 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[Wat
         train.main(
             ["--data", options.data, "--model", options.models[0], "--imgsz", str(options.imgsz), "--batch-size",
              str(options.batch_size), "--epochs", "1", "--device", options.device, "--workers", "2", "--noplots",
-             "--val-every", "0", "--project", folder, "--cache-dir", folder, *flags]
+             "--val-every", "0", "--project", folder, "--cache-dir", folder]
         )  # fmt: skip
     if not observed.is_complete:
         raise RuntimeError(f"an epoch of {observed.steps_begun} steps is too short to look at")

@@ -24,12 +24,8 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 
 OPTIMIZER = "SGD"  # optimizer of timed trainings, on both sides
-# Flags by the source of a timed training's images; `FALLBACK` is timed only if no other source works.
-TIMED_SOURCES = {
-    "images from workers, cache ram": ["--cache", "ram"],
-    "images rendered on the device, cache device": ["--render-on", "device", "--cache", "device"],
-}
-FALLBACK = "images from workers, no cache"
+# Flags of a timed training by its cache; the second one is timed only if the first one fails.
+TIMED_CACHES = {"cache ram": ["--cache", "ram"], "no cache": []}
 
 
 def validate_elsewhere(options: argparse.Namespace, *, run: ScriptRunner = run_script) -> Iterator[str]:
@@ -68,26 +64,24 @@ class Rates:
 
 
 def time_training(options: argparse.Namespace, rates: Rates | None = None) -> Iterator[str]:
-    """Yields images per second of the step alone, of trainings on ``--data`` with the first ``--image-sources`` of
-    `TIMED_SOURCES`, and of the peer's training, and their ratios. Raises SystemExit if one of them fails."""
+    """Yields images per second of the step alone, of a training on ``--data``, and of the peer's training, and their
+    ratios. Raises SystemExit if one of them fails."""
     case = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
     measure = rates or Rates(step_rate, our_speed, peer_speed)
     alone = measure.step(options)
     yield f"{case}: step alone, in a run too short for cuDNN's search, {alone:.0f} images/s"
     ours: list[float] = []
     problems: list[str] = []
-    sources = list(TIMED_SOURCES)[: options.image_sources]
-    for source in (*sources, FALLBACK):
-        if source == FALLBACK and ours:
-            break
+    for cache, flags in TIMED_CACHES.items():
         try:
-            rate, waiting = measure.ours(options, TIMED_SOURCES.get(source, []))
+            rate, waiting = measure.ours(options, flags)
         except SystemExit as error:  # the others' figures are still worth having
-            problems.append(f"{source}: {end_of(error)}")
+            problems.append(f"{cache}: {end_of(error)}")
             continue
         ours.append(rate)
         share = f"{rate / alone:.2f} of the step alone"
-        yield f"{case}, {source}: {rate:.0f} images/s, {share}; waits for data {waiting:.0%}"
+        yield f"{case}, {cache}: {rate:.0f} images/s, {share}; waits for data {waiting:.0%}"
+        break
     if options.peer:
         try:
             peer = measure.peer(options)

@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from data.augment.plan import SamplePlan
-from data.augment.projection import project_boxes
+from data.augment.transforms import project_boxes
 from utils.boxes import area_xyxy, clip_xyxy
 
 # Boxes are dropped below these limits, or above this aspect.
@@ -45,8 +45,8 @@ def place_labels(
         labels,
         patch,
         source_hw=source_hw[images_of(plans)],
-        regions=np.array([member.region for member in patches]),
-        matrices=np.array([member.matrix for member in patches]),
+        regions=np.array([p.region for p in patches]),
+        matrices=np.array([p.matrix for p in patches]),
         canvas_hw=canvas_hw,
     )
     ends = np.searchsorted(patch_of_moved, np.cumsum(counts))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.augment.augmentation import Augmentation, SharedColumns
+from data.augment.transforms import Augmentation, SharedColumns
 from utils.batches import SampleKey
 
 
@@ -25,7 +25,7 @@ class Mosaic(Augmentation):
     _PARTNERS = slice(1, 4)
     _POINT = slice(4, 6)
 
-    def members(
+    def choose_images(
         self,
         uniforms: np.ndarray,
         keys: Sequence[SampleKey],
@@ -77,7 +77,7 @@ def choose_mixup(
 ) -> tuple[list[int], list[int]]:
     """Returns positions in ``keys`` of the samples to mix, and the main image of each one's second layer.
 
-    ``uniforms``: (n, 2), `RandomStreams.mixing_uniforms`; ``allow_mixup``: bool (n,), whether a sample may be mixed.
+    ``uniforms``: (n, 2), the columns `SharedColumns.MIXUP`; ``allow_mixup``: bool (n,), whether a sample may be mixed.
     """
     mixed = np.flatnonzero(allow_mixup & (uniforms[:, 0] < probability)).tolist()
     partners = [choose_partners(uniforms[n, 1:].tolist(), keys[n].index, keys[n].block, pool)[0] for n in mixed]

@@ -1,28 +1,28 @@
-"""Augmentations of single images, one class each.
+"""Augmentations of single images, one class each, and the matrices that they draw.
 
-A `GeometricTransform` draws a matrix, and the renderers apply the product of all of them. A `PixelOperation` draws
-parameters, and has an OpenCV and a torch form. `data.augment.plan` lists the classes of both kinds. The lists do not
-include Mosaic and MixUp, which choose and join images beforehand (mosaic.py), or the user's albumentations, which
-change rendered pixels afterwards (`data.render.user_transforms`).
+A `GeometricTransform` draws a matrix, and the renderer applies the product of all of them. A `PixelOperation` draws
+parameters and changes rendered pixels. `data.augment.plan` lists the classes of both kinds. The lists do not include
+Mosaic and MixUp, which choose and join images beforehand (mosaic.py), or the user's albumentations, which change
+rendered pixels afterwards (`data.render.user_transforms`).
 
 Arithmetic is elementwise, and trigonometry uses `math`: matrix products of linear algebra libraries and NumPy's
 trigonometry may round differently in longer arrays.
 
 Coordinates are continuous: pixel i covers [i, i + 1). "source" means those of the source image, "canvas" those of the
 rendered image, and "frame" those of what images are pasted on: the canvas or, for a mosaic, a picture of twice its
-size.
+size. All matrices are homogeneous, float64 (3, 3).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import cv2
 import numpy as np
-from torch import Tensor
 
-from data.augment.augmentation import Augmentation, SharedColumns
+from utils.config.settings import Hyperparameters
 
 MIN_SCALE = 0.05
 # Minimum distance of a perspective transform's horizon, in half-frames, which keeps the image from folding over.
@@ -33,6 +33,38 @@ _YIQ_TO_RGB = np.linalg.inv(_RGB_TO_YIQ)
 _LUMA = np.outer(_YIQ_TO_RGB[:, 0], _RGB_TO_YIQ[0])
 _CHROMA = np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[1]) + np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[2])
 _QUARTER_TURN = np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[1]) - np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[2])
+
+
+class SharedColumns:
+    """Columns of the random stream that the built-in augmentations share.
+
+    The numbers of a sample's first layer come first, then as many for a second layer, then the mixing numbers. All are
+    always drawn, so that changing one probability affects no other choice.
+    """
+
+    MOSAIC = slice(0, 6)
+    PERSPECTIVE = slice(6, 14)
+    COLOR = slice(14, 17)
+    FLIP = slice(17, 19)
+    FIRST_LAYER = slice(0, 19)
+    SECOND_LAYER = slice(19, 38)
+    MIXUP = slice(38, 40)
+    COUNT = 40
+
+
+class Augmentation:
+    """Base class of all augmentations.
+
+    Built-in augmentations use fixed `columns` of a shared random stream. Any other augmentation draws from its own
+    stream, seeded by its name, so adding one does not change the numbers of the others.
+    """
+
+    name: ClassVar[str]
+    num_uniforms: ClassVar[int]  # random numbers per layer
+    columns: ClassVar[slice | None] = None  # columns in the shared stream; None for a stream of its own
+
+    def __init__(self, hyp: Hyperparameters) -> None:
+        self.hyp = hyp
 
 
 class GeometricTransform(Augmentation, ABC):
@@ -68,19 +100,10 @@ class PixelOperation(Augmentation, ABC):
 
     @staticmethod
     @abstractmethod
-    def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
+    def apply(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Applies one layer's ``parameters`` (k,) to ``image`` (H, W, 3) RGB, uint8 or uint16.
 
         Returns ``image``, changed in place, or ``out``, of the same shape, filled with the result.
-        """
-
-    @staticmethod
-    @abstractmethod
-    def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
-        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) RGB.
-
-        Values range from 0 to 255, or to 65535 for images with more than 8 bits; the result may exceed the range. Must
-        be elementwise, so that an image does not depend on its batch.
         """
 
 
@@ -172,14 +195,9 @@ class ColorJitter(PixelOperation):
         return color_matrices((2 * uniforms - 1) * (self.hyp.hsv_h, self.hyp.hsv_s, self.hyp.hsv_v)).reshape(-1, 9)
 
     @staticmethod
-    def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
+    def apply(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
         cv2.transform(image, parameters.reshape(3, 3), dst=out)
         return out
-
-    @staticmethod
-    def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
-        columns = parameters.view(-1, 3, 3).transpose(1, 2)[:, :, None, None, :]  # (L, 3 from, 1, 1, 3 to)
-        return images[..., 0:1] * columns[:, 0] + images[..., 1:2] * columns[:, 1] + images[..., 2:3] * columns[:, 2]
 
 
 def color_matrices(jitter: np.ndarray) -> np.ndarray:
@@ -193,3 +211,29 @@ def color_matrices(jitter: np.ndarray) -> np.ndarray:
     cosine = np.array([math.cos(angle) for angle in angles])[:, None, None]
     sine = np.array([math.sin(angle) for angle in angles])[:, None, None]
     return (1 + value) * (_LUMA + (1 + saturation) * (cosine * _CHROMA + sine * _QUARTER_TURN))
+
+
+def project_points(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Maps points (..., 2) with a homogeneous matrix (3, 3)."""
+    mapped = points @ matrix[:, :2].T + matrix[:, 2]
+    return mapped[..., :2] / mapped[..., 2:]
+
+
+def are_axis_aligned(matrices: np.ndarray) -> np.ndarray:
+    """Returns whether each (3, 3) matrix only scales, mirrors and moves, so that a resize can render it: bool (n,)."""
+    return np.logical_not(matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)].any(1))
+
+
+def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Projects boxes, each with a (3, 3) matrix and two corners (x, y); returns their axis-aligned hulls (n, 4)."""
+    if are_axis_aligned(matrices).all():
+        scale = matrices[:, (0, 1), (0, 1)]
+        shift = matrices[:, :2, 2]
+        ends = np.stack([low * scale + shift, high * scale + shift]) / matrices[:, 2, 2, None]
+        return np.concatenate([ends.min(0), ends.max(0)], 1)
+    corner_x = np.stack([low[:, 0], high[:, 0], high[:, 0], low[:, 0]])  # (4, n)
+    corner_y = np.stack([low[:, 1], low[:, 1], high[:, 1], high[:, 1]])
+    mapped = [matrices[:, row, 0] * corner_x + matrices[:, row, 1] * corner_y + matrices[:, row, 2] for row in range(3)]
+    x = mapped[0] / mapped[2]
+    y = mapped[1] / mapped[2]
+    return np.stack([x.min(0), y.min(0), x.max(0), y.max(0)], 1)

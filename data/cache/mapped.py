@@ -1,24 +1,47 @@
-"""Files of raw decoded pixels, mapped by all processes that read them: in memory (ram.py) or on the disk
-(full_size.py). They have no header, because the position of each image follows from the sizes; after the pixels, a file
-on the disk ends with its own name."""
+"""Files of raw decoded pixels, mapped by all processes that read them, and ``--cache ram``, whose file is in memory.
+
+A file has no header, because the position of each image follows from the sizes; after the pixels, a file on the disk
+(data/cache/disk.py) ends with its own name.
+
+``--cache ram`` holds one copy per node. The memory is an anonymous file: the node's first process creates it, and the
+others open that process's descriptor. The memory is freed when the last of them ends, even if killed, and is not
+limited by the size of /dev/shm.
+"""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
+import weakref
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from data.cache.decoding import Decoding
+from data.images.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import open_descriptor
-from utils.logger import get_logger
+from utils.logger import get_logger, progress
+from utils.machine.resources import available_memory, check_space
+from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
 from utils.strings import counted, format_bytes
+
+
+class Decoding(NamedTuple):
+    """Decodes the images of a cache, in threads."""
+
+    threads: int = 4
+    show_progress: bool = False
+    antialias: bool = True  # whether images are reduced as for training; see `read_source`
+
+    def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
+        """Decodes image i to (h, w, C), with its size in ``source_hw`` (N, 2). Raises UserError."""
+        return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels, antialias=self.antialias)
 
 
 class MappedImages:
@@ -64,8 +87,7 @@ def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
 def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
     """Decodes all images of ``index`` into an open file. ``title``: start of the line in the log, and of messages.
 
-    Decodes no more images at once than there is memory for. Raises UserError if there is not enough space, or an image
-    cannot be decoded.
+    Raises UserError if there is not enough space, or an image cannot be decoded.
     """
     offsets = pixel_offsets(source_hw, index.pixels)
     size = int(offsets[-1])
@@ -83,5 +105,39 @@ def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, dec
     def decode(i: int) -> None:
         pixels[offsets[i] : offsets[i + 1]] = decoding.read(index, i, source_hw).reshape(-1).view(np.uint8)
 
-    limited = decoding.within_memory(source_hw, index.pixels)  # now that memory for the cache itself is allocated
-    limited.for_each(range(len(index)), decode, title="caching images")
+    # No more images at once than fit into a quarter of the memory that is left, now that the cache has its own. A
+    # decoder holds up to three images: the file, the decoded pixels, and the converted pixels.
+    decoder_bytes = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
+    threads = max(min(decoding.threads, int(available_memory() / 4 / decoder_bytes)), 1)
+    decoded = map_ahead(decode, range(len(index)), threads=threads)
+    for _ in progress(decoded, desc="caching images", total=len(index), enabled=decoding.show_progress):
+        pass
+
+
+def open_ram_cache(ctx: DistributedContext, index: DatasetIndex, imgsz: int, decoding: Decoding) -> MappedImages:
+    """Decodes all images of ``index`` into the node's memory. Call it under `torch_distributed_zero_first`.
+
+    Args:
+        imgsz: longer side of the source images, pixels; 0 keeps the size of each file.
+
+    Raises UserError if there is not enough memory, or an image cannot be decoded.
+    """
+    source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
+    key = f"ram_cache/{ctx.node_rank}/{index.cache_key}/{imgsz}"
+    if ctx.store is not None and not ctx.is_node_leader:
+        return MappedImages(Path(os.fsdecode(ctx.store.get(key))), source_hw, index.pixels)
+    if not hasattr(os, "memfd_create"):
+        raise UserError("--cache ram: needs Linux; use --cache disk")
+    size = int(pixel_offsets(source_hw, index.pixels)[-1])
+    check_space("--cache ram", size, free=available_memory(), place="memory", remedy="use --cache disk or none")
+    descriptor = os.memfd_create("lockstep-images")
+    try:
+        decode_into(descriptor, index, source_hw, decoding, title="--cache ram")
+        cache = MappedImages(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), source_hw, index.pixels)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    weakref.finalize(cache, os.close, descriptor).atexit = False
+    if ctx.store is not None:
+        ctx.store.set(key, str(cache.path))
+    return cache

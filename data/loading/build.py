@@ -1,37 +1,189 @@
-"""Builds the loaders of a run from its settings.
+"""Opens the splits of a run, and builds their loaders from its settings.
 
-A loader starts workers that render samples, whole images or tiles, which a reader (open_reader.py) takes from a split.
-Every process of a run must call these functions: the first one of each node scans and caches, and the others read the
-results.
+A loader starts workers that render samples, whole images or tiles, which a reader takes from the index of a split and
+its cache. Every process of a run must call these functions: the first one of each node scans and caches, and the others
+read the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
-from data.cache.open import open_device_images
-from data.loading.loader import InfiniteDataLoader, ValidationLoader, WorkerSettings
-from data.loading.open_reader import open_run_val_reader, open_train_reader
+from data.cache.open import decoding_for, open_cache, open_tile_cache
+from data.index.index import DatasetIndex, digest_of_arrays
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
-from data.loading.worker import plan_batch
-from data.loading.worker_count import loader_workers
-from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.letterbox import CanvasRule
-from data.samples.batch_request import BatchRequest
+from data.render.user_transforms import UserTransforms
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
-from data.samples.readers import SampleReader
-from data.samples.sample_weights import sample_weights
+from data.samples.readers import ImageReader, SampleReader, TileReader
+from data.samples.tiles import TiledIndex
+from data.samples.weights import sample_weights
 from data.source.dataset_spec import DatasetSpec
 from utils.config.checks import check_image_size
-from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.distributed.agreement import check_agreement
+from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
+from utils.logger import get_logger
+from utils.machine.packages import require_package
+from utils.machine.resources import available_cores
+from utils.strings import counted
 
 # Largest validation batch, which one process evaluates. In float32 an image takes up to two sevenths of the memory that
 # it takes in training in bfloat16 (yolov8n at 640 px), so one GPU may lack the memory for the global training batch of
 # eight GPUs.
 MAX_VALIDATION_BATCH = 32
+# Workers per rank. More would only keep more batches in memory.
+MAX_WORKERS = 8
+MAX_WORKERS_CUDA = 16
+
+
+def check_loader_settings(config: TrainConfig, hyp: Hyperparameters) -> None:
+    """Raises UserError for settings that are wrong for every data set and batch size. Reads no data."""
+    if config.image_weights and config.repeat_factor:
+        raise UserError("--image-weights and --repeat-factor both choose how often images are seen; remove one")
+    if config.cache == "disk":
+        require_package("lmdb", "--cache disk", "use --cache ram")
+    if hyp.albumentations:
+        UserTransforms(hyp.albumentations, config.seed)  # raises UserError if they are wrong
+
+
+def check_shards(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError if a batch, whose size must be known, cannot be divided among the processes."""
+    shards = ctx.world_size // config.pipeline
+    batch_size = config.batch_size
+    processes = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
+    if batch_size < shards:
+        raise UserError(
+            f"--batch-size {batch_size}: is the total over {processes}, and each needs at least one image; use "
+            f"{shards} or more"
+        )
+    if config.quad and batch_size % (4 * shards):
+        raise UserError(f"--quad with --batch-size {batch_size} on {processes}: needs a multiple of {4 * shards}")
+
+
+def loader_workers(requested: int, ctx: DistributedContext) -> int:
+    """Returns the number of workers of a loader: ``requested``, or for -1 an equal share of the cores.
+
+    The share is at most `MAX_WORKERS`. With GPUs two cores of the node stay free for the training processes, and the
+    limit is `MAX_WORKERS_CUDA`.
+    """
+    if requested >= 0:
+        return requested
+    cores = available_cores()
+    processes = ctx.local_world_size
+    if ctx.device.type == "cuda":
+        return min(max((cores - 2) // processes, 1), MAX_WORKERS_CUDA)
+    return min(max(cores // processes, 1), MAX_WORKERS)
+
+
+def log_loader_workers(requested: int, ctx: DistributedContext, split: str) -> None:
+    """Logs the number of workers chosen for the loader of ``split``; warns if more are requested than there are cores.
+    Processes other than the main one log nothing."""
+    if not ctx.is_main:
+        return
+    cores = counted(available_cores(), "core")
+    processes = ctx.local_world_size
+    if requested < 0:
+        node = f"{cores}, {counted(processes, 'process')} on this node"
+        get_logger().info("--workers (%s): %d per process (%s)", split, loader_workers(requested, ctx), node)
+    elif requested * processes > available_cores():
+        workers = counted(requested * processes, "worker")
+        message = "--workers %d (%s): %s on %s; about one per core is fastest"
+        get_logger().warning(message, requested, split, workers, cores)
+
+
+def open_train_reader(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
+) -> SampleReader:
+    """Opens the reader of the training split. Raises UserError if it has no images."""
+    log_loader_workers(config.workers, ctx, "train")
+    settings = replace(_index_settings(ctx, config), fraction=config.fraction, seed=config.seed, repeats=False)
+    index = _open_index(ctx, spec, "train", settings)
+    check_has_images(index, spec, "train", "train on")
+    if index.tile:
+        tiles = TiledIndex(index, index.tile, hyp=hyp, seed=config.seed)
+        return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
+    decoding = decoding_for(ctx, loader_workers(config.workers, ctx))
+    cache = open_cache(ctx, config.cache, index, imgsz=config.imgsz, cache_dir=config.cache_dir, decoding=decoding)
+    return ImageReader(index, imgsz=config.imgsz, image_cache=cache)
+
+
+def open_run_val_reader(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
+) -> SampleReader:
+    """Opens the reader of a training run's validation split, of tiles if the run trains on tiles."""
+    log_loader_workers(config.workers, ctx, "val")
+    index = open_val_index(ctx, config, spec, "val")
+    if index.tile:
+        check_has_images(index, spec, "val", "cut into tiles")
+        tiles = TiledIndex(index, index.tile, hyp=hyp)
+        return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
+    decoding = decoding_for(ctx, loader_workers(config.workers, ctx), antialias=False)
+    cache = open_cache(ctx, config.cache, index, imgsz=config.imgsz, cache_dir=config.cache_dir, decoding=decoding)
+    return ImageReader(index, imgsz=config.imgsz, image_cache=cache, reduces=False)
+
+
+def open_tile_reader(
+    ctx: DistributedContext, config: TrainConfig | ValConfig, tiles: TiledIndex, *, imgsz: int, kind: str
+) -> TileReader:
+    """Opens the reader of tiles, which are scaled to ``imgsz``. ``kind``: see `open_tile_cache`."""
+    decoding = decoding_for(ctx, loader_workers(config.workers, ctx))
+    images = open_tile_cache(ctx, kind, tiles.image_index, cache_dir=config.cache_dir, decoding=decoding)
+    return TileReader(tiles, imgsz=imgsz, image_cache=images)
+
+
+def open_val_index(
+    ctx: DistributedContext, config: TrainConfig | ValConfig, spec: DatasetSpec, split: str
+) -> DatasetIndex:
+    """Opens the index of a split to validate on, with all of its images."""
+    return _open_index(ctx, spec, split, _index_settings(ctx, config))
+
+
+def check_has_images(index: DatasetIndex, spec: DatasetSpec, split: str, purpose: str) -> None:
+    """Raises UserError if a split has no images. ``purpose``: intended use of the images, for the message."""
+    if len(index) == 0:
+        raise UserError(f"{spec.source}: {split} has no images to {purpose}")
+
+
+def _index_settings(ctx: DistributedContext, config: TrainConfig | ValConfig) -> IndexSettings:
+    """Returns the settings for indexing a whole split."""
+    return IndexSettings.of_run(config, workers=loader_workers(config.workers, ctx), progress=ctx.is_node_leader)
+
+
+def _open_index(ctx: DistributedContext, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
+    """Opens the index of a split, the same on all processes."""
+    with torch_distributed_zero_first(ctx):
+        index = load_index(spec, split, settings)
+    check_same_data(ctx, split, index)
+    return index
+
+
+def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:
+    """Raises UserError if processes have read different data. Every process of the run must call this."""
+    if ctx.world_size > 1:
+        check_agreement(ctx, data_facts(split, index))
+
+
+def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
+    """Returns facts about ``split``, by their names in messages, that are equal on processes that read the same data.
+
+    File stamps are not among them, because machines may have separate copies.
+    """
+    return {
+        f"the number of {split} images": len(index),
+        "the class names": list(index.names),
+        "the channels and bits of the images": str(index.pixels),
+        "the size of tiles": index.tile,
+        f"the list of {split} images": digest_of_arrays(index.paths.data, index.paths.offsets),
+        f"the sizes of the {split} images": digest_of_arrays(index.image_hw),
+        f"the {split} labels": digest_of_arrays(
+            index.offsets, index.boxes_xywh_px, index.classes, index.crowd, index.incomplete
+        ),
+    }
 
 
 def open_train_samples(
@@ -53,22 +205,15 @@ def build_train_loader(
 ) -> InfiniteDataLoader:
     """Builds the endless loader of this process's shards of the training batches, shuffled and augmented.
 
-    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them. Raises UserError
-    if there are too few images for ``--quad``, or if the device cache fails.
+    Raises UserError if there are too few images for ``--quad``.
     """
-    sampler = build_train_sampler(ctx, config, hyp, samples, stride=stride)
-    workers = loader_workers(config.workers, ctx)
-    make_batch = None
-    renderer = None
-    if config.render_on == "device":
-        make_batch, renderer = _device_rendering(ctx, config, samples, workers)
     return InfiniteDataLoader(
         samples,
-        sampler,
-        WorkerSettings(workers, pin_memory=ctx.device.type == "cuda", make_batch=make_batch),
+        build_train_sampler(ctx, config, hyp, samples, stride=stride),
+        workers=loader_workers(config.workers, ctx),
+        pin_memory=ctx.device.type == "cuda",
         weighted=config.image_weights,
         stops_after_epoch=config.time > 0,
-        renderer=renderer,
     )
 
 
@@ -96,19 +241,6 @@ def build_train_sampler(
     )
 
 
-def _device_rendering(
-    ctx: DistributedContext, config: TrainConfig, samples: AugmentedImages, workers: int
-) -> tuple[Callable[[BatchRequest], PlannedBatch], DeviceRenderer]:
-    """Returns the two halves of ``--render-on device``: the function that plans batches in the workers, and this
-    process's renderer."""
-    layout = None
-    pixels = None
-    if config.cache == "device":
-        layout, pixels = open_device_images(ctx, samples.sample_index, samples.reader.source_hw, workers)
-    fuse = ctx.device.type == "cuda" and not config.deterministic
-    return partial(plan_batch, samples, layout), DeviceRenderer(ctx.device, pixels, fuse=fuse)
-
-
 def build_run_val_loader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, canvases: CanvasRule
 ) -> ValidationLoader:
@@ -127,5 +259,5 @@ def build_val_loader(
     ``canvases``: rule of the model's canvases; ``workers``: value of the flag."""
     samples = LoadImagesAndLabels(reader)
     requests = samples.requests(batch_size, canvases, rank=ctx.rank, world_size=ctx.world_size)
-    settings = WorkerSettings(loader_workers(workers, ctx), pin_memory=ctx.device.type == "cuda")
-    return ValidationLoader(samples, requests, settings)
+    pin_memory = ctx.device.type == "cuda"
+    return ValidationLoader(samples, requests, workers=loader_workers(workers, ctx), pin_memory=pin_memory)

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.index.index import DatasetIndex
 from data.loading.sampler import KeyedDistributedSampler
-from data.loading.shared_memory import BatchSlots, open_slots
-from data.loading.worker import RequestDataset, init_worker, render_batch
-from data.loading.worker_iterator import WorkerIterator
-from data.samples.batch_request import BatchRequest
-from data.samples.dataset import AugmentedImages, LoadImagesAndLabels, Samples
-from data.samples.sample_weights import image_weights, inverse_frequency_weights
-from utils.batches import Batch
+from data.loading.worker import BatchSlots, RequestDataset, init_worker, open_slots
+from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
+from data.samples.weights import image_weights, inverse_frequency_weights
+from utils.batches import Batch, BatchRequest
 from utils.errors import UserError
 from utils.machine.limits import DISK_FULL
 
 PREFETCHED_BATCHES = 2  # per worker
+PIN_THREAD_PATIENCE_S = 5.0  # longest wait for torch's pin-memory thread to end
 RESERVED_BATCHES = 4  # slots for batches that the parent is still using
 # Errors of sem_open(3), which creates the semaphores of the workers' queues, if /dev/shm cannot be used.
 _NO_SEMAPHORES = frozenset((*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS))
@@ -50,13 +50,48 @@ class _SlottedRequests:
             yield replace(request, slot=self.slots.take(nbytes))
 
 
-@dataclass(frozen=True)
-class WorkerSettings:
-    """The processes that produce a loader's batches."""
+class WorkerIterator(_MultiProcessingDataLoaderIter):
+    """Starts workers and iterates over their batches.
 
-    workers: int = 0  # number of processes; 0 to render in this process
-    pin_memory: bool = False
-    make_batch: Callable[[BatchRequest], Any] | None = None  # picklable, runs in the workers; None for `render_batch`
+    The workers also end if one of them fails to start, or if nobody closes the iterator, where those of torch would
+    not. This relies on private attributes of torch's iterator, as `_RequestLoader` relies on some of torch's loader;
+    tests/data/loading/test_loader.py lists them all, and checks that torch still has them.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.owner_pid = os.getpid()
+        try:
+            super().__init__(loader)
+        except BaseException:
+            self._shutdown = True  # torch's destructor would use attributes that its constructor has not set yet
+            self.kill_workers()
+            raise
+
+    def close(self) -> None:
+        """Ends the workers as torch does, by a message to each."""
+        self._shutdown_workers()
+
+    def __del__(self) -> None:
+        """Ends the workers of an iterator that nobody has closed.
+
+        Torch's destructor would use their queues and sentinels. If a reference cycle was garbage-collected, these may
+        already be finalized, and it would write to and close descriptors that belong to other objects by then.
+        """
+        if self._shutdown or os.getpid() != self.owner_pid:  # a forked process inherits the iterator, not the workers
+            return
+        self._shutdown = True
+        _remove_worker_pids(id(self))  # torch would raise an error about workers that are killed
+        if hasattr(self, "_pin_memory_thread"):
+            self._pin_memory_thread_done_event.set()
+            self._worker_result_queue.put((None, None))  # wakes the thread, which keeps this queue alive
+            self._pin_memory_thread.join(PIN_THREAD_PATIENCE_S)
+        self.kill_workers()
+
+    def kill_workers(self) -> None:
+        """Ends the workers that were started, without using any descriptor."""
+        for worker in getattr(self, "_workers", ()):
+            worker.kill()
+            worker.join()
 
 
 class _RequestLoader(DataLoader):
@@ -64,28 +99,29 @@ class _RequestLoader(DataLoader):
 
     def __init__(
         self,
-        samples: Samples,
+        samples: LoadImagesAndLabels,
         requests: Sequence[BatchRequest] | KeyedDistributedSampler,
+        *,
         max_pixels: int,
-        settings: WorkerSettings,
+        workers: int,
+        pin_memory: bool,
     ) -> None:
         """
         Args:
             samples: samples that make up the batches. Torch's data set is a `RequestDataset`, whose items are batches.
             max_pixels: height times width, summed over the images of the largest batch.
+            workers: number of processes that render batches; 0 to render in this process.
         """
         self.samples = samples
-        workers = settings.workers
-        slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
-        uses_slots = workers > 0 and settings.make_batch is None
         pixel_bytes = self.index.pixels.nbytes
-        self._slots = open_slots(slots, pixel_bytes * max_pixels) if uses_slots else None
+        slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
+        self._slots = open_slots(slots, pixel_bytes * max_pixels) if workers > 0 else None
         super().__init__(
-            RequestDataset(settings.make_batch or partial(render_batch, samples, self._slots), self._slots),
+            RequestDataset(samples, self._slots),
             batch_size=None,  # each "index" is the request for a whole batch
             sampler=requests if self._slots is None else _SlottedRequests(requests, self._slots, pixel_bytes),
             num_workers=workers,
-            pin_memory=settings.pin_memory,
+            pin_memory=pin_memory,
             worker_init_fn=partial(init_worker, os.getpid()),
             # By default, from Python 3.14 on, the workers' parent would be another process.
             multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
@@ -95,7 +131,7 @@ class _RequestLoader(DataLoader):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Suppresses torch's warning, because `data.loading.worker_count.log_loader_workers` warns already."""
+        """Suppresses torch's warning, because `data.loading.build.log_loader_workers` warns already."""
 
     def _get_iterator(self) -> Any:
         """Starts the workers. Raises UserError if /dev/shm has no room for the semaphores of their queues."""
@@ -115,7 +151,7 @@ class _RequestLoader(DataLoader):
     @property
     def index(self) -> DatasetIndex:
         """Index of the split's images; the samples may be tiles of these."""
-        return self.samples.reader.index
+        return self.samples.reader.image_index
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
@@ -126,7 +162,7 @@ class _RequestLoader(DataLoader):
             if self._slots is not None:
                 self._slots.reclaim()
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator around torch's iterator
         for batch in super().__iter__():
             if isinstance(batch, UserError):
                 self.close()
@@ -138,10 +174,15 @@ class ValidationLoader(_RequestLoader):
     """Yields each of this rank's batches once per ``iter()``."""
 
     def __init__(
-        self, samples: LoadImagesAndLabels, requests: Sequence[BatchRequest], settings: WorkerSettings
+        self,
+        samples: LoadImagesAndLabels,
+        requests: Sequence[BatchRequest],
+        *,
+        workers: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         max_pixels = max((len(r.images) * math.prod(r.canvas_hw) for r in requests), default=0)
-        super().__init__(samples, requests, max_pixels, settings)
+        super().__init__(samples, requests, max_pixels=max_pixels, workers=workers, pin_memory=pin_memory)
 
 
 class InfiniteDataLoader(_RequestLoader):
@@ -156,30 +197,28 @@ class InfiniteDataLoader(_RequestLoader):
         self,
         samples: AugmentedImages,
         sampler: KeyedDistributedSampler,
-        settings: WorkerSettings,
         *,
+        workers: int = 0,
+        pin_memory: bool = False,
         weighted: bool = False,
         stops_after_epoch: bool = False,
-        renderer: Callable[[Any], Batch] | None = None,
     ) -> None:
         """
         Args:
             weighted: whether to draw images with class weights; see `set_class_weights`.
             stops_after_epoch: whether to disable prefetching across epochs, so that `set_epochs` can be called
-                between them.
-            renderer: turns a result of ``make_batch`` into a `Batch` on the device; None if the result is a `Batch`.
+                between them. ``weighted`` implies it.
         """
-        self.renderer = renderer
         self._requests = sampler
         # float64 (C,); None if images are not drawn with weights. A mid-epoch checkpoint must save them.
         self.class_weights: np.ndarray | None = None
-        super().__init__(samples, sampler, sampler.max_pixels, settings)
+        super().__init__(samples, sampler, max_pixels=sampler.max_pixels, workers=workers, pin_memory=pin_memory)
         sampler.stops_after_epoch = weighted or stops_after_epoch
         if weighted:
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
-        while True:  # torch's iterator ends after each epoch with ``stops_after_epoch``, otherwise never
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator around torch's iterator
+        while True:  # torch's iterator ends with the sampler's: never, or with ``stops_after_epoch`` after each epoch
             yield from super().__iter__()
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
@@ -187,16 +226,15 @@ class InfiniteDataLoader(_RequestLoader):
 
         Batch ``len(loader)`` is the first batch of the next epoch.
         """
-        self._requests.start = (epoch + batch // len(self), batch % len(self))
+        self._requests.set_epoch(epoch + batch // len(self))
+        self._requests.first_batch = batch % len(self)
 
     def render(self, epoch: int, batch: int) -> Batch:
         """Renders this rank's shard of batch ``batch`` to the host, in this process, outside of any iteration."""
         rendered = self.dataset[next(self._requests.requests(epoch, batch))]
         if isinstance(rendered, UserError):
             raise rendered
-        if self.renderer is None:
-            return rendered
-        return self.renderer(rendered).to(torch.device("cpu"), non_blocking=False)
+        return rendered
 
     def global_images(self, batch: int) -> int:
         """Returns the number of images in batch ``batch`` of an epoch, over all ranks."""

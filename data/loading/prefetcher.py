@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -16,22 +15,14 @@ from utils.batches import Batch
 class Prefetcher:
     """Iterates over batches on the device, and fetches batches ahead.
 
-    On a GPU, batches are copied (and rendered, with ``--render-on device``) on a separate stream while the previous
-    step still runs; `next` makes the device wait for the batch, not the host. Torch keeps page-locked memory alive
-    until it has been copied.
+    On a GPU, batches are copied on a separate stream while the previous step still runs; `next` makes the device wait
+    for the batch, not the host. Torch keeps page-locked memory alive until it has been copied.
     """
 
-    def __init__(
-        self, batches: Iterator[Any], *, device: torch.device, render: Callable[[Any], Batch] | None = None
-    ) -> None:
-        """
-        Args:
-            batches: batches on the host.
-            render: turns a batch on the host into one on the device; None to copy it.
-        """
+    def __init__(self, batches: Iterator[Batch], *, device: torch.device) -> None:
+        """``batches``: batches on the host."""
         self._batches = batches
         self._device = device
-        self._render = render or (lambda batch: batch.to(device))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: deque[tuple[Batch, torch.cuda.Event | None]] = deque()
         self._waited_s = 0.0
@@ -55,7 +46,7 @@ class Prefetcher:
             while len(self._ready) < count:
                 self._fetch()
 
-    def take_wait(self) -> float:
+    def pop_wait_time(self) -> float:
         """Returns the seconds spent waiting for the loader since the last call."""
         waited_s = self._waited_s
         self._waited_s = 0.0
@@ -66,6 +57,6 @@ class Prefetcher:
         batch = next(self._batches)
         self._waited_s += time.perf_counter() - started
         with torch.cuda.stream(self._stream):  # without a stream, does nothing
-            rendered = self._render(batch)
+            moved = batch.to(self._device)
             copied = None if self._stream is None else self._stream.record_event()
-            self._ready.append((rendered, copied))
+            self._ready.append((moved, copied))

@@ -13,8 +13,7 @@ from itertools import chain
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
-from data.samples.batch_request import BatchRequest
-from utils.batches import SampleKey
+from utils.batches import BatchRequest, SampleKey
 from utils.distributed.context import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
 
@@ -72,7 +71,7 @@ class EpochOrder:
         """
         Args:
             weights: float64 (N,), with a whole sum: how often each sample occurs in an epoch, rounded up in some epochs
-                and down in others; see `data.samples.sample_weights`.
+                and down in others; see `data.samples.weights`.
             batch_size: B, the size of the global batch.
             canvases: canvases of the same samples. If they are rectangular, samples of similar aspect share a batch.
             block: number of neighbors in the order among which the partners of a mosaic are chosen; 0 for all samples.
@@ -92,7 +91,7 @@ class EpochOrder:
         """Returns the sample at each position of the epoch, int64."""
         rng = keyed_generator(self.seed, Stream.PERMUTATION, epoch)
         if self.draw_weights is None:
-            order = rng.permutation(self._members(epoch))
+            order = rng.permutation(self._epoch_samples(epoch))
         else:
             draw = keyed_generator(self.seed, Stream.IMAGE_WEIGHTS, epoch)
             probabilities = self.draw_weights / self.draw_weights.sum()
@@ -100,7 +99,7 @@ class EpochOrder:
         bucket = self.canvases.bucket
         return order if bucket is None else self._group_by_bucket(order, bucket, rng)
 
-    def _members(self, epoch: int) -> np.ndarray:
+    def _epoch_samples(self, epoch: int) -> np.ndarray:
         """Returns the samples of an epoch, ascending, each repeated according to its weight: int64.
 
         A sample occurs as often as the whole part of its weight, and once more in a share of the epochs that equals the
@@ -139,7 +138,10 @@ class EpochOrder:
 
 
 class KeyedDistributedSampler(DistributedSampler):
-    """Yields one rank's batch requests, epoch after epoch from ``start`` on; `len` is the number per epoch."""
+    """Yields one rank's batch requests, epoch after epoch; `len` is the number per epoch.
+
+    Iteration starts at batch ``first_batch`` of the epoch given to `set_epoch`, 0 by default.
+    """
 
     def __init__(
         self,
@@ -157,14 +159,14 @@ class KeyedDistributedSampler(DistributedSampler):
             quad: whether four samples make one image of twice the size.
             multi_scale: fraction by which canvas sizes vary up and down from batch to batch.
         """
-        # Torch uses only the length of its data set.
-        super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)  # type: ignore[arg-type]
+        # Of its data set, torch's sampler only needs the length.
+        super().__init__(order, num_replicas=world_size, rank=rank, seed=order.seed)  # type: ignore[arg-type]
         self.order = order
         self.quad = quad
         self.multi_scale = multi_scale
         self.run_epochs = run_epochs
-        self.start = (0, 0)  # epoch and batch
-        self.stops_after_epoch = False  # whether an iteration ends after an epoch, and the next one continues
+        self.first_batch = 0
+        self.stops_after_epoch = False  # whether an iteration ends after its epoch, and the next one continues
 
     def __len__(self) -> int:
         """Returns the number of batches per epoch, including the last, possibly smaller one. With ``quad``, an
@@ -189,14 +191,13 @@ class KeyedDistributedSampler(DistributedSampler):
         return -(-self.order.batch_size // self.num_replicas) * side**2
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        epoch, batch = self.start
-        while True:
-            yield from self.requests(epoch, batch)
+        epoch = self.epoch
+        yield from self.requests(epoch, self.first_batch)
+        while not self.stops_after_epoch:
             epoch += 1
-            batch = 0
-            if self.stops_after_epoch:
-                self.start = (epoch, batch)
-                return
+            yield from self.requests(epoch)
+        self.set_epoch(epoch + 1)
+        self.first_batch = 0
 
     def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
         """Yields this rank's shards of the epoch's batches, from ``first_batch`` on."""
@@ -239,9 +240,9 @@ class KeyedDistributedSampler(DistributedSampler):
         double = (2 * canvas[0], 2 * canvas[1])
         return self._keys(indices, epoch, range(position, position + 1), double)
 
-    def _canvas(self, members: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
-        """Returns height and width of the canvas for a batch of the samples ``members``, int64, pixels."""
-        height, width = self.order.canvases.canvas_hw(members)
+    def _canvas(self, indices: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
+        """Returns height and width of the canvas for a batch of the samples ``indices``, int64, pixels."""
+        height, width = self.order.canvases.canvas_hw(indices)
         if self.multi_scale == 0:
             return height, width
         rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)

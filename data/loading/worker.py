@@ -1,11 +1,20 @@
-"""Runs in a loader's worker processes: renders or plans the requested batches, and collates their samples."""
+"""Runs in a loader's worker processes: renders the requested batches, collates their samples, and sends them back.
+
+Torch creates a shared segment for each batch. The kernel has to find, clear and map its pages, which takes longer than
+rendering an image. Here the parent assigns each request a slot of one mapping (`BatchSlots`); the slot is free again
+when the last tensor of its batch is deleted. Without such memory or a free slot, new memory is allocated for each batch
+(`new_pixels`); two workers then load only two thirds (320 px) or half (640 px) as many images per second.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,19 +24,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from data.augment.plan import SamplePlan
-from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
-from data.render.device import PlannedBatch, RenderGroup
-from data.render.pyramid import PackedPixels, PyramidLayout
-from data.render.table import RenderTable, build_table
-from data.samples.batch_request import BatchRequest
-from data.samples.dataset import AugmentedImages, Samples
-from utils.batches import Batch, Sample, Targets
+from data.samples.dataset import LoadImagesAndLabels
+from utils.batches import Batch, BatchRequest, Sample, Targets, map_tensors
 from utils.errors import UserError
 from utils.machine.limits import explain_limit
+from utils.pixels import RGB8, PixelFormat
 
 # An orphan must end soon: it keeps sockets open, and other ranks notice the death of its parent when these close.
 PARENT_CHECK_S = 0.5
+INLINE_BYTES = 65536  # larger tensors are in shared memory
+_numbers = itertools.count()
+_by_number: weakref.WeakValueDictionary[int, BatchSlots] = weakref.WeakValueDictionary()
 
 
 @dataclass(eq=False)
@@ -37,12 +44,12 @@ class RequestDataset(Dataset[Any]):
     Errors of the user or of the machine are returned as UserError, because torch would add a traceback to a raised one.
     """
 
-    make_batch: Callable[[BatchRequest], Any]
-    slots: BatchSlots | None = None  # slots in which `make_batch` renders
+    samples: LoadImagesAndLabels
+    slots: BatchSlots | None = None  # slots to render into
 
-    def __getitem__(self, request: BatchRequest) -> Any:
+    def __getitem__(self, request: BatchRequest) -> Batch | SentBatch | UserError:
         try:
-            batch = self.make_batch(request)
+            batch = self._render(request)
             return batch if get_worker_info() is None else SentBatch(batch, self.slots, request.slot)
         except Exception as error:
             message = str(error) if isinstance(error, UserError) else explain_limit(error)
@@ -50,19 +57,18 @@ class RequestDataset(Dataset[Any]):
                 raise
             return UserError(message)
 
-
-def render_batch(samples: Samples, slots: BatchSlots | None, request: BatchRequest) -> Batch:
-    """Renders a batch on the host, in a slot if the request has one."""
-    count = len(request.images)
-    pixel_format = samples.sample_index.pixels
-    if slots is None or request.slot is None:
-        pixels = new_pixels(count, request.canvas_hw, pixel_format)
-    else:
-        shape = (count, *request.canvas_hw, pixel_format.channels)
-        pixels = torch.from_numpy(slots.pixels(request.slot, shape, pixel_format.dtype))
-    if count < len(request.keys):  # some images consist of four samples
-        return collate_quad(samples.render(request), request, pixels)
-    return collate(samples.render(request, list(pixels.numpy())), pixels)
+    def _render(self, request: BatchRequest) -> Batch:
+        """Renders a batch, in a slot if the request has one."""
+        count = len(request.images)
+        pixel_format = self.samples.sample_index.pixels
+        if self.slots is None or request.slot is None:
+            pixels = new_pixels(count, request.canvas_hw, pixel_format)
+        else:
+            shape = (count, *request.canvas_hw, pixel_format.channels)
+            pixels = torch.from_numpy(self.slots.pixels(request.slot, shape, pixel_format.dtype))
+        if count < len(request.keys):  # some images consist of four samples
+            return collate_quad(self.samples.render(request), request, pixels)
+        return collate(self.samples.render(request, list(pixels.numpy())), pixels)
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
@@ -100,54 +106,134 @@ def _side_by_side(samples: Sequence[Sample]) -> Sample:
     return replace(samples[0], image=image, labels=labels)
 
 
-def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
-    """Plans a training batch for `DeviceRenderer`.
+class BatchSlots:
+    """Slots of equal size in one shared mapping. A page takes up memory only after something is written to it."""
 
-    ``layout``: layout of the device cache that has the images; None if the batch carries the visible pixels.
+    def __init__(self, count: int, slot_bytes: int) -> None:
+        """Raises OSError or RuntimeError if the system cannot provide the memory."""
+        self.slot_bytes = slot_bytes
+        self._memory = torch.empty(0, dtype=torch.uint8).set_(new_shared(count * slot_bytes))
+        self.number = next(_numbers)
+        self._free = list(range(count))  # a stack, because the pages of the slot freed last are mapped already
+        self._sent: set[int] = set()  # slots that workers hold
+        _by_number[self.number] = self
+
+    def take(self, wanted_bytes: int) -> int | None:
+        """Reserves a slot for a worker to render into; returns None if no slot is free or large enough."""
+        if wanted_bytes > self.slot_bytes or not self._free:
+            return None
+        slot = self._free.pop()
+        self._sent.add(slot)
+        return slot
+
+    def reclaim(self) -> None:
+        """Frees the slots held by workers. The workers must have ended."""
+        self._free.extend(self._sent)
+        self._sent.clear()
+
+    def pixels(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> np.ndarray:
+        """Returns a view of a slot as an array."""
+        first = slot * self.slot_bytes
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return self._memory[first : first + nbytes].numpy().view(dtype).reshape(shape)
+
+    def to_tensor(self, slot: int, shape: tuple[int, ...], dtype: np.dtype | type = np.uint8) -> Tensor:
+        """Returns `pixels` as a tensor. The slot is freed when nothing refers to its memory anymore."""
+        pixels = self.pixels(slot, shape, dtype)
+        self._sent.discard(slot)
+        weakref.finalize(pixels, self._free.append, slot).atexit = False  # torch's storage keeps the array alive
+        return torch.from_numpy(pixels)
+
+
+@dataclass(eq=False)
+class SentBatch:
+    """Wraps a batch, a dataclass of tensors (possibly nested), in a worker; unpickles as the batch itself.
+
+    Torch creates a file and a connection for every tensor, which is slow for small tensors. Here small tensors are part
+    of the message, and large ones are in memory that both processes map.
     """
-    plans = samples.plans(request)
-    members_of_images = request.images
-    no_pixels = new_pixels(len(members_of_images), (0, 0), samples.sample_index.pixels)
-    rest = collate_quad(samples.without_pixels(request, plans), request, no_pixels)
-    groups = []
-    for canvas_hw, images in _images_by_canvas(request).items():
-        plans_of_group = [plans[i] for image in images for i in members_of_images[image]]
-        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw=canvas_hw, epoch=request.epoch)
-        groups.append(RenderGroup(table, pixels, torch.tensor(images, dtype=torch.int64)))
-    return PlannedBatch(request.canvas_hw, tuple(groups), rest)
+
+    batch: Any
+    slots: BatchSlots | None = None
+    slot: int | None = None  # slot with the images of a `Batch`; None if they are elsewhere
+
+    def __reduce__(self) -> tuple:
+        if self.slots is None or self.slot is None:
+            return _rebuild_batch, (map_tensors(self.batch, _portable),)
+        images = self.batch.images
+        shape = tuple(images.permute(0, 2, 3, 1).shape)
+        rest = map_tensors(replace(self.batch, images=images[..., :0, :0].clone()), _portable)
+        return _rebuild_batch, (rest, self.slots.number, self.slot, shape)
 
 
-def _images_by_canvas(request: BatchRequest) -> dict[tuple[int, int], list[int]]:
-    """Groups the images of a batch by the canvas size of their samples: the size of the batch or, for images that join
-    four samples (``--quad``), half of it."""
-    images_by_canvas: dict[tuple[int, int], list[int]] = {}
-    for image, members in enumerate(request.images):
-        canvas_hw = request.keys[members.start].canvas_hw
-        images_by_canvas.setdefault(canvas_hw, []).append(image)
-    return images_by_canvas
+def _rebuild_batch(batch: Any, number: int = -1, slot: int = -1, shape: tuple[int, ...] = ()) -> Any:
+    """Rebuilds a batch in the parent, with images of ``shape`` (B, H, W, C) from a slot of `BatchSlots` ``number``."""
+    if number < 0:
+        return batch
+    images = _by_number[number].to_tensor(slot, shape, batch.images.numpy().dtype)
+    return replace(batch, images=images.permute(0, 3, 1, 2))
 
 
-def _table_of(
-    samples: AugmentedImages,
-    layout: PyramidLayout | None,
-    plans: Sequence[SamplePlan],
-    *,
-    canvas_hw: tuple[int, int],
-    epoch: int,
-) -> tuple[RenderTable, Tensor | None]:
-    """Returns the table of plans with one canvas size, and the pixels (P, C) to which it refers, or None if they are in
-    the device cache with ``layout``."""
-    source_hw = samples.reader.source_hw
-    if layout is not None:
-        return build_table(plans, canvas_hw, source_hw, layout), None
-    pixel_format = samples.sample_index.pixels
+@dataclass(eq=False)
+class _ByValue:
+    """A small tensor, pickled by value."""
 
-    def allocate(count: int) -> Tensor:
-        return new_pixels(1, (count, 1), pixel_format).flatten(0, 2)
+    tensor: Tensor
 
-    packed = PackedPixels(samples.source_images(epoch), allocate)
-    table = build_table(plans, canvas_hw, source_hw, packed)
-    return table, packed.pixels
+    def __reduce__(self) -> tuple:
+        return torch.from_numpy, (self.tensor.detach().numpy(),)
+
+
+def _portable(tensor: Tensor) -> Tensor | _ByValue:
+    """Returns ``tensor`` in a form that pickles fast: by value if it is small, otherwise in shared memory."""
+    if tensor.device.type != "cpu":
+        return tensor
+    if tensor.nbytes <= INLINE_BYTES and tensor.dtype != torch.bfloat16:
+        return _ByValue(tensor)
+    if tensor.is_shared() or tensor.nbytes == 0:
+        return tensor
+    source = tensor.untyped_storage()
+    storage = new_shared(source.nbytes())
+    storage.copy_(source)
+    return tensor.new_empty(0).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def new_shared(nbytes: int) -> torch.UntypedStorage:
+    """Allocates uninitialized shared memory.
+
+    Without memfd torch allocates it in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``).
+    """
+    if not hasattr(os, "memfd_create"):
+        return torch.UntypedStorage._new_shared(nbytes)
+    handle = os.memfd_create("lockstep-tensor")
+    try:
+        os.truncate(handle, nbytes)
+        # Duplicates the handle.
+        return torch.UntypedStorage._new_shared_fd_cpu(handle, nbytes)  # type: ignore[attr-defined]  # not in the stubs
+    finally:
+        os.close(handle)
+
+
+def new_pixels(images: int, canvas_hw: tuple[int, int], pixels: PixelFormat = RGB8) -> Tensor:
+    """Allocates uninitialized pixels (images, H, W, C).
+
+    In a worker they are in shared memory; torch would otherwise copy the batch there.
+    """
+    shape = (images, *canvas_hw, pixels.channels)
+    dtype = pixels.torch_dtype
+    if get_worker_info() is None or math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.empty(0, dtype=dtype).set_(new_shared(math.prod(shape) * dtype.itemsize)).view(shape)
+
+
+def open_slots(count: int, slot_bytes: int) -> BatchSlots | None:
+    """Opens `BatchSlots`; returns None if the system cannot provide them."""
+    if slot_bytes == 0:
+        return None
+    try:
+        return BatchSlots(count, slot_bytes)
+    except (OSError, OverflowError, RuntimeError):  # not enough memory, or more than 64 bits can address
+        return None
 
 
 def init_worker(parent: int, worker: int) -> None:

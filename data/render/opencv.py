@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from data.augment.plan import Layer, Patch, SamplePlan
-from data.augment.projection import project_points
+from data.augment.transforms import project_points
 from data.images.decode import with_channels
 from data.images.reduce import resize, resize_area
 from utils.pixels import RGB8, PixelFormat, padding_value
@@ -49,7 +49,7 @@ def _render_layer(layer: Layer, load: Callable[[int], np.ndarray], out: np.ndarr
     for patch in layer.patches:
         draw_patch(patch, load(patch.index), canvas)
     for operation, parameters in layer.operations:
-        if operation.apply_opencv(canvas, parameters, other) is other:
+        if operation.apply(canvas, parameters, other) is other:
             canvas, other = other, canvas
     if canvas is not out:
         out[:] = canvas

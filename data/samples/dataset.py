@@ -1,9 +1,8 @@
-"""The samples of a split: letterboxed (`LoadImagesAndLabels`) or augmented (`AugmentedImages`), rendered by key."""
+"""The samples of a split: letterboxed (`LoadImagesAndLabels`), or augmented for training (`AugmentedImages`)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,20 +10,23 @@ import numpy as np
 
 from data.augment.labels import images_of, place_labels
 from data.augment.mosaic import PartnerPool
-from data.augment.plan import SamplePlan, SamplePlanner
+from data.augment.plan import SamplePlanner
 from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule, Letterbox, fit_letterbox, letterbox
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms
-from data.samples.batch_request import BatchRequest
 from data.samples.readers import RecentImages, SampleReader
-from data.samples.tiled_index import TiledIndex
-from utils.batches import Sample, SampleKey
+from data.samples.tiles import TiledIndex
+from utils.batches import BatchRequest, Sample, SampleKey
 from utils.config.settings import Hyperparameters
 
 
-class Samples(ABC):
-    """Renders samples of a split. The same key gives the same sample in any process and any order."""
+class LoadImagesAndLabels:
+    """Loads the images of a split (or tiles of them) with their labels, letterboxed, as validation samples.
+
+    The longer side is scaled, up or down, to the reader's ``imgsz``; if that is None, samples keep their size. The same
+    key gives the same sample in any process and any order.
+    """
 
     def __init__(self, reader: SampleReader) -> None:
         """``reader``: reads whole images or tiles."""
@@ -43,36 +45,6 @@ class Samples(ABC):
         """The tiles that are the samples; None if the samples are whole images."""
         return self.reader.tiles
 
-    @abstractmethod
-    def render(self, request: BatchRequest, outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
-        """Renders the samples of ``request``, each independently of the others.
-
-        ``outs``: an array (H, W, C) per sample to render into, which saves a copy. Its content is undefined if the
-        sample returns another array. Raises UserError for a file that cannot be decoded.
-        """
-
-    def pack(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
-        """Packs a rendered image and its labels into a `Sample`. ``fit``: None if the image is augmented."""
-        origin = self.reader.origin_of(key.index)
-        gain_xy = (1.0, 1.0) if fit is None else (fit.gain_x, fit.gain_y)
-        pad_x, pad_y = (0.0, 0.0) if fit is None else (float(fit.pad_x), float(fit.pad_y))
-        return Sample(
-            image=image,
-            labels=labels,
-            index=key.index,
-            path=self.sample_index.path(key.index),
-            original_hw=origin.image_hw,
-            gain_xy=gain_xy,
-            pad_xy=(pad_x - gain_xy[0] * origin.left, pad_y - gain_xy[1] * origin.top),
-        )
-
-
-class LoadImagesAndLabels(Samples):
-    """Loads the images of a split (or tiles of them) with their labels, letterboxed, as validation samples.
-
-    The longer side is scaled, up or down, to the reader's ``imgsz``; if that is None, samples keep their size.
-    """
-
     def requests(
         self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
@@ -81,16 +53,34 @@ class LoadImagesAndLabels(Samples):
         return [request for group in groups[rank::world_size] for request in group]
 
     def render(self, request: BatchRequest, outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
-        """See `Samples`."""
-        return [self._letterboxed(key, out) for key, out in zip(request.keys, outs or [None] * len(request.keys))]
+        """Renders the samples of ``request``, each independently of the others.
 
-    def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
-        i = key.index
-        image_hw = self.sample_index.image_hw[i]
-        fit = fit_letterbox(image_hw, key.canvas_hw, self.reader.imgsz or int(image_hw.max()))
-        image = letterbox(self.reader.read(i, key.epoch), key.canvas_hw, fit, out)
-        labels = _letterboxed_labels(self.sample_index.labels(i), key.canvas_hw, fit)
-        return self.pack(key, image, labels, fit)
+        ``outs``: an array (H, W, C) per sample to render into, which saves a copy. Its content is undefined if the
+        sample returns another array. Raises UserError for a file that cannot be decoded.
+        """
+        samples = []
+        for key, out in zip(request.keys, outs or [None] * len(request.keys)):
+            image_hw = self.sample_index.image_hw[key.index]
+            fit = fit_letterbox(image_hw, key.canvas_hw, self.reader.imgsz or int(image_hw.max()))
+            image = letterbox(self.reader.read(key.index, key.epoch), key.canvas_hw, fit, out)
+            labels = _letterboxed_labels(self.sample_index.labels(key.index), key.canvas_hw, fit)
+            samples.append(self._sample(key, image, labels, fit))
+        return samples
+
+    def _sample(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
+        """Packs a rendered image and its labels. ``fit``: None if the image is augmented."""
+        original_hw, (left, top) = self.reader.origin_of(key.index)
+        gain_xy = (1.0, 1.0) if fit is None else (fit.gain_x, fit.gain_y)
+        pad_x, pad_y = (0.0, 0.0) if fit is None else (float(fit.pad_x), float(fit.pad_y))
+        return Sample(
+            image=image,
+            labels=labels,
+            index=key.index,
+            path=self.sample_index.path(key.index),
+            original_hw=original_hw,
+            gain_xy=gain_xy,
+            pad_xy=(pad_x - gain_xy[0] * left, pad_y - gain_xy[1] * top),
+        )
 
 
 def _letterboxed_labels(labels: np.ndarray, canvas_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:
@@ -103,8 +93,8 @@ def _letterboxed_labels(labels: np.ndarray, canvas_hw: tuple[int, int], fit: Let
     return rows
 
 
-class AugmentedImages(Samples):
-    """Renders augmented training samples."""
+class AugmentedImages(LoadImagesAndLabels):
+    """The same images and labels as augmented training samples."""
 
     def __init__(
         self,
@@ -120,8 +110,8 @@ class AugmentedImages(Samples):
             reader: reads whole images or tiles.
             hyp: strengths and probabilities of the augmentations; None for the defaults.
             rect: whether canvases fit the images' aspect, which disables mosaic and mixup.
-            weights: result of `data.samples.sample_weights.sample_weights`, by which the sampler, mosaic and mixup
-                draw; None to draw each sample once per epoch.
+            weights: result of `data.samples.weights.sample_weights`, by which the sampler, mosaic and mixup draw; None
+                to draw each sample once per epoch.
 
         Raises UserError if ``hyp.albumentations`` is wrong.
         """
@@ -131,7 +121,7 @@ class AugmentedImages(Samples):
             hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
         self.weights = np.ones(len(self)) if weights is None else weights
         pool = PartnerPool(self.weights)
-        self._planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
+        self.planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
         self._read = reader.read
         if reader.decodes_files and hyp.mosaic_block and not rect:  # cached images need no second copy
             # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
@@ -139,36 +129,18 @@ class AugmentedImages(Samples):
         self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None
 
     def render(self, request: BatchRequest, outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
-        """See `Samples`."""
-        plans = self.plans(request)
-        labels = self._plan_labels(request, plans)
-        read = self.source_images(request.epoch)
+        """Renders augmented samples; see `LoadImagesAndLabels.render`."""
+        plans = self.planner.draw(request.keys, request.run_epochs)
+        source_labels, patch = self.reader.labels_of(images_of(plans), request.epoch)
+        labels_by_plan = place_labels(plans, self.reader.source_hw, source_labels, patch)
+        load = partial(self._read, epoch=request.epoch)
         samples = []
-        for key, plan, rows, out in zip(request.keys, plans, labels, outs or [None] * len(request.keys)):
-            image = render_plan(plan, read, out, self.sample_index.pixels)
+        for key, plan, labels, out in zip(request.keys, plans, labels_by_plan, outs or [None] * len(request.keys)):
+            image = render_plan(plan, load, out, self.sample_index.pixels)
             if self._transforms is not None:
-                image, rows = self._transforms(image, rows, key)
-            samples.append(self.pack(key, image, rows))
+                image, labels = self._transforms(image, labels, key)
+            samples.append(self._sample(key, image, labels))
         return samples
-
-    def plans(self, request: BatchRequest) -> list[SamplePlan]:
-        """Draws the plans by which the samples of ``request`` are rendered."""
-        return self._planner.draw(request.keys, request.run_epochs)
-
-    def without_pixels(self, request: BatchRequest, plans: Sequence[SamplePlan]) -> list[Sample]:
-        """Returns the samples that ``plans`` would render for ``request``, with empty images, (0, 0, C)."""
-        pixels = self.sample_index.pixels
-        empty = np.zeros((0, 0, pixels.channels), pixels.dtype)
-        return [self.pack(key, empty, rows) for key, rows in zip(request.keys, self._plan_labels(request, plans))]
-
-    def source_images(self, epoch: int) -> Callable[[int], np.ndarray]:
-        """Returns a function that reads the source image of a sample in ``epoch``: (h, w, C)."""
-        return partial(self._read, epoch=epoch)
-
-    def _plan_labels(self, request: BatchRequest, plans: Sequence[SamplePlan]) -> list[np.ndarray]:
-        """Returns the labels of each plan; see `place_labels`."""
-        labels, patch = self.reader.labels_of(images_of(plans), request.epoch)
-        return place_labels(plans, self.reader.source_hw, labels, patch)
 
     def without_augmentation(self) -> LoadImagesAndLabels:
         """Returns the same samples, letterboxed instead of augmented."""

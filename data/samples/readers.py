@@ -9,37 +9,34 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 
-from data.cache.image_cache import ImageCache
 from data.images.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule
-from data.samples.batch_request import BatchRequest
-from data.samples.tiled_index import TiledIndex, crop_tile
-from utils.batches import SampleKey
+from data.samples.tiles import TiledIndex, crop_tile
+from utils.batches import BatchRequest, SampleKey
 
 # Maximum total size of the images that a worker keeps for the other samples of a block. The 16 images of a default
 # block fit if their sides are at most 1600 pixels.
 MAX_RECENT_BYTES = 128 << 20
 
 
-class SampleOrigin(NamedTuple):
-    """The image that contains a sample, and the position of the sample in it, in pixels."""
+class ImageCache(Protocol):
+    """Decoded source images by number, regardless of storage (data/cache)."""
 
-    image_hw: tuple[int, int]
-    left: int
-    top: int
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Returns an image, (h, w, C), read-only. Raises UserError for damage."""
 
 
 class SampleReader(ABC):
     """Reads the source images and labels of samples.
 
     Attributes:
-        index: index of the split's images.
-        sample_index: index of the N samples. It describes each tile as if it were an image.
+        image_index: index of the split's images.
+        sample_index: index of the N samples: the same, or one that describes each tile as if it were an image.
         imgsz: longer side of a letterboxed sample, pixels; None to keep the size of each.
         source_hw: int (N, 2), sizes of the source images that `read` returns.
         tiles: the tiles that are the samples; None if the samples are whole images.
@@ -50,9 +47,9 @@ class SampleReader(ABC):
     decodes_files: bool
 
     def __init__(
-        self, index: DatasetIndex, sample_index: DatasetIndex, *, imgsz: int | None, source_hw: np.ndarray
+        self, image_index: DatasetIndex, sample_index: DatasetIndex, *, imgsz: int | None, source_hw: np.ndarray
     ) -> None:
-        self.index = index
+        self.image_index = image_index
         self.sample_index = sample_index
         self.imgsz = imgsz
         self.source_hw = source_hw
@@ -69,8 +66,8 @@ class SampleReader(ABC):
         """Returns the labels of source images in ``epoch``; see `DatasetIndex.labels_of`."""
 
     @abstractmethod
-    def origin_of(self, i: int) -> SampleOrigin:
-        """Returns where sample i is from."""
+    def origin_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns height and width of the image that contains sample i, and the sample's left and top in it, pixels."""
 
     @abstractmethod
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
@@ -85,7 +82,12 @@ class ImageReader(SampleReader):
     """Reads whole images, from a cache or from their files."""
 
     def __init__(
-        self, index: DatasetIndex, *, imgsz: int | None, image_cache: ImageCache | None = None, reduces: bool = True
+        self,
+        image_index: DatasetIndex,
+        *,
+        imgsz: int | None,
+        image_cache: ImageCache | None = None,
+        reduces: bool = True,
     ) -> None:
         """
         Args:
@@ -95,10 +97,10 @@ class ImageReader(SampleReader):
                 letterboxing resizes whole images, as detection does. A cache contains reduced images.
         """
         if imgsz is None or (image_cache is None and not reduces):
-            source_hw = index.image_hw
+            source_hw = image_index.image_hw
         else:
-            source_hw = reduced_sizes(index.image_hw, imgsz)
-        super().__init__(index, index, imgsz=imgsz, source_hw=source_hw)
+            source_hw = reduced_sizes(image_index.image_hw, imgsz)
+        super().__init__(image_index, image_index, imgsz=imgsz, source_hw=source_hw)
         self.tiles = None
         self.image_cache = image_cache
         self.decodes_files = image_cache is None
@@ -106,20 +108,22 @@ class ImageReader(SampleReader):
     def read(self, i: int, epoch: int) -> np.ndarray:
         if self.image_cache is not None:
             return self.image_cache[i]
-        return read_source(self.index.path(i), self.index.image_hw[i], self.source_hw[i], self.index.pixels)
+        return read_source(
+            self.image_index.path(i), self.image_index.image_hw[i], self.source_hw[i], self.image_index.pixels
+        )
 
     def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.index.labels_of(samples)
+        return self.image_index.labels_of(samples)
 
-    def origin_of(self, i: int) -> SampleOrigin:
-        height, width = self.index.image_hw[i].tolist()
-        return SampleOrigin((height, width), left=0, top=0)
+    def origin_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        height, width = self.image_index.image_hw[i].tolist()
+        return (height, width), (0, 0)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
         """See `SampleReader`. The images of a batch share a canvas, and the most frequent canvas comes first. If
         ``imgsz`` is None, each batch is one image at full size."""
         if self.imgsz is None:
-            batches = [([i], (height, width)) for i, (height, width) in enumerate(self.index.image_hw.tolist())]
+            batches = [([i], (height, width)) for i, (height, width) in enumerate(self.image_index.image_hw.tolist())]
         else:
             batches = self._batches_by_canvas(batch_size, canvases)
         return [
@@ -129,7 +133,7 @@ class ImageReader(SampleReader):
 
     def _batches_by_canvas(self, batch_size: int, canvases: CanvasRule) -> list[tuple[list[int], tuple[int, int]]]:
         """Groups images, in the order of the data set, into batches that share a canvas; returns images and canvas."""
-        sizes, size_of_image = np.unique(self.index.image_hw, axis=0, return_inverse=True)
+        sizes, size_of_image = np.unique(self.image_index.image_hw, axis=0, return_inverse=True)
         canvas_of_size = np.array([canvases.canvas_hw(size) for size in sizes.tolist()], np.int64).reshape(-1, 2)
         canvas_of_image = canvas_of_size[size_of_image.reshape(-1)]
         distinct, number, counts = np.unique(canvas_of_image, axis=0, return_inverse=True, return_counts=True)
@@ -168,15 +172,15 @@ class TileReader(SampleReader):
     def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         return self.tiles.labels_of(samples, epoch)
 
-    def origin_of(self, i: int) -> SampleOrigin:
-        height, width = self.index.image_hw[self.tiles.image[i]].tolist()
+    def origin_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        height, width = self.image_index.image_hw[self.tiles.image[i]].tolist()
         left, top = self.tiles.corners_on_grid[i].tolist()
-        return SampleOrigin((height, width), left, top)
+        return (height, width), (left, top)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
         """See `SampleReader`. One process reads all tiles of an image, and no batch mixes the tiles of two images."""
         canvas_hw = replace(canvases, is_square=True).canvas_hw((self.tiles.side, self.tiles.side))
-        bounds = np.searchsorted(self.tiles.image, np.arange(len(self.index) + 1)).tolist()
+        bounds = np.searchsorted(self.tiles.image, np.arange(len(self.image_index) + 1)).tolist()
         batches_of_images = []
         for first, end in itertools.pairwise(bounds):
             keys = tuple(SampleKey(i, 0, i, canvas_hw) for i in range(first, end))

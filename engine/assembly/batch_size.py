@@ -95,12 +95,10 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
-def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
+def check_batch_search(ctx: DistributedContext) -> None:
     """Raises UserError if ``--batch-size -1`` is not supported for this run."""
     if ctx.device.type != "cuda":
         raise UserError(f"--batch-size -1: searches on a GPU only, and this run is on {ctx.device}; use a number")
-    if config.render_on == "device":
-        raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
 
 
 def batch_that_fits(search: BatchSearch, *, epoch_samples: int) -> int:

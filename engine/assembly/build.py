@@ -64,7 +64,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     starting_model = build_run_model(ctx, settings, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
-    train_index = samples.reader.index  # index of whole images; `sample_index` has their tiles, if the data has any
+    train_index = samples.reader.image_index
     teacher = data.build_teacher(model)
     if checkpoint is None:
         fit_model_anchors(ctx, settings, model, train_index)

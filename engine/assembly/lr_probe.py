@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from data.index.index import DatasetIndex
-from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from models.detector import Detector, build_detector
@@ -23,7 +22,7 @@ from models.weights.download import fetch_weights
 from models.weights.load import class_count
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from models.weights.transfer import transfer_weights
-from utils.batches import Sample, SampleKey, to_float
+from utils.batches import BatchRequest, Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data.loading.checks import check_loader_settings, check_shards
+from data.loading.build import check_loader_settings, check_shards
 from engine.assembly.batch_size import check_batch_search
 from engine.assembly.build_step import check_step_settings
 from engine.export.options import require_packages
@@ -27,6 +27,6 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
 def check_batch_size(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for a batch size that these processes cannot use, or cannot search for."""
     if config.batch_size == FIND_BATCH_SIZE:
-        check_batch_search(ctx, config)
+        check_batch_search(ctx)
     else:
         check_shards(ctx, config)

@@ -9,14 +9,18 @@ from typing import cast
 from torch import Tensor, nn
 
 from data.index.index import DatasetIndex
-from data.loading.build import build_val_loader
-from data.loading.checks import check_same_data
+from data.loading.build import (
+    build_val_loader,
+    check_has_images,
+    check_same_data,
+    log_loader_workers,
+    open_tile_reader,
+    open_val_index,
+)
 from data.loading.loader import ValidationLoader
-from data.loading.open_reader import check_has_images, open_tile_reader, open_val_index
-from data.loading.worker_count import log_loader_workers
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader, SampleReader
-from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import TiledIndex
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
 from engine.evaluation.result import Evaluation

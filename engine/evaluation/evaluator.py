@@ -142,7 +142,7 @@ class Evaluator:
                 selections = self.postprocess(model, raw)
             selections = {name: _to_host(detections) for name, detections in selections.items()}
             shard.add(batch, selections, self._loss(raw, images, batch))
-        seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
+        seconds = timer.seconds() | {"wait": batches.pop_wait_time(), "total": time.perf_counter() - started}
         shard.seconds = [seconds.get(name, 0.0) for name in TIMES]
         return shard
 

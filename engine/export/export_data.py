@@ -11,17 +11,15 @@ import torch
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.shared_memory import new_pixels
-from data.loading.worker import collate
+from data.loading.worker import collate, new_pixels
 from data.render.letterbox import CanvasRule
-from data.samples.batch_request import BatchRequest
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
-from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import TiledIndex
 from data.source.dataset_spec import DatasetSpec
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
-from utils.batches import Batch, to_float
+from utils.batches import Batch, BatchRequest, to_float
 from utils.config.settings import ExportConfig, Hyperparameters
 from utils.errors import UserError
 
@@ -38,7 +36,7 @@ class ExportData:
 
     @property
     def checks_all_images(self) -> bool:
-        return self.val is not None and self.checked is not None and len(self.checked.index) == len(self.val)
+        return self.val is not None and self.checked is not None and len(self.checked.image_index) == len(self.val)
 
 
 def open_export_data(

@@ -61,9 +61,9 @@ class Reference:
         self.result = score_detections(self._truth, self.table, model.num_classes)
         if not (self.table.scores > MATCHED_SCORE).any():
             raise UserError(
-                f"{model.path}: detects nothing in {counted(len(reader.index), 'validation image')} (no score is above "
-                f"{MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with --data, "
-                "or use --no-check"
+                f"{model.path}: detects nothing in {counted(len(reader.image_index), 'validation image')} (no score is "
+                f"above {MATCHED_SCORE:g}), so an export cannot be checked; train it longer, name other images with "
+                "--data, or use --no-check"
             )
 
     def compare(self, exported: InferenceModel, allowed: Tolerance, *, threshold: float | None = None) -> Parity:
@@ -84,7 +84,7 @@ class Reference:
         differences = match_tables(self.table, table, allowed.min_iou)
         samples = self._reader.sample_index
         return Parity(
-            images=len(self._reader.index),
+            images=len(self._reader.image_index),
             matched=len(differences.image),
             missing=len(differences.missing),
             box=float(differences.box.max(initial=0)),

@@ -239,10 +239,7 @@ def _avoid_overfitting(facts: RunFacts) -> Iterator[str]:
 def _feed_faster(facts: RunFacts) -> Iterator[str]:
     _, waits = facts.column("speed/data_wait")
     if waits.size and np.median(waits) > MAX_DATA_WAIT:
-        yield (
-            f"{np.median(waits):.0%} of the time, training waits for images: more --workers, --cache ram, or "
-            "--render-on device on a GPU."
-        )
+        yield f"{np.median(waits):.0%} of the time, training waits for images: more --workers, or --cache ram."
 
 
 def _enlarge_small_boxes(facts: RunFacts) -> Iterator[str]:

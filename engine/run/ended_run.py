@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from data.folds.held_out import hold_out_validation
-from data.loading.open_reader import open_run_val_reader, open_train_reader
+from data.loading.build import open_run_val_reader, open_train_reader
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.checkpoint.data_identity import DataIdentity

@@ -158,7 +158,7 @@ class Trainer:
         """Runs the remaining epochs. First concludes an epoch of an earlier start."""
         if not self._stopped:
             self._conclude_pending(saves_last=True)
-        batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
+        batches = Prefetcher(iter(self.loader), device=self.ctx.device)
         while not self._stopped and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
             if not self._stopped:
@@ -230,7 +230,7 @@ class Trainer:
         progress.count_step(len(micro_batches))
         batches.prefetch(self._batches_of_next_step())
         self.step_samples = samples
-        self.data_wait_s = batches.take_wait()
+        self.data_wait_s = batches.pop_wait_time()
         flags = self.read_values(leave=0 if progress.batch == per_epoch else 1)
         action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it
         self._follow(self.control.after_step(flags, action, lambda: self.read_values(leave=0)))

@@ -130,15 +130,14 @@ def batches_of(monkeypatch, tmp_path):
     """The first two training batches and the first validation batch of an index."""
 
     def batches(index, **options):
-        monkeypatch.setattr("data.loading.open_reader.load_index", lambda *args, **kwargs: index)
+        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
         config = TrainConfig(**(defaults | options))
         ctx = DistributedContext.single("cpu")
         hyp = Hyperparameters(mixup=0.5)
         samples = open_train_samples(ctx, config, hyp, Spec(), stride=32)
         loader = build_train_loader(ctx, config, hyp, samples, stride=32)
-        found = [loader.renderer(batch) if loader.renderer else batch for batch in islice(loader, 2)]
-        found = [replace(batch, images=batch.images.clone()) for batch in found]
+        found = [replace(batch, images=batch.images.clone()) for batch in islice(loader, 2)]
         loader.close()
         return [
             *found,
@@ -158,16 +157,6 @@ def test_batches_are_those_of_this_process_without_a_cache(made, batches_of, mor
         assert batch.images.shape[1] == 7
         assert torch.equal(batch.images, wanted.images)
         assert torch.equal(batch.targets.rows, wanted.targets.rows)
-
-
-def test_the_device_renders_the_same_from_its_cache_and_nearly_what_the_host_does(made, batches_of):
-    for pixels in (SEVEN16, PixelFormat(1), PixelFormat(3, 16)):
-        host = batches_of(made[pixels], quad=True)
-        sent, cached = (batches_of(made[pixels], quad=True, render_on="device", cache=c) for c in ("none", "device"))
-        for a, b, c in zip(host[:2], sent, cached):
-            assert torch.equal(b.images, c.images)
-            difference = (a.images.float() - b.images.float()).abs() / np.iinfo(pixels.dtype).max
-            assert difference.mean() < 0.01
 
 
 def write_set(folder, content, image, name="a.npy", count=2):

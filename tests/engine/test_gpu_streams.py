@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from data.loading.prefetcher import Prefetcher
-from data.render.device import DeviceRenderer, PlannedBatch, RenderGroup
 from engine.evaluation.evaluator import Evaluator
 from engine.inference import image_detector
 from engine.inference.model import CheckpointModel, autocast_type
@@ -24,12 +23,10 @@ from engine.inference.settings import DetectionSettings
 from models.detector import build_detector
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import SELECTIONS
-from tests.data.render.plans import SIZES, draw, packed
 from tests.engine.gpu_cases import ALONE, CUDA, IGNORE, MODELS
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.fake_streams import StreamOrder
 from tests.helpers.scoring import make_ground_truth
-from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import make_batch
 from utils.batches import Batch
 from utils.config.settings import Hyperparameters
@@ -65,30 +62,6 @@ def test_batches_are_copied_on_a_stream_of_their_own(order):
         batch.images.float().sum()  # or it raises
     assert {t.device.type for t in (batch.indices, batch.original_hw, batch.letterbox)} == {"cpu"}
     assert not order.waits
-
-
-@pytest.mark.parametrize("is_cached", [False, True], ids=["pixels in the batch", "pixels on the device"])
-def test_batches_are_rendered_on_a_stream_of_their_own(is_cached):
-    """This is the case of ``--render-on device``."""
-    pictures = [smooth_image(np.random.default_rng(0), int(height), int(width)) for height, width in SIZES]
-    table, pixels = packed(draw(Hyperparameters(mosaic=1.0, mixup=1.0), 4, (64, 64)), pictures)
-    rest = replace(make_batch(4), images=torch.empty(4, 3, 0, 0, dtype=torch.uint8))
-    group = RenderGroup(table, None if is_cached else pixels, torch.arange(4))
-    planned = PlannedBatch((64, 64), (group,), rest)
-    with fake_gpu():
-        renderer = DeviceRenderer(CUDA, pixels.to(CUDA) if is_cached else None)  # the cache outlives all batches
-        with StreamOrder() as order:
-            prefetcher = Prefetcher(iter([planned] * 2), device=CUDA, render=renderer)
-            batch = next(prefetcher)
-            prefetcher.prefetch(1)
-            assert set(order.kernels) == {SIDE}
-            assert batch.images.shape == (4, 3, 64, 64)
-            handed_over = [(SIDE, "record"), (DEFAULT, "wait"), (DEFAULT, "keep"), (SIDE, "record")]
-            assert order.entries(batch.images) == handed_over
-            assert order.entries(batch.targets.rows) == [(SIDE, "copy"), *handed_over]
-            for images in (batch.images, next(prefetcher).images):
-                images.float().sum()  # or it raises
-            assert not order.waits
 
 
 def decoded(model: nn.Module, raw: list[Tensor]) -> Detections:

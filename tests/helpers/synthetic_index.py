@@ -12,16 +12,13 @@ import cv2
 import numpy as np
 
 from data.augment.plan import SamplePlan, SamplePlanner
-from data.cache.decoding import Decoding
 from data.cache.disk import DiskCache, open_disk_cache
-from data.cache.mapped import MappedImages
-from data.cache.ram import open_ram_cache
+from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.flat_strings import FlatStrings
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
-from data.samples.batch_request import BatchRequest
-from data.samples.dataset import Samples
-from utils.batches import Sample, SampleKey
+from data.samples.dataset import LoadImagesAndLabels
+from utils.batches import BatchRequest, Sample, SampleKey
 from utils.distributed.context import DistributedContext
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
@@ -115,12 +112,12 @@ def draw_plan(key: SampleKey, **settings: Any) -> SamplePlan:
     return draw_plans([key], **settings)[0]
 
 
-def render_samples(samples: Samples, keys: Sequence[SampleKey], *, epochs: int = 50) -> list[Sample]:
+def render_samples(samples: LoadImagesAndLabels, keys: Sequence[SampleKey], *, epochs: int = 50) -> list[Sample]:
     """Returns the samples of ``keys``, all of one epoch of a run of ``epochs``."""
     return samples.render(BatchRequest(tuple(keys), keys[0].canvas_hw, run_epochs=epochs))
 
 
-def render_sample(samples: Samples, key: SampleKey, *, epochs: int = 50) -> Sample:
+def render_sample(samples: LoadImagesAndLabels, key: SampleKey, *, epochs: int = 50) -> Sample:
     """Returns the sample of ``key`` in a run of ``epochs``."""
     return render_samples(samples, [key], epochs=epochs)[0]
 

@@ -67,8 +67,6 @@ def test_a_repeated_key_is_reported_with_its_line(inputs, tmp_path, capsys):
         (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
         (["--amp", "fp16"], "--amp fp16: not supported on CPUs"),
         (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
-        (["--cache", "device"], "--cache device: images on the device can only be rendered there"),
-        (["--render-on", "device", "--set", "albumentations=[{name: Blur}]"], "albumentations needs images on the"),
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
     ],
 )

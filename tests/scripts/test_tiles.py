@@ -20,7 +20,7 @@ from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import Tiles
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
-from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
+from tests.helpers.scripts import PLAIN, SMALL, call, run_python
 from tests.helpers.tiny import write_model, write_tiled_dataset
 from tests.models.postprocess.stitching_reference import stitch, windows_of
 from utils.config.settings import DetectConfig
@@ -138,8 +138,3 @@ def test_two_processes_and_a_resumed_run_have_the_bits_of_one(inputs, tmp_path, 
     for other in (two, resumed):
         for part in ("model", "ema", "optimizer"):
             assert_same_content(one[part], other[part])
-
-
-def test_mistakes_with_tiles_are_one_line(inputs, tmp_path, capsys):
-    cached = flags(inputs, tmp_path, "--cache", "device", "--render-on", "device")
-    assert "--cache device: cannot keep tiles ('tile' in" in error_of(capsys, train.main, *cached)

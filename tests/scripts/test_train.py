@@ -192,30 +192,3 @@ def test_a_busy_port_is_one_line(inputs, tmp_path):
         assert run.codes() == [2], run.output()
         assert "port" in run.output()
         assert "Traceback" not in run.output()
-
-
-def rendered(inputs: dict[str, str], folder: Path, *more: object) -> list[object]:
-    """Images are rendered on the device, here the CPU."""
-    hyp = ["--set", "mixup=0.5", "close_mosaic=1", "close_scale=1"]
-    return flags(inputs, folder, "--epochs", "2", "--render-on", "device", "--virtual-ranks", "2", *more, *hyp)
-
-
-def test_cache_and_resuming_do_not_change_a_bit_on_the_device(inputs, tmp_path):
-    shared = ["--nominal-batch", "8", "--image-weights"]
-    one = tmp_path / "one" / "exp"
-    two = tmp_path / "two" / "exp"
-    call(train.main, *rendered(inputs, one.parent, *shared, "--cache", "device", "--save-period", "1")[1:])
-    expected = read_checkpoint(one / "last.pt")
-    call(train.main, *rendered(inputs, two.parent, *shared)[1:])
-    assert_same_content(expected, read_checkpoint(two / "last.pt"))
-    (one / "last.pt").rename(tmp_path / "moved.pt")
-    call(train.main, "--resume", one / "epoch1.pt", "--cache", "ram")
-    assert_same_content(expected, read_checkpoint(one / "last.pt"))
-    assert len(rows(one / "results.csv")) == 2
-
-
-@pytest.mark.slow
-def test_processes_and_workers_do_not_change_a_bit_on_the_device(inputs, tmp_path):
-    run_python(*rendered(inputs, tmp_path, "--multi-scale", "--cache", "device", "--name", "one"))
-    run_python(*rendered(inputs, tmp_path, "--multi-scale", "--workers", "1", "--name", "two"), torchrun=2)
-    assert_same_content(*(read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two")))

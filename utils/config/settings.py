@@ -26,7 +26,6 @@ _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 IMGSZ_ALIASES = ("--img", "--img-size")
 _AMP = ("auto", "off", "bf16", "fp16")
-_CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 # What a setting affects, and therefore when it may change:
@@ -53,7 +52,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "groups folds near_duplicates vid_stride max_frames",
     "model and weights": "model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
     "batch dynamic half int8 opset",
-    "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor render_on",
+    "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
     "cls_pw skip_zero_grads seed deterministic",
     "validation": "fitness patience val_every min_score check check_images calibration_images",
@@ -351,12 +350,11 @@ class TrainConfig(DataFlags):
     )
     cache: str = setting(
         "none",
-        Bounds(choices=_CACHES),
+        Bounds(choices=("none", "ram", "disk")),
         const="ram",
-        help="keep decoded images, one copy per node; device: in GPU memory",
+        help="keep decoded images, one copy per node",
         scope="run",
     )
-    render_on: str = setting("host", Bounds(choices=("host", "device")), help="where training images are augmented")
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
     repeat_factor: float = setting(
         0.0, Bounds(0, 1), help="repeat images of classes that occur in less than this fraction of the images; 0: off"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.benchmarks
 
 def training_options(**changes) -> Namespace:
     settings = {"data": "d.yaml", "model": "yolov8n", "imgsz": 64, "batch_size": 4, "epochs": 3, "device": "0"}
-    return Namespace(**settings | {"image_sources": 1, "peer": ""} | changes)
+    return Namespace(**settings | {"peer": ""} | changes)
 
 
 def write_results(folder: Path, seconds: list[float]) -> None:
@@ -86,7 +86,7 @@ def test_a_training_that_fails_is_reported_after_the_others():
     rates = trainings.Rates(lambda options: 1000.0, our_speed, lambda options: sys.exit("no network"))
     lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
     assert "no cache: 500 images/s" in lines[1]
-    assert reason == "images from workers, cache ram: no memory; Ultralytics: no network"
+    assert reason == "cache ram: no memory; Ultralytics: no network"
 
 
 def lose_evaluating_process(reason: str) -> None:

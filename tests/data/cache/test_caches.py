@@ -6,10 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
-import resource
 import shutil
-import stat
-import struct
 import subprocess
 import threading
 import time
@@ -18,32 +15,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
-import lmdb
 import numpy as np
 import pytest
 
-from data.cache import decoding
-from data.cache import disk as disk_cache
-from data.cache.disk_writer import DiskCacheWriter
-from data.cache.full_size import open_full_size_cache
-from data.cache.mapped import MappedImages
-from data.cache.named_files import CacheName
-from data.cache.ram import open_ram_cache
+from data.cache import mapped
+from data.cache.disk import CacheName, DiskCache, open_disk_cache, open_full_size_cache, unmap_disk_caches
+from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.images.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
-from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
-from tests.helpers.hostile_files import OCCUPANTS, occupy
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
 from tests.helpers.repository import ROOT
 from tests.helpers.synthetic_index import open_cache, write_rectangles
-from tests.helpers.three_formats import write_three_formats
-from utils.distributed.context import gather_arrays, torch_distributed_zero_first
-from utils.distributed.groups import one_per_node_group
-from utils.errors import UserError
+from utils.distributed.context import torch_distributed_zero_first
 from utils.files.locks import FileLock
 
 SIZES = [(60, 80), (200, 100), (33, 47), (64, 64), (90, 300)]
@@ -59,13 +44,11 @@ def index(tmp_path):
 def cached(tmp_path):
     """Opens a cache whose files are in ``disk`` of the temporary folder. ``anew``: as if it had not been mapped."""
 
-    def opened(
-        kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True
-    ) -> MappedImages | disk_cache.DiskCache:
+    def opened(kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True) -> MappedImages | DiskCache:
         if anew:
-            disk_cache.unmap_disk_caches()
+            unmap_disk_caches()
         if kind == "full":
-            return open_full_size_cache(index, decoding.Decoding(), cache_dir=str(tmp_path / "disk"))
+            return open_full_size_cache(index, Decoding(), cache_dir=str(tmp_path / "disk"))
         return open_cache(kind, index, imgsz, tmp_path / "disk")
 
     return opened
@@ -76,7 +59,7 @@ def decoded(monkeypatch) -> list[str]:
     """Names of the images that caches decode."""
     names: list[str] = []
     monkeypatch.setattr(
-        decoding,
+        mapped,
         "read_source",
         lambda path, *sizes, **options: names.append(Path(path).name) or read_source(path, *sizes, **options),
     )
@@ -87,18 +70,9 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "disk").glob("*"))
 
 
-def same_as_the_files(cache: MappedImages | disk_cache.DiskCache, index: DatasetIndex) -> bool:
+def same_as_the_files(cache: MappedImages | DiskCache, index: DatasetIndex) -> bool:
     read = (read_source(index.path(i), index.image_hw[i], cache.source_hw[i]) for i in range(len(index)))
     return all(np.array_equal(cache[i], image) and not cache[i].flags.writeable for i, image in enumerate(read))
-
-
-def test_reduced_sizes_equal_hand_computed_ones():
-    for imgsz, sizes in {
-        320: {(480, 640): (240, 320), (427, 640): (214, 320)},
-        640: {(1000, 750): (640, 480), (100, 200): (100, 200), (640, 640): (640, 640)},
-        64: {(3, 4000): (1, 64)},
-    }.items():
-        np.testing.assert_array_equal(reduced_sizes(np.array([*sizes]), imgsz), [*sizes.values()])
 
 
 @KINDS
@@ -125,8 +99,8 @@ def test_no_more_images_are_decoded_at_once_than_there_is_memory_for(kind, tmp_p
             now_and_most[0] -= 1
         return read_source(*args, **options)
 
-    monkeypatch.setattr(decoding, "read_source", read_slowly)
-    monkeypatch.setattr(decoding, "available_memory", lambda: 4 * 2 * 3 * (60 * 80 * 3))  # a quarter is for two images
+    monkeypatch.setattr(mapped, "read_source", read_slowly)
+    monkeypatch.setattr(mapped, "available_memory", lambda: 4 * 2 * 3 * (60 * 80 * 3))  # a quarter is for two images
     assert same_as_the_files(cached(kind, index, 0), index)
     assert now_and_most == [0, 2]
 
@@ -145,7 +119,7 @@ def test_memory_is_freed_with_its_cache(index, cached):
 def _open_in_memory(ctx, index):
     for images in (index.take(np.array([1])), index):  # the second call shares its own memory
         with torch_distributed_zero_first(ctx):
-            cache = open_ram_cache(ctx, images, 64, decoding.Decoding())
+            cache = open_ram_cache(ctx, images, 64, Decoding())
     return str(cache.path), same_as_the_files(cache, index)
 
 
@@ -154,36 +128,6 @@ def test_the_ranks_of_a_node_map_one_file(index):
     assert len({path for path, _ in results}) == 2
     assert [is_same for _, is_same in results] == [True] * 4
     assert not any(os.path.exists(path) for path, _ in results)
-
-
-@pytest.mark.parametrize(
-    ("kind", "imgsz", "message"), [("disk", 64, "not a file"), ("full", 0, "is a folder, not a file")]
-)
-@pytest.mark.parametrize("taken", OCCUPANTS)
-def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, imgsz, message, taken, index, cached):
-    """Nothing in it is used, and opening does not block."""
-    path = cached(kind, index, imgsz).path
-    size = path.stat().st_size
-    path.unlink()
-    occupy(path, taken, size - 1)
-    if taken == "folder":
-        with refused(f"...: cannot be used ({message}), nor removed (Is a directory)"):
-            cached(kind, index, imgsz)
-        return
-    cache = cached(kind, index, imgsz)
-    assert same_as_the_files(cache, index)
-    assert cache.path == path
-    assert stat.S_ISREG(path.lstat().st_mode)
-    if taken == "link":
-        assert path.with_name("target").stat().st_size == size - 1
-
-
-def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, caplog):
-    path = cached("full", index).path
-    size = path.stat().st_size
-    os.truncate(path, size - 7)
-    assert same_as_the_files(cached("full", index), index)
-    assert f"{path} cannot be used (has {size - 7:,} bytes, expected {size:,}); it is created again" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -234,73 +178,27 @@ def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index,
     assert before[3].tobytes() == expected
 
 
-def test_a_disk_cache_that_another_run_removes_at_once_is_one_line(index, cached, monkeypatch):
-    fill = DiskCacheWriter.fill
-    changed = replace(index, image_files="changed")
-
-    def fill_and_replace(writer):
-        fill(writer)
-        CacheName.of(changed).remove_older(writer.path.parent)
-
-    monkeypatch.setattr(DiskCacheWriter, "fill", fill_and_replace)
-    with refused("another run, whose images differ, has just removed it; start again, or choose another --cache-dir"):
-        cached("disk", index)
-
-
-def test_images_at_full_size_are_mapped_before_another_run_may_remove_them(index, cached, monkeypatch):
-    changed = CacheName.of(replace(index, image_files="changed"))
-    release = FileLock.release
-
-    def release_and_replace(lock):
-        release(lock)
-        monkeypatch.undo()
-        changed.remove_older(lock.path.parent)
-
-    monkeypatch.setattr(FileLock, "release", release_and_replace)
-    assert same_as_the_files(cached("full", index), index)
-
-
-@pytest.mark.parametrize(("kind", "suffix"), [("disk", "lmdb"), ("full", "pixels")])
-def test_edited_labels_and_other_settings_keep_the_caches(kind, suffix, tmp_path, cached, decoded):
-    """Runs with other classes or another held-out part have their own caches, which are kept until the images change. A
-    cache of an earlier version is removed."""
-    names = [f"{i}.png" for i in range(6)]
-    write_three_formats(
-        tmp_path, ["a", "b"], dict.fromkeys(names, (40, 60)), {name: [(0, 5, 5, 30, 30)] for name in names}
-    )
-    path = tmp_path / "data.yaml"
-    path.write_text("{train: images/train, val: images/train, names: [a, b]}")
-
-    def open_split(**settings: object) -> tuple[Path, int]:
-        spec = replace(load_dataset_spec(path), **settings)
-        index = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "index"), progress=False))
+@pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
+def test_edited_labels_and_other_settings_keep_the_caches(kind, imgsz, index, cached, decoded):
+    """Runs that select other images have their own caches, which are kept until the images change."""
+    whole = cached(kind, index, imgsz).path
+    half = index.take(np.array([0, 2]))
+    for changes, other, count in (
+        ({"classes": index.classes[::-1], "names": ("x", "y", "z")}, index, 0),
+        ({"selection": "the same images"}, index, 0),
+        ({"selection": "half of them"}, half, 2),
+        ({}, index, 0),
+    ):
         decoded.clear()
-        return cached(kind, index, 0 if kind == "full" else 64).path, len(decoded)
-
-    whole, count = open_split()
-    assert count == 6
-    older = whole.with_name(f"{whole.name.rsplit('-', 4)[0]}-{'0' * 32}-64-v4.{suffix}")  # as earlier versions wrote it
-    older.touch()
-    assert open_split() == (whole, 0)
-    assert not older.exists()
-    held_out, count = open_split(held_out=frozenset(["images/train/0.png"]))
-    assert (held_out != whole, count) == (True, 5)
-    assert open_split() == (whole, 0)
-    label = tmp_path / "labels/train/1.txt"
-    label.write_text("1 0.5 0.5 0.5 0.5\n")
-    os.utime(label, (0, 0))
-    assert open_split() == (whole, 0)
-    assert open_split(names=("c", "d")) == (whole, 0)
-    assert open_split(classes=(1,)) == (whole, 0)
-    assert open_split(held_out=frozenset(["images/train/0.png"])) == (held_out, 0)
-    os.utime(tmp_path / "images/train/3.png", (0, 0))
-    whole_again, count = open_split()
-    assert count == 6
-    assert list((tmp_path / "disk").glob(f"*.{suffix}")) == [whole_again]
+        path = cached(kind, replace(other, **changes), imgsz).path
+        assert (path == whole, len(decoded)) == (other is index, count)
+    changed = cached(kind, replace(index, image_files="changed"), imgsz).path
+    assert list(whole.parent.glob(f"*{whole.suffix}")) == [changed]
 
 
 @pytest.mark.parametrize("harm", ["truncated", "foreign", "empty", "touched", "marker"])
 def test_a_changed_disk_cache_is_created_again(index, cached, harm):
+    """A file that was cut off, is of another program, or has lost its marker."""
     path = cached("disk", index).path
     whole = path.read_bytes()
     flipped = bytearray(whole)
@@ -333,19 +231,19 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     """A decoder sends SIGKILL while the cache is filled; the next run only decodes the rest."""
     script = (
         "import os, pickle, sys, time, types, zlib; from pathlib import Path\n"
-        "from data.cache import decoding, disk, disk_writer\n"
+        "from data.cache import disk, mapped\n"
         "from utils.distributed.context import DistributedContext\n"
-        "disk_writer._BATCH_BYTES, plain = 1, decoding.read_source\n"
+        "disk._BATCH_BYTES, plain = 1, mapped.read_source\n"
         "stored = []\n"
-        "disk_writer.zlib = types.SimpleNamespace(crc32=lambda pixels: stored.append(0) or zlib.crc32(pixels))\n"
+        "disk.zlib = types.SimpleNamespace(crc32=lambda pixels: stored.append(0) or zlib.crc32(pixels))\n"
         "def read(path, *sizes, **options):\n"
         "    if path.endswith('004.png'):\n"
         "        while len(stored) < 4:  # at the fourth image, three have been committed\n"
         "            time.sleep(0.01)\n"
         "        os.kill(os.getpid(), 9)\n"
         "    return plain(path, *sizes, **options)\n"
-        "decoding.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
-        "disk.open_disk_cache(DistributedContext.single(), index, 64, decoding.Decoding(1), cache_dir=sys.argv[2])\n"
+        "mapped.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
+        "disk.open_disk_cache(DistributedContext.single(), index, 64, mapped.Decoding(1), cache_dir=sys.argv[2])\n"
     )
     (tmp_path / "index").write_bytes(pickle.dumps(index))
     command = [python(), "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]
@@ -354,14 +252,25 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     assert decoded in (["003.png", "004.png"], ["004.png"])
 
 
-def test_an_unfinished_disk_cache_with_a_flipped_bit_in_a_key_is_created_again(index, cached):
-    """Such as a kill leaves: not marked as complete."""
-    path = cached("disk", index).path
-    path.with_suffix(".complete").unlink()
-    disk_cache.unmap_disk_caches()
-    with lmdb.open(os.fspath(path), subdir=False, lock=False) as environment, environment.begin(write=True) as written:
-        written.put(struct.pack(">Q", 3 | 1 << 40), written.pop(struct.pack(">Q", 3)))
-    assert same_as_the_files(cached("disk", index), index)
+def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, caplog):
+    path = cached("full", index).path
+    os.truncate(path, path.stat().st_size - 7)
+    assert same_as_the_files(cached("full", index), index)
+    assert "it is created again" in caplog.text
+
+
+def _fill_on_node(ctx, index, folder):
+    decoded = []
+    plain = mapped.read_source
+    mapped.read_source = lambda path, *sizes, **options: decoded.append(path) or plain(path, *sizes, **options)
+    with torch_distributed_zero_first(ctx):
+        cache = open_disk_cache(ctx, index, 64, Decoding(), cache_dir=f"{folder}/{ctx.node_rank}")
+    return len(decoded), same_as_the_files(cache, index)
+
+
+def test_the_first_process_of_each_node_fills_the_file_of_its_node(index, tmp_path):
+    results = run_ranks(4, _fill_on_node, index, str(tmp_path), local_world=2)
+    assert results == [(len(SIZES), True), (0, True)] * 2
 
 
 def _first_pixels(cache, i):
@@ -394,86 +303,6 @@ def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
         cached("disk", replace(index, image_files="changed"))
 
 
-def _fill_together(ctx, index, folder):
-    """Two nodes with two ranks each: every image is decoded once in the run, and once more after node 1 has lost its
-    file."""
-    decoded = []
-    plain = decoding.read_source
-    decoding.read_source = lambda path, *sizes, **options: (
-        decoded.append(Path(path).name) or plain(path, *sizes, **options)
-    )
-    place = f"{folder}/{ctx.node_rank}"
-    for start in range(2):
-        leaders = one_per_node_group(ctx)
-        with torch_distributed_zero_first(ctx):
-            cache = disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=place, leaders=leaders)
-        gathered = gather_arrays(ctx, {"decoded": np.array(decoded, str)})
-        if start == 0:
-            first = gathered
-            decoded.clear()
-            if ctx.rank == 2:
-                cache.path.unlink()
-    return first, gathered, same_as_the_files(cache, index), str(cache.path)
-
-
-def test_nodes_with_the_same_data_fill_their_caches_together(index, tmp_path):
-    results = run_ranks(4, _fill_together, index, str(tmp_path), local_world=2)
-    first, second, _, _ = results[0]
-    names = [Path(index.path(i)).name for i in range(len(index))]
-    assert sorted(np.concatenate([g["decoded"] for g in first])) == names
-    assert all(0 < len(first[rank]["decoded"]) < len(names) for rank in (0, 2))
-    assert [len(g["decoded"]) for g in second] == [len(names), 0, 0, 0]  # by the node that has the images
-    for rank, (_, _, is_same, path) in enumerate(results):
-        assert is_same
-        assert f"/{rank // 2}/" in path
-
-
-def _fill_beside_others(ctx, index, folder):
-    """Node 1 has a complete file whose lock cannot be taken. Then another run is filling the file of node 0."""
-    leaders = one_per_node_group(ctx)
-    place = f"{folder}/{ctx.node_rank}"
-    path = disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=place, leaders=leaders).path
-    lock = path.with_suffix(".lock")
-    if ctx.rank == 1:
-        lock.unlink()
-        lock.mkdir()
-    else:
-        path.unlink()
-    cache = disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=place, leaders=leaders)
-    is_same = same_as_the_files(cache, index)
-    if ctx.rank == 0:
-        path.write_bytes(b"the pages that another run is writing")
-    writer = DiskCacheWriter(path, index, cache.source_hw, decoding.Decoding())
-    with FileLock(lock) as held:
-        assert ctx.rank == 1 or not held.acquire()
-        return is_same, writer.fill_with_other_nodes(ctx, leaders), path.read_bytes()[:9]
-
-
-def test_a_complete_file_is_not_locked_and_one_without_its_lock_not_removed(index, tmp_path):
-    (same, together, pages), (other_same, other_together, _) = run_ranks(
-        2, _fill_beside_others, index, str(tmp_path), local_world=1
-    )
-    assert same
-    assert other_same
-    assert not together
-    assert not other_together
-    assert pages == b"the pages"
-
-
-def _fill_apart(ctx, index, folder):
-    """The nodes' data sets differ, so each node decodes its own."""
-    index = replace(index, image_files=f"of node {ctx.node_rank}")
-    leaders = one_per_node_group(ctx)
-    own = f"{folder}/{ctx.rank}"
-    return same_as_the_files(
-        disk_cache.open_disk_cache(ctx, index, 64, decoding.Decoding(), cache_dir=own, leaders=leaders), index
-    )
-
-
-def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path):
-    assert run_ranks(2, _fill_apart, index, str(tmp_path), local_world=1) == [True, True]
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -487,22 +316,7 @@ def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path)
 )
 def test_too_little_space_is_one_line(kind, message, index, cached, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr("data.cache.ram.available_memory", lambda: 1000)
+    monkeypatch.setattr("data.cache.mapped.available_memory", lambda: 1000)
     with refused(message):
         cached(kind, index)
-    assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
-
-
-@pytest.mark.parametrize(("kind", "title"), [("ram", "--cache ram"), ("full", "tile")])
-def test_a_file_that_may_not_become_so_large_is_one_line(kind, title, index, cached, tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # as ``ulimit -f``
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(UserError) as caught:
-            cached(kind, index, 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    start, _, end = str(caught.value).partition(": ")
-    assert start == title
-    assert end.endswith("cannot be allocated (file too large)")
     assert not [path for path in files(tmp_path) if path.suffix != ".lock"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data.cache.named_files import CacheName
+from data.cache.disk import CacheName
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec

@@ -13,11 +13,11 @@ import yaml
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.index.shared_images import warn_of_shared_images
-from data.loading.loader import InfiniteDataLoader, WorkerSettings
+from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from data.samples.sample_weights import inverse_frequency_weights
+from data.samples.weights import inverse_frequency_weights
 from data.source.dataset_spec import IGNORED
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -342,7 +342,6 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
             world_size=1,
             run_epochs=20,
         ),
-        WorkerSettings(),
         weighted=True,
     )
     np.testing.assert_allclose(loader.class_weights, inverse_frequency_weights(counts))

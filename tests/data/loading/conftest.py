@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from data.loading.build import build_run_val_loader, build_train_loader, build_val_loader, open_train_samples
-from data.loading.checks import check_loader_settings, check_shards
+from data.loading.build import (
+    build_run_val_loader,
+    build_train_loader,
+    build_val_loader,
+    check_loader_settings,
+    check_shards,
+    open_train_samples,
+)
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader
 from tests.data.loading.small_loader import HYP, SINGLE, SIZES
@@ -20,7 +26,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def open_loader(index, monkeypatch):
-    monkeypatch.setattr("data.loading.open_reader.load_index", lambda *args, **kwargs: index)
+    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
         source = "synthetic.yaml"

@@ -1,4 +1,4 @@
-"""Trainings with images that have been damaged since the scan."""
+"""Trainings with an image that was damaged after the scan: it is named when it is decoded."""
 
 from __future__ import annotations
 

@@ -9,47 +9,37 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from multiprocessing.connection import Connection
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from data.loading.build import build_run_val_loader
-from data.loading.loader import InfiniteDataLoader, WorkerSettings
+from data.loading import loader as loader_module
+from data.loading.loader import InfiniteDataLoader, WorkerIterator
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
-from data.loading.shared_memory import new_pixels
-from data.loading.worker import collate, collate_quad
-from data.render.letterbox import CanvasRule
-from data.samples.batch_request import BatchRequest
+from data.loading.worker import collate_quad, new_pixels
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from data.source.dataset_yaml import load_dataset_spec
 from tests.data.loading.small_loader import SINGLE
-from tests.helpers import tiny
-from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_batch
-from utils.batches import Sample, SampleKey
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.batches import BatchRequest, Sample, SampleKey
+from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 
 
 def rank_of(rank, world):
     return replace(SINGLE, rank=rank, world_size=world)
-
-
-def targets_of(batch):
-    """Returns the targets of a batch, which may be planned for the device."""
-    return getattr(batch, "rest", batch).targets.rows
 
 
 def sample_of(size, labels, value=0):
@@ -160,17 +150,7 @@ def test_class_weights_apply_from_the_next_epoch(open_loader, index, workers):
         assert_same_batch(a, b)
 
 
-def test_workers_live_whatever_the_default_start_method_is(open_loader):
-    """Python 3.14 starts processes by a server, which would be the parent that workers watch."""
-    multiprocessing.set_start_method("forkserver", force=True)
-    try:
-        (batch, *_) = islice(open_loader(workers=1), 4)
-    finally:
-        multiprocessing.set_start_method(None, force=True)
-    assert_same_batch(batch, next(iter(open_loader(workers=0))))
-
-
-@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"render_on": "device", "workers": 1}])
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}])
 def test_another_number_of_epochs_applies_from_the_next_epoch(open_loader, options):
     """Workers apply it, too: the last epochs have neither mosaic nor mixup."""
     loader = open_loader(time=1.0, **options)
@@ -183,8 +163,8 @@ def test_another_number_of_epochs_applies_from_the_next_epoch(open_loader, optio
     shorter.start_at(1)
     for batches, expected in ((first, usual), (second, islice(shorter, 3))):
         for a, b in zip(batches, expected):
-            assert torch.equal(targets_of(a), targets_of(b))
-    assert any(not torch.equal(targets_of(a), targets_of(b)) for a, b in zip(second, usual[3:]))
+            assert torch.equal(a.targets.rows, b.targets.rows)
+    assert any(not torch.equal(a.targets.rows, b.targets.rows) for a, b in zip(second, usual[3:]))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -200,27 +180,6 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
         for loader in loaders:
             for batch in loader:
                 assert_same_batch(batch, batches[batch.indices[0].item()])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
-        ({"imgsz": 640_000_000}, "--imgsz 640000000: too large; use 65536 or less"),
-        (
-            {"batch_size": 1, "ctx": rank_of(0, 2)},
-            "--batch-size 1: is the total over 2 processes, and each needs at least one image; use 2 or more",
-        ),
-        ({"quad": True, "batch_size": 6}, "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
-        (
-            {"quad": True, "ctx": rank_of(0, 4), "batch_size": 8},
-            "--quad with --batch-size 8 on 4 processes: needs a multiple of 16",
-        ),
-    ],
-)
-def test_impossible_loader_settings_are_one_line(open_loader, options, message):
-    with refused(message):
-        open_loader(**options)
 
 
 SEMAPHORE = "multiprocessing.synchronize.SemLock._make_name"
@@ -280,33 +239,6 @@ def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader
     assert time.monotonic() - started < 50
 
 
-def test_the_garbage_collection_of_a_loader_closes_no_descriptor_twice(open_loader, monkeypatch):
-    """By then, the number could belong to another file. The third worker has had no request, so nothing kept its queue
-    alive."""
-    closed = []
-    close = Connection._close
-    monkeypatch.setattr(Connection, "_close", lambda connection: closed.append(connection) or close(connection))
-    gc.collect()  # what earlier tests have left
-    closed.clear()
-    loader = open_loader(training=False, batch_size=22, squares=True, workers=3)
-    batches = iter(loader)
-    next(batches)
-    loader.owner = loader
-    # A collection finalizes objects in the order in which the previous one reached them: the connections come first.
-    connections = [item for item in gc.get_objects() if isinstance(item, Connection)]
-    owners = [loader, batches]
-    del loader, batches
-    gc.collect()
-    del connections, owners
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join()
-    assert len(closed) == 8  # both ends of the queues of requests, and of that of batches
-    assert len(set(map(id, closed))) == 8
-    assert not multiprocessing.active_children()
-
-
 def test_quad_puts_four_samples_into_one_image():
     box = [[1, 0.5, 0.5, 1, 0.5]]
     small = (4, 6)
@@ -323,29 +255,6 @@ def test_quad_puts_four_samples_into_one_image():
     assert (batch.indices.tolist(), batch.paths, batch.targets.counts) == ([1, 5], ("1", "5"), (3, 1))
 
 
-def test_the_maximum_number_of_targets_is_bucketed():
-    for counts, bound in (([0], 16), ([16, 3], 16), ([3, 17], 32), ([33], 48)):
-        samples = [sample_of((32, 32), np.zeros((count, 5))) for count in counts]
-        batch = collate(samples, new_pixels(len(counts), (32, 32)))
-        assert batch.targets.max_targets == bound
-        assert len(batch.targets.rows) == sum(counts)
-
-
-@pytest.mark.parametrize("squares", [False, True])
-@pytest.mark.parametrize("config", [TrainConfig, ValConfig])
-def test_images_of_a_validation_are_padded_to_squares_if_the_head_wants_them(open_loader, squares, config):
-    loader = open_loader(training=False, imgsz=160, squares=squares, config=config)
-    assert all(batch.images.shape[2] == batch.images.shape[3] for batch in loader) == squares
-
-
-@pytest.mark.parametrize(("batch", "sizes"), [(16, [16] * 4 + [6]), (512, [32, 32, 6])])
-def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
-    spec = load_dataset_spec(tiny.write_dataset(tmp_path / "set", train=4, val=70))
-    config = TrainConfig(batch_size=batch, imgsz=64, workers=0, cache_dir=str(tmp_path / "cache"))
-    loader = build_run_val_loader(SINGLE, config, Hyperparameters(), spec, CanvasRule(64, 32))
-    assert [len(batch.images) for batch in loader] == sizes
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted):
     weights = np.where(np.arange(len(index)) % 2, 1.5, 0.0)
@@ -353,9 +262,9 @@ def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted)
     samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, weights=weights)
     order = EpochOrder(samples.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=20)
-    loader = InfiniteDataLoader(samples, sampler, WorkerSettings(), weighted=weighted)
+    loader = InfiniteDataLoader(samples, sampler, weighted=weighted)
     assert loader.global_images(0) == 8
-    plans = [plan for request in sampler.requests(0) for plan in samples.plans(request)]
+    plans = [plan for request in sampler.requests(0) for plan in samples.planner.draw(request.keys, request.run_epochs)]
     assert len(plans) == len(order) == 16
     drawn = {patch.index for plan in plans for layer in plan.layers for patch in layer.patches}
     assert drawn == set(range(1, len(index), 2))
@@ -368,7 +277,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from data.loading.loader import InfiniteDataLoader, WorkerSettings
+from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from tests.data.loading.small_loader import HYP, SIZES
 from tests.helpers.synthetic_index import write_rectangles
@@ -377,7 +286,7 @@ if __name__ == "__main__":
     dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP)
     order = EpochOrder(dataset.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=20)
-    loader = InfiniteDataLoader(dataset, sampler, WorkerSettings(2))
+    loader = InfiniteDataLoader(dataset, sampler, workers=2)
     try:
         for i, batch in enumerate(loader):
             if i == 3:
@@ -443,9 +352,29 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="has nothing to wait for signals with")
-def test_a_worker_ends_if_its_parent_was_killed_during_its_setup():
-    """Forking takes time; if the parent died meanwhile, the kernel reports another parent."""
-    program = "import os, time; from data.loading.worker import init_worker; "
-    program += "init_worker(os.getppid() + 1, 0); time.sleep(60)"
-    assert subprocess.run([python(), "-c", program], cwd=ROOT, timeout=50, check=False).returncode == 0
+# Set by the constructor of torch's iterator, the last two only with ``pin_memory`` on a GPU.
+SET_BY_TORCH = {"_shutdown", "_workers", "_worker_result_queue", "_pin_memory_thread", "_pin_memory_thread_done_event"}
+# Called on torch's iterator, or imported.
+CALLED = {"_shutdown_workers", "_remove_worker_pids"}
+# With `persistent_workers`, torch's loader calls the second and keeps its result in the first.
+OF_THE_LOADER = {"_iterator", "_get_iterator"}
+
+
+def private_names(function: FunctionType) -> set[str]:
+    """Returns the private names that a function uses as attributes, globals, or arguments of `getattr`."""
+    code = function.__code__
+    strings = {value for value in code.co_consts if isinstance(value, str) and value.isidentifier()}
+    names = strings.union(code.co_names)
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def test_torch_has_the_private_names_that_its_iterator_is_extended_by():
+    methods = [method for method in vars(WorkerIterator).values() if isinstance(method, FunctionType)]
+    assert set().union(*map(private_names, methods)) == SET_BY_TORCH | CALLED
+    assert private_names(_MultiProcessingDataLoaderIter.__init__) >= SET_BY_TORCH
+    assert callable(_MultiProcessingDataLoaderIter._shutdown_workers)
+    assert callable(loader_module._remove_worker_pids)
+
+
+def test_torch_keeps_the_iterator_of_persistent_workers_in_the_loader():
+    assert private_names(DataLoader.__iter__) >= OF_THE_LOADER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -16,8 +15,7 @@ from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanva
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader
-from data.samples.sample_weights import image_weights, inverse_frequency_weights, repeat_factors, with_whole_sum
-from utils.distributed.context import shard_bounds
+from data.samples.weights import image_weights, inverse_frequency_weights
 from utils.labels import LabelArrays
 
 IMAGE_HW = np.random.default_rng(0).integers(100, 600, (53, 2))
@@ -85,28 +83,13 @@ def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
             assert key.index in key.block
 
 
-def test_shard_bounds_cover_the_batch_and_nest():
-    for count in range(40):
-        for world in (1, 2, 3, 4, 8):
-            bounds = [shard_bounds(count, r, world) for r in range(world)]
-            assert [start for start, _ in bounds[1:]] == [end for _, end in bounds[:-1]]
-            assert (bounds[0][0], bounds[-1][1]) == (0, count)
-            finer = [shard_bounds(count, r, 2 * world) for r in range(2 * world)]
-            assert [(finer[2 * r][0], finer[2 * r + 1][1]) for r in range(world)] == bounds
-
-
-def test_an_empty_shard_keeps_its_canvas():
-    requests = [list(sampler_of(rank, 4, count=3).requests(0)) for rank in range(4)]
-    assert sorted(len(r[0].images) for r in requests) == [0, 1, 1, 1]
-    assert {r[0].canvas_hw for r in requests} == {(320, 320)}
-
-
 def test_endless_requests_start_at_any_step():
     stream = sampler_of()
     assert len(stream) == 4
     whole = list(islice(stream, 12))
     assert [r.keys[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
-    stream.start = (1, 2)
+    stream.set_epoch(1)
+    stream.first_batch = 2
     assert list(islice(stream, 6)) == whole[6:]
     stream.stops_after_epoch = True
     assert [*stream, *stream] == whole[6:12]
@@ -155,109 +138,6 @@ def test_weighted_draws_follow_the_weights_on_any_number_of_ranks():
     np.testing.assert_allclose(sampled / sampled.sum(), expected, atol=0.015)
     uniform = per_image.sum(0) / per_image.sum()
     assert sampled[2] / sampled.sum() > 5 * uniform[2]
-
-
-def test_image_weights_handle_backgrounds_crowds_and_zeros():
-    labels = SimpleLabels(np.array([0, 2, 2, 3, 4]), np.array([0, 1, 1, 0]), np.array([False, False, False, True]))
-    np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), labels), [4, 3.5, 3, 3.5])
-    np.testing.assert_allclose(image_weights(np.zeros(2), labels), np.ones(4))
-
-
-def test_repeat_factors_are_those_of_the_paper():
-    """Gupta et al. 2019: sqrt(t / f) of the rarest class, where f is the fraction of images that have it."""
-    rng = np.random.default_rng(0)
-    classes_of = [rng.choice(4, rng.integers(0, 4), p=[0.7, 0.2, 0.08, 0.02]) for _ in range(300)]
-    offsets = np.cumsum([0, *map(len, classes_of)])
-    counted = rng.random(offsets[-1]) > 0.05
-    kept = [{int(c) for c, ok in zip(cs, counted[start:]) if ok} for cs, start in zip(classes_of, offsets)]
-    fraction = [sum(c in cs for cs in kept) / 300 for c in range(4)]
-    expected = [max((max(1, math.sqrt(0.2 / fraction[c])) for c in cs), default=1) for cs in kept]
-    labels = SimpleLabels(offsets, np.concatenate(classes_of).astype(int), ~counted)
-    found = repeat_factors(0.2, labels, 4, np.ones(300))
-    np.testing.assert_allclose(found, expected)
-    assert found.max() > 2
-
-    # Images that never come, such as most tiles without objects, make no class rarer.
-    empty = SimpleLabels(np.concatenate([offsets, np.full(700, offsets[-1])]), labels.classes, labels.crowd)
-    weights = np.repeat([1.0, 0.0], [300, 700])
-    np.testing.assert_allclose(repeat_factors(0.2, empty, 4, weights)[:300], expected)
-
-
-def test_repeated_images_come_as_often_as_their_factors_say():
-    repeats = with_whole_sum(np.random.default_rng(1).uniform(1, 4, 53))
-    order = EpochOrder(repeats, seed=4, batch_size=16, canvases=TrainCanvases(320, 32))
-    assert len(order) == round(repeats.sum())
-    counts = np.stack([np.bincount(order.indices(epoch), minlength=53) for epoch in range(400)])
-    assert ((counts == np.floor(repeats)) | (counts == np.ceil(repeats))).all()
-    np.testing.assert_allclose(counts.mean(0), repeats, atol=0.1)
-    assert not np.array_equal(order.indices(0), order.indices(1))
-    np.testing.assert_array_equal(order.indices(7), order.indices(7))
-    whole = [key for request in sampler_with(order, 0, 1).requests(2) for key in request.keys]
-    ranks = [list(sampler_with(order, rank, 3).requests(2)) for rank in range(3)]
-    assert whole == [key for batch in zip(*ranks) for request in batch for key in request.keys]
-    assert len({key.position for key in whole}) == len(order)
-
-
-@pytest.mark.parametrize(
-    ("once", "others"), [(99, [0.3] * 5), (12, [0.3] * 4), (1, [0.5]), (3, [0.25] * 6), (2, [0.99, 0.6]), (0, [1.7, 2])]
-)
-def test_a_sample_with_a_weight_of_one_comes_once_in_each_epoch(once, others):
-    weights = np.array([*np.ones(once), *others, 0.0])
-    whole = with_whole_sum(weights)
-    np.testing.assert_array_equal(np.floor(whole[whole % 1 > 0]), np.floor(weights[whole % 1 > 0]))
-    assert whole.sum() == pytest.approx(round(weights.sum()))
-    order = EpochOrder(whole, seed=4, batch_size=16, canvases=TrainCanvases(320, 32))
-    assert len(order) == round(weights.sum())
-    for epoch in range(50):
-        counts = np.bincount(order.indices(epoch), minlength=len(weights))
-        assert (counts[weights % 1 == 0] == weights[weights % 1 == 0]).all()
-        assert (abs(counts - weights) < 1).all()
-        assert counts.sum() == len(order)
-
-
-@pytest.mark.parametrize(
-    ("once", "fractions"),
-    [(2, [0.1] * 4), (2, [0.5]), (5, [0.02, 0.04, 0.06]), (30, [0.2] * 8), (3, [0.3, 0.6, 0.9]), (0, [0.01] * 3)],
-)
-def test_samples_with_fractional_weights_come_in_proportion_to_them(once, fractions):
-    """The weights may add up to less than half a sample per epoch."""
-    weights = np.array([*np.ones(once), *fractions])
-    order = EpochOrder(with_whole_sum(weights), seed=3, batch_size=4, canvases=TrainCanvases(320, 32))
-    counts = np.stack([np.bincount(order.indices(epoch), minlength=len(weights)) for epoch in range(200)])
-    assert (counts[:, :once] == 1).all()
-    assert set(counts.sum(1)) == {len(order)} == {once + max(round(sum(weights)) - once, 1)}
-    shares = counts[:, once:].mean(0) / (len(order) - once)
-    np.testing.assert_allclose(shares, np.array(fractions) / sum(fractions), atol=0.08)
-    ranks = [list(sampler_with(order, rank, 2).requests(5)) for rank in range(2)]
-    indices = [key.index for batch in zip(*ranks) for request in batch for key in request.keys]
-    np.testing.assert_array_equal(indices, order.indices(5))
-
-
-@pytest.mark.parametrize(
-    ("weights", "whole"), [([1, 0.3, 0.3], [1, 0.5, 0.5]), ([0.2, 0.6, 0.95], [0.36, 0.68, 0.96]), ([0.3], [1])]
-)
-def test_fractional_weights_change_alike(weights, whole):
-    np.testing.assert_allclose(with_whole_sum(np.array(weights)), whole)
-
-
-def test_a_rounding_error_in_a_weight_repeats_no_sample():
-    np.testing.assert_array_equal(with_whole_sum(np.array([1 + 2e-16, 1, 2 - 1e-15, 0, 1e-16])), [1, 1, 2, 0, 0])
-
-
-def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
-    """A tile that must not occur as background is never repeated, and few of many backgrounds occur."""
-    repeats = np.array([1, 1, 0.25, 0.25, 0, 1] * 10)
-    order = EpochOrder(repeats, seed=4, batch_size=16, canvases=TrainCanvases(320, 32))
-    order.draw_weights = np.array([3, 1, 2, 2, 2, 2] * 10) * repeats
-    assert len(order) == 35
-    drawn = np.concatenate([order.indices(epoch) for epoch in range(400)])
-    fractions = np.bincount(drawn % 6, minlength=6) / len(drawn)
-    assert fractions[4] == 0
-    np.testing.assert_allclose(fractions, np.array([3, 1, 0.5, 0.5, 0, 2]) / 7, atol=0.02)
-
-
-def sampler_with(order: EpochOrder, rank: int, world: int) -> KeyedDistributedSampler:
-    return KeyedDistributedSampler(order, rank=rank, world_size=world, run_epochs=20)
 
 
 def test_quad_groups_four_consecutive_samples():

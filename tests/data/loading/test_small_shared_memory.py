@@ -83,12 +83,9 @@ def crowded(disk) -> list[str]:
     return ["--data", str(data), "--model", str(model), *SMALL, *more]
 
 
-OTHERS = [
-    pytest.param(*case, marks=pytest.mark.slow) for case in (("large", ["--render-on", "device"]), ("crowded", []))
-]
-
-
-@pytest.mark.parametrize(("kind", "more"), [("large", ["--cache", "ram"]), *OTHERS])
+@pytest.mark.parametrize(
+    ("kind", "more"), [("large", ["--cache", "ram"]), pytest.param("crowded", [], marks=pytest.mark.slow)]
+)
 def test_training_needs_no_shared_memory_of_the_file_system(request, disk, monkeypatch, kind, more):
     monkeypatch.setenv("XDG_CACHE_HOME", str(disk / "cache"))
     project = disk / f"runs of {kind}{''.join(more)}"

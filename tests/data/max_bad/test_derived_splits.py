@@ -11,8 +11,8 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.samples.sample_weights import tile_weights
-from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import TiledIndex
+from data.samples.weights import tile_weights
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
-from data.cache import decoding
-from data.flat_strings import FlatStrings
+from data.cache import mapped
 from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
-from data.samples.sample_weights import check_tiles, tile_weights
-from data.samples.tiled_index import TiledIndex, crop_tile
+from data.samples.tiles import TiledIndex, crop_tile
+from data.samples.weights import check_tiles, tile_weights
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import index_of
@@ -106,13 +104,6 @@ def test_the_grid_has_the_labels_of_tiles_that_stay():
         np.testing.assert_array_equal(actual, want)
 
 
-def test_labels_of_tiles_copy_no_paths(monkeypatch):
-    tiles = tiled()
-    monkeypatch.setattr(FlatStrings, "of", lambda strings: pytest.fail("paths are copied for each batch"))
-    labels, _ = tiles.labels_of(np.array([5, 0, 5]), 1)
-    assert len(labels)
-
-
 def test_many_boxes_on_many_tiles_take_little_memory():
     """The tiles are compared with the boxes of their image in parts: all pairs would take more than 100 MB."""
     num_boxes = 2000
@@ -148,54 +139,19 @@ def test_pixels_are_parts_of_the_image():
         assert np.shares_memory(shown, image) == (min(height, width) >= SIDE)
 
 
-def test_tiles_without_objects_are_repeated_less_often():
+def test_tiles_without_objects_come_as_often_as_asked_and_none_with_objects_is_an_error(caplog):
     tiles = tiled(visibility=1.0)
-    has_object = (
-        np.bincount(tiles.tile_index.image_of_box[~tiles.tile_index.crowd], minlength=len(tiles.tile_index)) > 0
-    )
+    is_object = ~tiles.tile_index.crowd
+    has_object = np.bincount(tiles.tile_index.image_of_box[is_object], minlength=len(tiles.tile_index)) > 0
     assert 0 < has_object.sum() < len(has_object)
     weights = tile_weights(tiles, 0.1)
     assert (weights[has_object] == 1).all()
     assert weights[~has_object].sum() == pytest.approx(0.1 * has_object.sum())
     assert (tile_weights(tiles, 100.0) == 1).all()
-
-
-def test_tiles_that_show_no_object_are_refused(caplog):
-    index = replace(boxed_index(), crowd=np.ones(160, bool))
-    with refused("tile 128: no tile shows 30 % of an object; use larger tiles"):
-        check_tiles(TiledIndex(index, SIDE, hyp=Hyperparameters()))
     check_tiles(tiled(visibility=0.9))
-    assert "of 1" in caplog.text
     assert "objects are so large that no tile shows 90 % of them" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("large", "a whole number or null, got 'large'"),
-        (1.5, "a whole number or null, got 1.5"),
-        (True, "a whole number or null, got True"),
-        (0, "at least 32, got 0"),
-        (31, "at least 32, got 31"),
-        (70_000, "at most 65536, got 70000"),
-        ([640], "a whole number or null, got [640]"),
-    ],
-)
-def test_a_wrong_tile_is_one_line(tmp_path, value, message):
-    path = tmp_path / "data.yaml"
-    path.write_text(yaml.safe_dump({"train": "images", "names": ["a"], "tile": value}))
-    with refused(f"data.yaml: tile: must be {message}"):
-        load_dataset_spec(path)
-
-
-def test_a_joined_set_has_the_tiles_of_its_parts(tmp_path):
-    (tmp_path / "part.yaml").write_text("train: images\nnames: [a]\ntile: 640\n")
-    joined = tmp_path / "joined.yaml"
-    joined.write_text("train: [part.yaml]\n")
-    with refused("joined.yaml: joins .../part.yaml, which has 'tile: 640'; add 'tile: 640' here"):
-        load_dataset_spec(joined)
-    joined.write_text("train: [part.yaml]\ntile: 640\n")
-    assert load_dataset_spec(joined).tile == 640
+    with refused("tile 128: no tile shows 30 % of an object; use larger tiles"):
+        check_tiles(TiledIndex(replace(boxed_index(), crowd=np.ones(160, bool)), SIDE, hyp=Hyperparameters()))
 
 
 @pytest.fixture
@@ -262,9 +218,9 @@ def test_validation_batches_are_tiles_of_whole_images(data):
 
 def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
     decoded = []
-    read = decoding.read_source
+    read = mapped.read_source
     monkeypatch.setattr(
-        decoding, "read_source", lambda path, *args, **more: decoded.append(path) or read(path, *args, **more)
+        mapped, "read_source", lambda path, *args, **more: decoded.append(path) or read(path, *args, **more)
     )
     for _ in range(2):
         loader = train_loader(data)
@@ -274,8 +230,3 @@ def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
         assert path.parent == Path(os.environ["XDG_CACHE_HOME"], "lockstep")
         del loader
     assert path.exists()
-
-
-def test_tiles_are_not_cached_on_the_device(data):
-    with refused("--cache device: cannot keep tiles ('tile' in the data set's YAML); use --cache ram or none"):
-        train_loader(data, cache="device", render_on="device")

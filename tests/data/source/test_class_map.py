@@ -13,8 +13,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.shared_memory import new_pixels
-from data.loading.worker import collate
+from data.loading.worker import collate, new_pixels
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec

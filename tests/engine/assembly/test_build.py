@@ -241,11 +241,6 @@ def fail(*_, **__):
             "--batch-size -1: searches on a GPU only, and this run is on cpu; use a number",
         ),
         (
-            ["--cache", "device"],
-            "run_data.open_data",
-            "--cache device: images on the device can only be rendered there; add --render-on device",
-        ),
-        (
             ["--callbacks", "user_absent:x"],
             "run_data.open_data",
             "--callbacks user_absent:x: ModuleNotFoundError: No module named 'user_absent'",

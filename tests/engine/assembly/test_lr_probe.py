@@ -17,7 +17,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader, TileReader
-from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import TiledIndex
 from data.source.dataset_yaml import load_dataset_spec
 from engine.assembly import lr_probe
 from engine.assembly.lr_probe import ObjectScore, lr_mult_by_score, probe_lr_mult, score_on_objects

@@ -11,7 +11,7 @@ import numpy as np
 
 from data.index.index import DatasetIndex
 from data.samples.readers import SampleReader
-from data.samples.tiled_index import TiledIndex
+from data.samples.tiles import TiledIndex
 from utils.errors import UserError
 from utils.labels import LabelArrays
 from utils.logger import get_logger
