@@ -72,7 +72,7 @@ class Hyperparameters(TypedDict, total=False):
     flipud: float | None
     """probability of a vertical flip"""
     fliplr: float | None
-    """probability of a horizontal flip"""
+    """probability of a horizontal flip; by default off for classes such as left and right arrow"""
     mosaic: float | None
     """probability of a four-image mosaic"""
     mosaic_block: int | None

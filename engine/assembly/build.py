@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from data.loading.build import build_train_loader, open_train_samples
+from data.source.dataset_spec import class_names
 from engine.assembly.build_step import StepBatches, build_step, loaded_parameters
-from engine.assembly.choices import choose_batch_size, choose_remaining
+from engine.assembly.choices import choose_batch_size, choose_flips, choose_remaining
 from engine.assembly.loss_and_validation import (
     build_criterion,
     build_validation,
@@ -60,6 +61,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
 
     # The data, the model, and the loss, which depends on both.
     data = open_run_data(ctx, settings.config, plan.data_source, plan.started_from)
+    settings = choose_flips(ctx, settings, class_names(data.spec, settings.config.single_cls))
     checkpoint = read_run_checkpoint(ctx, plan)  # None: a new run
     starting_model = build_run_model(ctx, settings, data, checkpoint)
     model = starting_model.model

@@ -1,13 +1,14 @@
 """Chooses the settings that a command may leave open, once data and model are known.
 
-`choose_batch_size` and `choose_remaining` fill in the settings of the run, so that settings.yaml, checkpoints, trackers
-and callbacks contain all choices. A run that continues uses those in its checkpoint.
+`choose_flips`, `choose_batch_size` and `choose_remaining` fill in the settings of the run, so that settings.yaml,
+checkpoints, trackers and callbacks contain all choices. A run that continues uses those in its checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
@@ -20,8 +21,11 @@ from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
 from models.detector import Detector
 from models.losses.base import Criterion
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.logger import get_logger
+from utils.mirrored_classes import mirrored_classes
+from utils.strings import listed
 
 
 class ChosenSettings(NamedTuple):
@@ -29,6 +33,25 @@ class ChosenSettings(NamedTuple):
 
     settings: RunSettings
     optimizer_reason: str  # why this optimizer was chosen; "": the settings named it
+
+
+def choose_flips(ctx: DistributedContext, settings: RunSettings, names: Sequence[str]) -> RunSettings:
+    """Turns ``fliplr`` off if a mirrored image exchanges two of the classes ``names``, such as "left arrow" and "right
+    arrow", and it has its default, unless ``--set`` gives that. Logs this, and a warning of flips that stay on."""
+    for flip in ("fliplr", "flipud"):
+        pairs = mirrored_classes(names, flip)
+        probability = getattr(settings.hyp, flip)
+        if not pairs or probability == 0:
+            continue
+        exchanged = listed([f"'{one}' and '{other}'" for one, other in pairs], 1)
+        reason = f"a flipped image exchanges the classes {exchanged}"
+        if probability == getattr(Hyperparameters, flip) and flip not in settings.overridden:
+            off: dict[str, Any] = {flip: 0.0}
+            settings = replace(settings, hyp=replace(settings.hyp, **off))
+            get_logger().info("%s is turned off: %s; --set %s=%g turns it on", flip, reason, flip, probability)
+        elif ctx.is_main:
+            get_logger().warning("%s is %g, but %s; --set %s=0 turns it off", flip, probability, reason, flip)
+    return settings
 
 
 def choose_batch_size(

@@ -11,7 +11,7 @@ from engine.run.run import RunSettings
 from models.heads.base import DetectionHead
 from utils.config.epochs import closing_epochs
 from utils.config.flags import as_flag, flag_name
-from utils.config.settings import ALL_RANKS, TrainConfig, changed_settings
+from utils.config.settings import ALL_RANKS, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted
@@ -79,7 +79,7 @@ def unused_settings(
     """Returns a line for each setting that differs from its default and has no effect in this run. ``channels``,
     ``tile``: see `RuleContext`."""
     context = RuleContext(ctx, settings, head, channels, tile)
-    changed = _changed_flags(settings.config)
+    changed = _changed_flags(settings)
     reasons: dict[str, str] = {}
     for rule in (
         *_loss_rules(context),
@@ -96,17 +96,12 @@ def unused_settings(
     return lines + _shortened_settings(context)
 
 
-def _changed_flags(config: TrainConfig) -> dict[str, str]:
+def _changed_flags(settings: RunSettings) -> dict[str, str]:
     """Returns the flags of the settings that differ from the defaults, by the name of the setting."""
-    flags = {name: f"--set {name}" for name in _overridden(config)}
-    for name, value in changed_settings(config).items():
+    flags = {name: f"--set {name}" for name in settings.overridden}
+    for name, value in changed_settings(settings.config).items():
         flags[name] = flag_name(name) if value == ALL_RANKS else as_flag(name, value)
     return flags
-
-
-def _overridden(config: TrainConfig) -> set[str]:
-    """Returns the names of the hyper-parameters that ``--set`` gives."""
-    return {item.partition("=")[0].strip() for item in config.override}
 
 
 def _loss_rules(context: RuleContext) -> Iterator[SettingRule]:
@@ -185,7 +180,7 @@ def _shortened_settings(context: RuleContext) -> list[str]:
     if context.mixes_images and context.epochs <= closing:
         length = counted(config.epochs, "epoch")
         lines.append(f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}")
-    if "warmup_epochs" in _overridden(config) and hyp.warmup_epochs > context.epochs / 4:
+    if "warmup_epochs" in context.settings.overridden and hyp.warmup_epochs > context.epochs / 4:
         lines.append(
             f"--set warmup_epochs={hyp.warmup_epochs:g} is shortened: the warm-up takes at most a quarter of the run, "
             f"here {context.epochs / 4:g} epochs"

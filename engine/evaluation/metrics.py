@@ -16,24 +16,25 @@ from engine.evaluation.matching import (
     ALL_SIZES,
     IOU_50,
     IOU_75,
+    IOU_THRESHOLDS,
     LARGE,
     MEDIUM,
     SMALL,
     DetectionOutcomes,
+    Matches,
     Objects,
     match_by_overlap,
     match_detections,
     overlapping_pairs,
     sort_by_class,
 )
-from engine.evaluation.result import EvalResult, f1_score
+from engine.evaluation.result import EvalResult, f1_score, middle_of_best
 from models.postprocess.selection import DEFAULT_CONFIDENCE
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
-CONFUSION_IOU = 0.45
 _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
@@ -42,7 +43,7 @@ class ConfidenceCurves:
     """Precision, recall and F1 at IoU 0.5 of the detections that score above each of `CONFIDENCES`; nan for classes
     without objects."""
 
-    precision: np.ndarray  # float64 (C, S)
+    precision: np.ndarray  # float64 (C, S); also nan where there is no detection
     recall: np.ndarray  # float64 (C, S)
     f1: np.ndarray  # float64 (C, S)
     best: int  # index in `CONFIDENCES` of the largest mean F1
@@ -64,34 +65,17 @@ class ConfidenceCurves:
 
         tp = counts_above(outcomes.true_positive[:, ALL_SIZES, IOU_50])
         detections = tp + counts_above(outcomes.false_positive[:, ALL_SIZES, IOU_50])
-        precision = tp / np.maximum(detections, 1)
-        # No detection is left above the best score of a class: keep the last measured value.
-        last_measured = np.maximum((detections > 0).sum(1) - 1, 0)
-        precision = np.take_along_axis(precision, np.minimum(np.arange(steps), last_measured[:, None]), axis=1)
+        precision = np.where(detections > 0, tp / np.maximum(detections, 1), np.nan)
         recall = tp / np.maximum(targets, 1)[:, None]
         precision[targets == 0] = np.nan
         recall[targets == 0] = np.nan
         f1 = f1_score(precision, recall)
-        return cls(precision, recall, f1, _middle_of_best(nanmean(f1, axis=0)))
+        return cls(precision, recall, f1, middle_of_best(nanmean(f1, axis=0)))
 
     @property
     def threshold(self) -> float | None:
         """The confidence with the best mean F1; None if no confidence gives a true positive."""
         return float(CONFIDENCES[self.best]) if nanmean(self.f1[:, self.best]) > 0 else None
-
-
-def _middle_of_best(mean_f1: np.ndarray) -> int:
-    """Returns where ``mean_f1``, float64 (S,), is largest; 0 if all are nan.
-
-    This is the middle of the first run of equally good confidences, so that the threshold keeps a distance from the
-    scores on both sides, which rounding may change.
-    """
-    if np.isnan(mean_f1).all():
-        return 0
-    first = int(np.argmax(mean_f1))
-    is_lower = mean_f1[first:] < mean_f1[first]
-    length = int(np.argmax(is_lower)) if is_lower.any() else len(is_lower)
-    return first + (length - 1) // 2
 
 
 class Metric(NamedTuple):
@@ -154,19 +138,17 @@ def score_detections(
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
-    Precision, recall and F1 are computed at IoU 0.5, the confusion matrix at `CONFUSION_IOU`, all above the confidence
-    with the best mean F1. Above the best score of a class, precision keeps its value at this score. Classes without
-    objects are nan, and the means leave them out.
+    Precision, recall, F1 and the confusion matrix are those of one matching at IoU 0.5, above the confidence with the
+    best mean F1. Undefined scores are nan, and the means leave them out: all those of classes without objects, and the
+    precision of a class without a detection, whose recall and F1 are 0.
 
     Args:
         table: detections whose AP is computed.
         shown: detections as detect.py finds them, for precision, recall, F1 and the confusion matrix; None: ``table``.
         plain_confidence: `best_threshold` of ``shown`` without box voting, which the result holds; None: unknown.
     """
-    precision, scored_curves = _precision_and_curves(gt, table, num_classes)
-    curves = scored_curves if shown is None else _confidence_curves(gt, shown, num_classes)
-    shown_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
-    confused = table if shown is None else shown
+    precision, scored = _precision_and_shown(gt, table, num_classes)
+    curves, shown_confidence, confusion = scored if shown is None else _shown_scores(gt, shown, num_classes)
     values = {m.name: m.values(curves, precision) for m in METRICS}
     return EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
@@ -177,41 +159,53 @@ def score_detections(
         ap_medium=float(nanmean(precision[:, MEDIUM])),
         ap_large=float(nanmean(precision[:, LARGE])),
         class_targets=gt.boxes_per_class(num_classes),
-        confusion=confusion_matrix(gt, confused, num_classes, shown_confidence),
+        confusion=confusion,
         curve_confidence=CONFIDENCES.copy(),
         curve_precision=curves.precision,
         curve_recall=curves.recall,
         pr_recall=RECALL_POINTS.copy(),
         pr_precision=precision[:, ALL_SIZES, IOU_50].copy(),
         num_images=gt.num_images,
-        scored_confidence=scored_curves.threshold,
+        scored_confidence=scored.curves.threshold,
         plain_confidence=plain_confidence,
     )
 
 
 def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
     """Finds the confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
-    return _confidence_curves(gt, table, num_classes).threshold
+    matches = match_detections(gt, table, num_classes)
+    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, ALL_SIZES]).threshold
+
+
+class _ShownScores(NamedTuple):
+    """The scores of detections besides AP."""
+
+    curves: ConfidenceCurves
+    confidence: float  # of the confusion matrix
+    confusion: np.ndarray  # int64 (C + 1, C + 1)
+
+    @staticmethod
+    def of(matches: Matches, outcomes: DetectionOutcomes) -> _ShownScores:
+        curves = ConfidenceCurves.of(outcomes, matches.targets()[:, ALL_SIZES])
+        confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
+        return _ShownScores(curves, confidence, confusion_matrix(matches, confidence))
 
 
 # The matches of a large split take gigabytes. The next two functions return without them, so that the matches of only
 # one of a validation's selections are in memory at a time (`Evaluator.run`).
 
 
-def _precision_and_curves(
-    gt: GroundTruth, table: DetectionTable, num_classes: int
-) -> tuple[np.ndarray, ConfidenceCurves]:
-    """Computes `interpolated_precision` and the curves of detections."""
+def _precision_and_shown(gt: GroundTruth, table: DetectionTable, num_classes: int) -> tuple[np.ndarray, _ShownScores]:
+    """Computes `interpolated_precision` and the other scores of detections."""
     matches = match_detections(gt, table, num_classes)
     outcomes = sort_by_class(matches)
-    targets = matches.targets()
-    return interpolated_precision(outcomes, targets), ConfidenceCurves.of(outcomes, targets[:, ALL_SIZES])
+    return interpolated_precision(outcomes, matches.targets()), _ShownScores.of(matches, outcomes)
 
 
-def _confidence_curves(gt: GroundTruth, table: DetectionTable, num_classes: int) -> ConfidenceCurves:
-    """Computes the curves of detections."""
+def _shown_scores(gt: GroundTruth, table: DetectionTable, num_classes: int) -> _ShownScores:
+    """Computes the scores of detections besides AP."""
     matches = match_detections(gt, table, num_classes)
-    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, ALL_SIZES])
+    return _ShownScores.of(matches, sort_by_class(matches))
 
 
 def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> np.ndarray:
@@ -244,35 +238,40 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, confidence: float) -> np.ndarray:
-    """Counts detections and objects by predicted and true class.
+def confusion_matrix(matches: Matches, confidence: float) -> np.ndarray:
+    """Counts detections above ``confidence`` and objects by predicted and true class.
 
-    Classes do not matter to matching: larger IoU first, then larger score. The sum of a column is the number of objects
-    of that class, without crowd regions. The sum of a row is the number of detections of that class above
-    ``confidence``, except detections that match no object and lie in a crowd region of their class.
+    The diagonal has the true positives of precision and recall: COCO's matches at IoU 0.5, which are of one class. What
+    these leave is then matched whatever its class, larger IoU first, then larger score, at IoU 0.5 too. The rest is
+    background. So the sum of a column is the number of objects of that class, without crowd regions, and the sum of a
+    row is the number of detections that count in the precision of that class: not those in a crowd region of it.
 
     Returns int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """
-    confident = table.take(table.scores > confidence)
-    confident = confident.take(np.argsort(confident.image_index, kind="stable"))
-    objects = Objects(gt.image_of_box, gt.boxes_xywh_px, gt.crowd)
-    pairs = overlapping_pairs(confident.image_index, confident.boxes_xyxy_px, objects, CONFUSION_IOU)
-    is_crowd = gt.crowd[pairs.target]
-    pairs_with_objects = pairs.take(~is_crowd)
-    preference = confident.scores[pairs_with_objects.detection]
-    target = match_by_overlap(pairs_with_objects, preference, len(confident.scores), len(gt.classes))  # -1: none
-    is_matched = target >= 0
-    missed = ~gt.crowd
-    missed[target[is_matched]] = False
-    # A detection that matches no object is not counted in a crowd region of its class.
-    crowd_pairs = pairs.take(is_crowd)
-    is_same_class = confident.classes[crowd_pairs.detection] == gt.classes[crowd_pairs.target]
-    is_counted = np.ones(len(confident.scores), dtype=bool)
-    is_counted[crowd_pairs.detection[is_same_class]] = False
-    is_counted |= is_matched
-    background = num_classes
-    true_class = np.append(gt.classes, background)[target]  # target -1 is the last one
-    row = np.concatenate([confident.classes[is_counted], np.full(missed.sum(), background)])
-    column = np.concatenate([true_class[is_counted], gt.classes[missed]])
-    size = num_classes + 1
+    ranked = matches.ranked
+    objects = matches.objects
+    assignment = matches.assignment
+    background = matches.num_classes
+    # A detection's match does not depend on those that score less, so the matches of all hold above any confidence.
+    is_confident = ranked.scores > confidence
+    is_matched = np.zeros(is_confident.size, dtype=bool)  # with an object, or with a crowd region
+    is_matched[assignment.overlapping] = assignment.matched[:, ALL_SIZES, IOU_50]
+    is_true_positive = assignment.matched[:, ALL_SIZES, IOU_50] & ~assignment.ignored[:, ALL_SIZES, IOU_50]
+    is_true_positive &= is_confident[assignment.overlapping]
+    found = assignment.target[is_true_positive]
+    is_left = ~objects.crowd
+    is_left[found] = False
+    false = np.flatnonzero(is_confident & ~is_matched)
+    left = np.flatnonzero(is_left)
+    # Of the rest, pairs of any classes: a group is an image.
+    by_image = Objects(objects.group[left] // background, objects.boxes_xywh[left], objects.crowd[left])
+    image = ranked.group[false] // background
+    pairs = overlapping_pairs(image, ranked.boxes_xyxy[false], by_image, float(IOU_THRESHOLDS[IOU_50]))
+    confused = match_by_overlap(pairs, ranked.scores[false][pairs.detection], false.size, left.size)  # -1: none
+    is_left[left[confused[confused >= 0]]] = False
+    true_class = matches.object_classes
+    confused_class = np.append(true_class[left], background)[confused]  # -1 is the last one
+    row = np.concatenate([true_class[found], ranked.classes[false], np.full(is_left.sum(), background)])
+    column = np.concatenate([true_class[found], confused_class, true_class[is_left]])
+    size = matches.num_classes + 1
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)

@@ -21,8 +21,9 @@ PREVIEW_IMAGES = 8
 class EvalResult:
     """Scores of one validation.
 
-    AP is COCO's (101 recall points, at most `GroundTruth.max_det` detections of each class in each image). Classes
-    without ground truth have nan and do not count in means.
+    AP is COCO's (101 recall points, at most `GroundTruth.max_det` detections of each class in each image). What is
+    undefined is nan and does not count in means: scores of classes without ground truth, and precision without a
+    detection.
     """
 
     metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py
@@ -33,9 +34,11 @@ class EvalResult:
     ap_medium: float
     ap_large: float
     class_targets: np.ndarray  # int64 (C,) boxes that are not crowd
-    confusion: np.ndarray  # int64 (C + 1, C + 1): rows predicted, columns true, last is background
+    # int64 (C + 1, C + 1): rows predicted, columns true, last is background. The diagonal has the true positives of
+    # precision and recall.
+    confusion: np.ndarray
     curve_confidence: np.ndarray  # float64 (S,)
-    curve_precision: np.ndarray  # float64 (C, S) against confidence
+    curve_precision: np.ndarray  # float64 (C, S) against confidence; nan above the best score of a class
     curve_recall: np.ndarray  # float64 (C, S)
     pr_recall: np.ndarray  # float64 (101,)
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
@@ -59,6 +62,15 @@ class EvalResult:
     def curve_f1(self) -> np.ndarray:
         """F1 of each class against confidence: float64 (C, S)."""
         return f1_score(self.curve_precision, self.curve_recall)
+
+    @property
+    def class_best(self) -> tuple[np.ndarray, np.ndarray]:
+        """The best F1 of each class and its confidence, float64 (C,) each; nan if it has no true positive."""
+        f1 = np.nan_to_num(self.curve_f1)
+        best = np.array([middle_of_best(values) for values in f1], dtype=np.int64)
+        has_best = f1.max(1) > 0
+        confidence = np.where(has_best, self.curve_confidence[best], np.nan)
+        return np.where(has_best, f1.max(1), np.nan), confidence
 
     @property
     def missed_at_best_confidence(self) -> np.ndarray:
@@ -95,6 +107,20 @@ class Evaluation:
 
 
 def f1_score(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
-    """Returns the harmonic mean of precision and recall, of any shape; 0 where both are 0."""
-    total = precision + recall
-    return 2 * precision * recall / np.where(total > 0, total, 1.0)
+    """Returns the harmonic mean of precision and recall, of any shape; 0 where recall is 0, whatever precision is."""
+    is_zero = recall == 0
+    return np.where(is_zero, 0.0, 2 * precision * recall / np.where(is_zero, 1.0, precision + recall))
+
+
+def middle_of_best(f1: np.ndarray) -> int:
+    """Returns where F1 by confidence, float64 (S,), is largest; 0 if all are nan.
+
+    This is the middle of the first run of equally good confidences, so that the threshold keeps a distance from the
+    scores on both sides, which rounding may change.
+    """
+    if np.isnan(f1).all():
+        return 0
+    first = int(np.argmax(f1))
+    is_lower = f1[first:] < f1[first]
+    length = int(np.argmax(is_lower)) if is_lower.any() else len(is_lower)
+    return first + (length - 1) // 2

@@ -84,9 +84,9 @@ def missed_classes_text(result: EvalResult, names: Sequence[str]) -> str:
     missed = result.missed_at_best_confidence
     if not missed.size:
         return ""
-    f1 = result.curve_f1[missed]
-    best = zip(missed.tolist(), f1.max(1), result.curve_confidence[f1.argmax(1)])
-    classes = listed([f"{names[c]} (best F1 {value:.3f} at {confidence:.3f})" for c, value, confidence in best], 5)
+    f1, confidence = result.class_best
+    best = [f"{names[c]} (best F1 {f1[c]:.3f} at {confidence[c]:.3f})" for c in missed.tolist()]
+    classes = listed(best, 5)
     count = counted(missed.size, "class")
     return f"No object of {count} is found at confidence {result.shown_confidence:.3f}: {classes}"
 

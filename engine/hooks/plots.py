@@ -179,7 +179,10 @@ def add_pr_curves(writer: SummaryWriter, result: EvalResult, names: Sequence[str
     thresholds = np.linspace(0, 1, PR_POINTS)
     confidences = result.curve_confidence
     for index in np.flatnonzero(result.class_targets > 0).tolist():
-        precision = np.interp(thresholds, confidences, np.nan_to_num(result.curve_precision[index]))
+        precision = np.zeros(PR_POINTS)
+        is_known = ~np.isnan(result.curve_precision[index])  # above the best score, the last known value is drawn
+        if is_known.any():
+            precision = np.interp(thresholds, confidences[is_known], result.curve_precision[index][is_known])
         recall = np.interp(thresholds, confidences, np.nan_to_num(result.curve_recall[index]))
         targets = float(result.class_targets[index])
         tp = recall * targets

@@ -69,6 +69,7 @@ def what_to_do(facts: RunFacts) -> Iterator[str]:
         _enlarge_small_boxes,
         _label_rare_classes,
         _balance_classes,
+        _stop_flips,
         _avoid_errors,
         _check_suspicious_labels,
         _check_backgrounds,
@@ -276,8 +277,18 @@ def _balance_classes(facts: RunFacts) -> Iterator[str]:
     if boxes[most] >= IMBALANCED * boxes[least]:
         yield (
             f"{facts.subject.names[most]} has {boxes[most] / boxes[least]:.0f} times as many training boxes as "
-            f"{facts.subject.names[least]}: --repeat-factor repeats images of rare classes, --cls-pw weights them in "
-            "the loss."
+            f"{facts.subject.names[least]}: --repeat-factor repeats images of rare classes, --image-weights draws more "
+            "images of classes with a low AP, --cls-pw weights rare classes in the loss."
+        )
+
+
+def _stop_flips(facts: RunFacts) -> Iterator[str]:
+    condition = "" if facts.subject.hyp else ", if the training flipped images"
+    for one, other, count, flip in facts.flipped_confusions():
+        objects = counted(count, "object")
+        yield (
+            f"{objects} of {one} and {other} mistaken for the other: a flipped image exchanges these classes. Train "
+            f"with --set {flip}=0{condition}."
         )
 
 
@@ -288,6 +299,8 @@ def _avoid_errors(facts: RunFacts) -> Iterator[str]:
     for kind in np.argsort(-cost, kind="stable"):
         if cost[kind] >= max(MIN_COST, NEARLY_WORST * cost.max()):
             remedy = REMEDIES[KINDS[kind]]
+            if KINDS[kind] == "class" and facts.subject.hyp and facts.flipped_confusions():
+                continue  # because of the flips, not of the labels
             if KINDS[kind] == "location":
                 remedy += _larger_images(facts)
             yield f"{cost[kind]:.3f} of AP50 is lost because {remedy}."

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit
+from engine.evaluation.metrics import nanmean
 from engine.evaluation.result import EvalResult
 from utils.drawing.figures import (
     AxisLabels,
@@ -77,7 +78,7 @@ class _Curves(NamedTuple):
             if len(classes) > MANY_CLASSES:
                 drawn = classes[:FEW_CLASSES]
                 note = f"the {FEW_CLASSES} of {len(classes)} classes with the lowest AP50"
-            lines = [Line(mean_label, self.x, self.y[np.sort(classes)].mean(0), is_strong=True)]
+            lines = [Line(mean_label, self.x, nanmean(self.y[np.sort(classes)], axis=0), is_strong=True)]
             lines += [Line(class_labels[c], self.x, self.y[c]) for c in drawn]
         title = f"{self.title} at IoU {FOREGROUND_IOU}"
         return Chart(title, lines, self.x_label, self.y_label, (0, 1), (0, 1.02), mark=self.mark, note=note)

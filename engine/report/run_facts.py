@@ -15,6 +15,8 @@ from engine.report.census import Census, CensusSection
 from engine.report.subject import Subject
 from engine.report.validation import ValidationSections
 from engine.run.results_csv import CONFIDENCE_COLUMN
+from utils.config.settings import Hyperparameters
+from utils.mirrored_classes import mirrored_classes
 
 RISING_AP = 0.005  # smallest rise that more epochs may continue
 FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned
@@ -64,6 +66,23 @@ class RunFacts:
     def scored_result(self) -> EvalResult | None:
         """The result, if there are objects to score."""
         return self.result if self.objects else None
+
+    def flipped_confusions(self) -> list[tuple[str, str, int, str]]:
+        """Returns the confused pairs of classes that a flip of the training exchanges: both names, the number of
+        objects mistaken for the other, and the flip. If the settings of the training are unknown, images were perhaps
+        flipped horizontally, but not vertically."""
+        if self.scored_result is None:
+            return []
+        names = self.subject.names
+        hyp = self.subject.hyp or Hyperparameters()
+        confused = []
+        for flip in ("fliplr", "flipud"):
+            for one, other in mirrored_classes(names, flip) if getattr(hyp, flip) else ():
+                i, j = names.index(one), names.index(other)
+                count = int(self.scored_result.confusion[[i, j], [j, i]].sum())
+                if count:
+                    confused.append((one, other, count, flip))
+        return confused
 
     def interval_halfwidth(self, ap: float) -> float:
         """Returns half the width of the 95 % interval of an AP, as if it were the fraction of detected objects; 0 for

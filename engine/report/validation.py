@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.evaluation.analysis import KINDS, ErrorSplit, confused_pairs, split_errors
+from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit, confused_pairs, split_errors
 from engine.evaluation.matching import match_detections
-from engine.evaluation.metrics import CONFUSION_IOU, METRICS
+from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from engine.issues.issue import CheckedSplit, Issue
 from engine.issues.label_errors import find_label_errors, trust_lines
@@ -104,7 +104,7 @@ def validation_sections(validation: ScoredValidation, split: CheckedSplit) -> Va
 
 
 def _confusion_section(result: EvalResult, names: Sequence[str]) -> ConfusionSection:
-    title = f"detections above confidence {result.shown_confidence:.3f}, IoU {CONFUSION_IOU}"
+    title = f"detections above confidence {result.shown_confidence:.3f}, IoU {FOREGROUND_IOU}"
     return ConfusionSection(
         figures={"confusion_matrix": confusion_picture(result.confusion, names, title)},
         pairs=_confused_pairs(result, names),
@@ -141,9 +141,7 @@ def _labels_section(validation: ScoredValidation, split: CheckedSplit) -> Labels
 
 def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     """Lists the scores of all classes together, then of each class, the best first."""
-    f1 = np.nan_to_num(result.curve_f1)
-    best = np.where(f1.max(1) > 0, [f1.max(1), result.curve_confidence[f1.argmax(1)]], np.nan)
-    values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *best], 1).tolist()
+    values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *result.class_best], 1).tolist()
     order = np.argsort(-np.nan_to_num(result.class_metrics["AP50"], nan=-1.0), kind="stable")
     total = int(result.class_targets.sum())
     rows: list[list[str | float | None]]

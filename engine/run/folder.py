@@ -8,6 +8,7 @@ import shutil
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -60,7 +61,7 @@ def claim_folder(
     folder = plan.folder
     if folder is None:
         folder = _make_folder(ctx, settings.config, stack, progress)
-    run_id = broadcast_object(ctx, _choose_run_id(plan) if ctx.is_main else "")
+    run_id = broadcast_object(ctx, _choose_run_id(plan, settings) if ctx.is_main else "")
     if ctx.is_main:
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         write_stored_run(folder, StoredRun(run_id, settings))  # first: from now on, the folder belongs to this run
@@ -74,13 +75,15 @@ def claim_folder(
     )
 
 
-def _choose_run_id(plan: RunPlan) -> str:
-    """Returns the stored id of a run that continues, or that restarts before its first checkpoint; else a new id."""
+def _choose_run_id(plan: RunPlan, settings: RunSettings) -> str:
+    """Returns the stored id of a run that continues, or that restarts before its first checkpoint; else a new id.
+    ``settings``: those of ``plan``, of which none is left open."""
     if isinstance(plan, ContinuedRun):
         return plan.started_from.description.run_id
     if plan.folder is not None:
         newest = read_stored_run(plan.folder)
-        if newest is not None and _starts_again(plan.folder, newest, plan.settings):
+        planned = replace(plan.settings, hyp=replace(plan.settings.hyp, fliplr=settings.hyp.fliplr))
+        if newest is not None and _starts_again(plan.folder, newest, planned):
             return newest.run_id
     return new_run_id()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,9 +51,11 @@ class ResultsTable:
         return cls.read(path) if path.exists() else cls()
 
     def add(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Adds the row of an epoch, or replaces it. New columns are added to the header."""
+        """Adds the row of an epoch, or replaces it. New columns are added to the header. An undefined metric has no
+        value; a loss may be nan."""
         self.columns += [name for name in row if name not in self.columns]
-        self.rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in row.items()}}
+        known = {name: value for name, value in row.items() if not (name.startswith("metrics/") and math.isnan(value))}
+        self.rows[epoch] = {"epoch": str(epoch), **{name: f"{float(value):.8g}" for name, value in known.items()}}
 
     def keep(self, epochs: int) -> None:
         """Drops the rows after the first ``epochs`` epochs. Without any row, only the column of epochs remains."""

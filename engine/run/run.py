@@ -31,6 +31,11 @@ class RunSettings:
         """Returns the settings with another number of epochs."""
         return replace(self, config=replace(self.config, epochs=epochs))
 
+    @property
+    def overridden(self) -> set[str]:
+        """Names of the hyper-parameters that ``--set`` gives."""
+        return {item.partition("=")[0].strip() for item in self.config.override}
+
     def by_name(self) -> dict[str, Any]:
         """Returns all flags and hyper-parameters by name."""
         return {**asdict(self.config), **asdict(self.hyp)}

@@ -10,6 +10,7 @@ from engine.checkpoint.progress import Progress
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
+from engine.evaluation.tables import number_text
 from engine.hooks.hook import Epoch
 from engine.optim.schedule import Schedule
 from engine.run.results_csv import CONFIDENCE_COLUMN
@@ -64,7 +65,9 @@ class EpochResults:
     def _log(self, epoch: Epoch) -> None:
         columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
         columns.setdefault(self.fitness.column, self.fitness.name)
-        shown = [f"{column} {epoch.metrics[name]:.4f}" for name, column in columns.items() if name in epoch.metrics]
+        shown = [
+            f"{column} {number_text(epoch.metrics[name])}" for name, column in columns.items() if name in epoch.metrics
+        ]
         get_logger().info("epoch %d: %s", epoch.number, "  ".join(shown))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from models.detector import Detector
+from utils.mirrored_classes import mirrored_classes
 from utils.pixels import GRAY
 
 
@@ -32,7 +33,8 @@ VIEWS = (View(1.0, False), View(1.0, True), View(1.25, True))
 class TestTimeAugmentation(nn.Module):
     """Wraps a `Detector` for inference, and is called and decoded like it.
 
-    Raw maps are those of all `VIEWS`; boxes are in canvas pixels.
+    Raw maps are those of all `VIEWS`; boxes are in canvas pixels. In a mirrored view, classes such as "left arrow" and
+    "right arrow" (`mirrored_classes`) have each other's scores.
     """
 
     __test__ = False  # keeps pytest from collecting a class called Test...
@@ -40,6 +42,10 @@ class TestTimeAugmentation(nn.Module):
     def __init__(self, detector: Detector) -> None:
         super().__init__()
         self.detector = detector
+        self._class_in_mirror = list(range(len(detector.names)))
+        for one, other in mirrored_classes(detector.names, "fliplr"):
+            i, j = detector.names.index(one), detector.names.index(other)
+            self._class_in_mirror[i], self._class_in_mirror[j] = j, i
 
     @property
     def nms_iou(self) -> float | None:
@@ -63,7 +69,7 @@ class TestTimeAugmentation(nn.Module):
         for number, view in enumerate(VIEWS):
             view_boxes, view_scores = self.detector.decode(raw[number * levels : (number + 1) * levels])
             boxes.append(to_canvas(view_boxes, view, canvas_hw))
-            scores.append(view_scores)
+            scores.append(view_scores[..., self._class_in_mirror] if view.mirrored else view_scores)
         return torch.cat(boxes, 1), torch.cat(scores, 1)
 
     def _transform(self, images: Tensor, view: View) -> Tensor:

@@ -171,7 +171,11 @@ class Hyperparameters:
     shear: float = setting(0.0, Bounds(0, 45), help="shear, +- degrees")
     perspective: float = setting(0.0, Bounds(0, 0.01), help="perspective coefficients, +-")
     flipud: float = setting(0.0, Bounds(0, 1), help="probability of a vertical flip")
-    fliplr: float = setting(0.5, Bounds(0, 1), help="probability of a horizontal flip")
+    fliplr: float = setting(
+        0.5,
+        Bounds(0, 1),
+        help="probability of a horizontal flip; by default off for classes such as left and right arrow",
+    )
     mosaic: float = setting(1.0, Bounds(0, 1), help="probability of a four-image mosaic")
     mosaic_block: int = setting(
         16,

@@ -205,11 +205,16 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     result = score_detections(gt, table, 5)
     assert 0.4 < result.threshold < 0.5  # halfway from the last wrong score to the first right one, not next to either
     assert result.shown_confidence == result.threshold
-    np.testing.assert_array_equal(result.confusion, confusion_matrix(gt, table, 5, result.threshold))
+    matches = match_detections(gt, table, 5)
+    np.testing.assert_array_equal(result.confusion, confusion_matrix(matches, result.threshold))
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
     assert result.missed_at_best_confidence.tolist() == [1]
-    text = f"No object of 1 class is found at confidence {result.threshold:.3f}: b (best F1 1.000 at 0.020)"
-    assert missed_classes_text(result, names) == text
+    f1, confidence = result.class_best
+    assert f1.tolist()[:2] == [1, 1]
+    assert 0.02 <= confidence[1] < 0.03  # above its wrong detection, not above its right one
+    assert confidence[0] == result.threshold
+    text = missed_classes_text(result, names)
+    assert f"b (best F1 1.000 at {confidence[1]:.3f})" in text
     assert text in format_summary(result, names)
     nothing = score_detections(gt, empty_table(), 5)
     assert (nothing.threshold, nothing.shown_confidence, nothing.missed_at_best_confidence.size) == (None, 0.25, 0)
@@ -234,21 +239,27 @@ def test_without_a_true_positive_there_is_no_threshold_and_the_default_of_detect
     assert (content["best_confidence"], content["confusion"]["confidence"]) == (None, 0.25)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_confusion_matrix_totals_equal_the_numbers_of_boxes(seed):
-    gt, table, num_classes = random_case(seed, crowd_share=0.15)
-    matrix = confusion_matrix(gt, table, num_classes, 0.25)
-    objects = gt.classes[~gt.crowd]
-    np.testing.assert_array_equal(matrix[:, :-1].sum(0), np.bincount(objects, minlength=num_classes))
-    assert matrix[-1, -1] == 0
-    gt, table, num_classes = random_case(seed, crowd_share=0)  # detections of a crowd are in no row
-    matrix = confusion_matrix(gt, table, num_classes, 0.25)
-    kept = table.scores > 0.25
-    np.testing.assert_array_equal(matrix[:-1].sum(1), np.bincount(table.classes[kept], minlength=num_classes))
-    assert matrix[-1, -1] == 0
+@pytest.mark.parametrize("seed", range(8))
+def test_the_confusion_matrix_has_the_counts_of_precision_and_recall(seed):
+    gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15)[seed % 2])
+    result = score_detections(gt, table, num_classes)
+    correct = result.confusion.diagonal()[:-1]
+    objects = result.confusion[:, :-1].sum(0)
+    np.testing.assert_array_equal(objects, np.bincount(gt.classes[~gt.crowd], minlength=num_classes))
+    has_objects = objects > 0
+    recall = result.class_metrics["recall"][has_objects]
+    np.testing.assert_allclose(correct[has_objects] / objects[has_objects], recall, rtol=1e-12)
+    detections = result.confusion[:-1].sum(1)
+    is_scored = has_objects & (detections > 0)
+    precision = result.class_metrics["precision"]
+    np.testing.assert_allclose(correct[is_scored] / detections[is_scored], precision[is_scored], rtol=1e-12)
+    assert np.isnan(precision[~is_scored]).all()
+    assert result.confusion[-1, -1] == 0
+    assert correct.any()
 
 
 def test_the_confusion_matrix_ignores_detections_in_crowd():
+    """There are a crowd region of class 0 and an object of class 1, which is detected as 0."""
     objects = np.array([[0, 0, 100, 100], [200, 200, 50, 50]])
     crowd = np.array([True, False])
     gt = make_ground_truth(
@@ -262,9 +273,9 @@ def test_the_confusion_matrix_ignores_detections_in_crowd():
     )
     boxes = [[10, 10, 30, 30], [10, 10, 30, 30], [200, 200, 250, 250], [300, 300, 320, 320]]
     table = make_table(image=[0] * 4, boxes=boxes, scores=[0.9] * 4, classes=[0, 1, 0, 1])
-    # class 1 detected as 0; one in another class's crowd, one false positive
+    # One is in another class's crowd, one where nothing is.
     expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]
-    np.testing.assert_array_equal(confusion_matrix(gt, table, 2, 0.25), expected)
+    np.testing.assert_array_equal(confusion_matrix(match_detections(gt, table, 2), 0.25), expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -304,7 +315,9 @@ def test_empty_input_scores_nan_or_zero_without_warnings(num_images, objects, de
         warnings.simplefilter("error")
         result = score_detections(gt, table, 2)
     if objects:
-        assert set(result.metrics.values()) == {0}
+        # Without a detection of the class that has objects, precision is undefined, and nothing else.
+        assert np.isnan(result.metrics["precision"])
+        assert {value for name, value in result.metrics.items() if name != "precision"} == {0}
         assert result.class_targets.tolist() == [objects, 0]
         assert np.isnan(result.class_ap[1])
     else:

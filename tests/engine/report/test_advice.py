@@ -17,7 +17,7 @@ from engine.report.census import Census
 from engine.report.run_facts import RunFacts
 from engine.report.subject import Subject
 from tests.helpers.synthetic_index import index_of
-from utils.config.settings import TrainConfig, ValConfig
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 
 AP = Fitness("AP", "AP")
 
@@ -174,6 +174,7 @@ def test_suspicious_labels_and_backgrounds_are_counted():
 def test_imbalance_is_named_unless_something_is_done_about_it():
     facts = facts_of(names=("a", "b", "c"), train=census([2000, 0, 60], 30.0))
     assert "a has 33 times as many training boxes as c: --repeat-factor" in joined(what_to_do(facts))
+    assert "--image-weights" in joined(what_to_do(facts))
     balancing = facts_of(
         epochs=1, names=("a", "b", "c"), train=census([2000, 0, 60], 30.0), settings={"cls_pw": 1.0, "time": 1.0}
     )
@@ -296,3 +297,14 @@ def test_the_most_frequent_confusion_is_named(count, words):
     result = scored(9, 9)
     result.confusion[0, 1] = count
     assert f"{words} mistaken for a." in joined(where_it_is_wrong(replace(NOTHING, result=result)))
+
+
+@pytest.mark.parametrize(("fliplr", "is_advised"), [(0.5, True), (0.0, False)])
+def test_flips_are_named_for_confused_classes_that_they_exchange(fliplr, is_advised):
+    facts = facts_of(epochs=1, names=("left arrow", "right arrow"), result=scored(9, 9), errors=costs(**{"class": 0.1}))
+    facts = replace(facts, subject=replace(facts.subject, hyp=Hyperparameters(fliplr=fliplr)))
+    assert "fliplr" not in joined(what_to_do(facts))
+    facts.result.confusion[0, 1] = 4
+    advice = joined(what_to_do(facts))
+    assert ("--set fliplr=0." in advice) == is_advised
+    assert ("compare the labels" in advice) != is_advised

@@ -69,6 +69,54 @@ def test_a_foreign_file_may_take_images_whose_sides_are_no_multiples_of_the_stri
     assert "takes 40x60 pixels" in error_of(capsys, val.main, *flags(tiny, tmp_path, *given, "--imgsz", "64"))
 
 
+class FixedBoxes(nn.Module):
+    """An exported program of other people, with the same detections in each image.
+
+    Classes 0 and 1 are found, 0 also as 1, by a box that fits better; 2 only below all wrong detections.
+    """
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        wrong = [[8.0 + 14 * i, 56.0, 8.0, 8.0, 0.1, float(c), 1.0 - c, 0.0] for i in range(4) for c in (0, 1)]
+        rows = [
+            [14.0, 16.0, 16.0, 16.0, 0.9, 0.9, 0.0, 0.0],
+            [12.0, 16.0, 16.0, 16.0, 0.9, 0.0, 0.9, 0.0],
+            [32.0, 32.0, 16.0, 16.0, 0.9, 0.0, 0.9, 0.0],
+            [52.0, 16.0, 16.0, 16.0, 0.05, 0.0, 0.0, 0.05],
+            *wrong,
+        ]
+        boxes = [[x - w / 2, y - h / 2, x + w / 2, y + h / 2, s, float(np.argmax(scores))]
+                 for x, y, w, h, s, *scores in rows]  # fmt: skip
+        return torch.tensor([boxes])
+
+
+def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precision_is_empty(tmp_path):
+    images, size, names = 3, 64, ["a", "b", "c"]
+    for kind in ("images", "labels"):
+        (tmp_path / kind / "val").mkdir(parents=True)
+    for i in range(images):
+        cv2.imwrite(str(tmp_path / f"images/val/{i}.png"), np.full((size, size, 3), 40 * i, np.uint8))
+        rows = [f"{c} {x / size} {y / size} 0.25 0.25" for c, (x, y) in enumerate([(12, 16), (32, 32), (52, 16)])]
+        (tmp_path / f"labels/val/{i}.txt").write_text("\n".join(rows))
+    data = tmp_path / "data.yaml"
+    data.write_text(yaml.safe_dump({"path": ".", "val": "images/val", "names": names}))
+    weights = tmp_path / "fixed.torchscript"
+    metadata = {"names": dict(enumerate(names)), "imgsz": [size, size]}
+    with quiet():
+        program = torch.jit.trace(FixedBoxes(), torch.zeros(1, 3, size, size))
+        torch.jit.save(program, weights, _extra_files={"config.txt": json.dumps(metadata)})
+    val.main(flags((data, weights), tmp_path, "--trust", "--data", data, "--noplots"))
+    folder = tmp_path / "runs/exp"
+    rows = read_csv(folder / "classes.csv")
+    assert [row["R"] for row in rows[1:]] == ["1.0", "1.0", "0.0"]
+    assert [row["P"] for row in rows] == ["0.75", "1.0", "0.5", ""]  # of all classes: without c, which has no detection
+    results = read(folder, "results")
+    assert results["precision"] == 0.75
+    assert [row["P"] for row in results["classes"]] == [1, 0.5, None]
+    counts = np.array(results["confusion"]["counts"])
+    assert (counts.diagonal() / np.maximum(counts.sum(0), 1)).tolist() == [1, 1, 0, 0]  # recall
+    assert counts.sum(1).tolist() == [images, 2 * images, 0, images]  # detections; objects that are not found
+
+
 def test_exist_ok_says_what_it_replaces_and_leaves_nothing_of_it(tiny, tmp_path, capsys):
     other = render_set(tmp_path / "other", images=5)
     fixed = ["--name", "fixed", "--exist-ok"]
