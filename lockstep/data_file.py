@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from data.source.yaml_paths import resolve_root
+from data.dataset.yaml_file import resolve_root
 from utils.config.plain_values import checked_value, plain_value
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
@@ -84,7 +84,7 @@ class DataFile:
 
 def _is_data_set(yaml_file: Path) -> bool:
     """Returns whether a YAML describes a data set."""
-    from data.source.dataset_yaml import load_dataset_spec  # loads NumPy
+    from data.dataset.yaml_file import load_dataset_spec  # loads NumPy
 
     try:
         load_dataset_spec(yaml_file)

@@ -157,16 +157,16 @@ class DatasetSpec:
                 part.check_split(name)
         for path in split.paths:
             try:
-                exists = path.exists()
-            except PermissionError:
-                raise UserError(f"{path}: permission denied (named by '{name}' of {self.source})") from None
-            if not exists:
-                raise self.missing_error(path)
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                raise self.missing_error(path) from None
+            except OSError as error:
+                raise UserError(f"{path}: {os_reason(error)} (named by '{name}' of {self.source})") from None
 
     def missing_error(self, path: Path) -> UserError:
-        """Returns the error about a missing file or folder, with the first names in the folder where it was expected."""
+        """Returns the error about a missing path, with the first names in the folder where it was expected."""
         folder = next((parent for parent in path.parents if os.path.isdir(parent)), path.parent)
-        return UserError(f"{path}: not found (named by {self.source}); {_content(folder)}; {self.if_missing}")
+        return UserError(f"{path}: not found (named by {self.source}); {folder_content(folder)}; {self.if_missing}")
 
     @property
     def listed_splits(self) -> dict[str, ListedSplit]:
@@ -255,7 +255,7 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
     return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
 
 
-def _content(folder: Path) -> str:
+def folder_content(folder: Path) -> str:
     """Returns the first names in a folder, for a message."""
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from data.cache.open import open_device_images
+from data.dataset.spec import DatasetSpec
 from data.loading.loader import InfiniteDataLoader, ValidationLoader, WorkerSettings
 from data.loading.open_reader import open_run_val_reader, open_train_reader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
@@ -22,7 +23,6 @@ from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import SampleReader
 from data.samples.sample_weights import sample_weights
-from data.source.dataset_spec import DatasetSpec
 from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from data.cache.open import decoding_for, open_cache, open_tile_cache
+from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
@@ -15,7 +16,6 @@ from data.loading.checks import check_same_data
 from data.loading.worker_count import loader_workers, log_loader_workers
 from data.samples.readers import ImageReader, SampleReader, TileReader
 from data.samples.tiled_index import TiledIndex
-from data.source.dataset_spec import DatasetSpec
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError

@@ -8,6 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.loading.checks import check_same_data
@@ -17,7 +18,6 @@ from data.loading.worker_count import log_loader_workers
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader, SampleReader
 from data.samples.tiled_index import TiledIndex
-from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
 from engine.evaluation.result import Evaluation
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type

@@ -11,13 +11,13 @@ import pytest
 import torch
 import yaml
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, render_samples, write_rectangles
 from tools.check.scan_splits import scan_dataset

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from data.index.cache_file import file_rows, fingerprint_of
-from data.source.dataset_spec import DatasetSpec
-from data.source.files import list_split
+
+from data.dataset.spec import DatasetSpec
+from data.listing.listing import list_split
 
 
 def index_fingerprint(spec: DatasetSpec, split: str = "train") -> str:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from data.labels.image_entries import ImageEntry
+from data.labels.match_entries import MatchedEntries, match_entries
+from data.labels.rows import RawLabels
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.image_entries import ImageEntry
 from data.labels.label_format import LabelRequest
-from data.labels.match_entries import MatchedEntries, match_entries
-from data.labels.rows import RawLabels
-from data.source.dataset_yaml import load_dataset_spec
 from data.split_files import ImageFile, OtherImages
 from tests.helpers.three_formats import write_image
 

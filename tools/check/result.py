@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.source.dataset_spec import DatasetSpec
+from data.dataset.spec import DatasetSpec
 from engine.evaluation.result import EvalResult
 from engine.issues.issue import CheckedSplit, Issue, by_kind
 from engine.report.gallery import DrawnDetections

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.labels.coco import is_coco
 from data.labels.json_files import load_json
 from data.labels.label_format import first_bytes
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.open import ARCHIVES
-from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import Annotations
 from tools.convert.csv_table import unknown_columns
 from tools.convert.extracted_images import ExtractedImages
@@ -27,6 +25,9 @@ from utils.errors import UserError
 from utils.files.paths import check_new_path, normal_path
 from utils.files.temporary_folder import creating_folder, temporary_folder
 from utils.strings import aligned, counted
+
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+EXPORT_SUFFIXES = frozenset({".json", ".ndjson", ".jsonl", ".csv"})
 
 
 def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: float = TrainConfig.max_bad) -> list[str]:
@@ -139,7 +140,7 @@ def _annotation_files(source: Path, format_name: str) -> tuple[Format, list[Path
             typed = f"{COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
             raise UserError(f"{source}: training reads it as it is, without conversion: {typed}")
         files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
-        message = first_unread_export(files) or unknown_columns(files)
+        message = unknown_columns(files)
         if message:
             raise UserError(message)
         for file in files:

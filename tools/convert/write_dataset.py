@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from data.dataset.spec import DatasetSpec
+from data.dataset.yaml_file import checked_path, is_yaml, load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.scan import ScanResult, scan_split
 from data.labels.findings import SCALED, TURNED, Finding
 from data.labels.ledger import Ledger, refusal_message
-from data.source.dataset_spec import DatasetSpec
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
-from data.source.listing.list_rows import check_rows
-from data.source.yaml_paths import checked_path, is_yaml
+from data.listing.images import check_rows
+from data.listing.listing import list_split
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.values import image_size
 from utils.errors import UserError

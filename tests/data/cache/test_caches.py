@@ -29,11 +29,11 @@ from data.cache.full_size import open_full_size_cache
 from data.cache.mapped import MappedImages
 from data.cache.named_files import CacheName
 from data.cache.ram import open_ram_cache
+from data.dataset.yaml_file import load_dataset_spec
 from data.image_io.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.hostile_files import OCCUPANTS, occupy
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python

@@ -8,11 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.folds.assign import class_counts
 from data.folds.held_out import hold_out_validation, scan_settings, validation_images
 from data.index.load import load_index
 from data.loading.open_reader import open_val_index
-from data.source.dataset_yaml import load_dataset_spec
 from tests.data.folds.eighteen_images import index_of, transfer
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset

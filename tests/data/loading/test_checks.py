@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.checks import data_facts
 from data.samples.sample_weights import tile_weights
 from data.samples.tiled_index import TiledIndex
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tiny import write_tiled_dataset
 from utils.config.settings import Hyperparameters
 

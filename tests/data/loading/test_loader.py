@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.loading.build import build_run_val_loader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
@@ -31,7 +32,6 @@ from data.render.letterbox import CanvasRule
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from data.source.dataset_yaml import load_dataset_spec
 from tests.data.loading.small_loader import SINGLE
 from tests.helpers import tiny
 from tests.helpers.messages import refused

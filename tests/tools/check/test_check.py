@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import yaml
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL, ORPHAN
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.scripts import error_of

@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 import pytest
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
-from data.source.dataset_yaml import load_dataset_spec
 from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
 from engine.report.photos import COLORS, Album, Overlay, PhotoFile

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import CLIPPED
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
-from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers import scripts
 from tests.helpers.preloaded import python

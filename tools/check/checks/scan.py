@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from data.dataset.spec import IGNORED, DatasetSpec
 from data.index.index import Scan
 from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
-from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED
 from utils.errors import UserError

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
+from data.dataset.yaml_file import load_dataset_spec
+from data.listing.listing import list_split
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers.repository import ROOT
