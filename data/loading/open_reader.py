@@ -5,13 +5,14 @@ Every process of a run must call these functions; see build.py.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from data.cache.open import decoding_for, open_cache, open_tile_cache
 from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
-from data.index.load import load_index
+from data.index.load import build_index, map_index
 from data.loading.checks import check_same_data
 from data.loading.worker_count import loader_workers, log_loader_workers
 from data.samples.readers import ImageReader, SampleReader, TileReader
@@ -82,8 +83,15 @@ def _index_settings(ctx: DistributedContext, config: TrainConfig | ValConfig) ->
 
 
 def _open_index(ctx: DistributedContext, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
-    """Opens the index of a split, the same on all processes."""
+    """Opens the index of a split, the same on all processes. The first process of each node lists and scans the split,
+    and publishes its cache files, which the others map."""
+    key = f"index/{ctx.first_rank}/{ctx.node_rank}/{split}"
     with torch_distributed_zero_first(ctx):
-        index = load_index(spec, split, settings)
-    check_same_data(ctx, split, index)  # before nodes exchange images
+        if ctx.store is None or ctx.is_node_leader:
+            index, cache_files = build_index(spec, split, settings)
+            if ctx.store is not None:
+                ctx.store.set(key, json.dumps(cache_files))
+        else:
+            index = map_index(spec, split, settings, json.loads(ctx.store.get(key)))
+    check_same_data(ctx, split, index)  # nodes may have separate copies
     return index

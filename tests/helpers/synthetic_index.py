@@ -18,7 +18,7 @@ from data.cache.mapped import MappedImages
 from data.cache.ram import open_ram_cache
 from data.flat_strings import FlatStrings
 from data.index.index import DatasetIndex
-from data.labels.report import ScanReport
+from data.labels.ledger import ScanReport
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import Samples
 from utils.batches import Sample, SampleKey
@@ -61,7 +61,7 @@ def index_of(
         repeated=np.zeros(len(boxes_xywh_px), bool),
         row_number=np.full(len(boxes_xywh_px), -1, np.int32),
         report=ScanReport.of([]),
-    ).recounted()
+    )
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from data.index.cache_file import index_content
-from data.index.read_shards import VERSION
 
 from data.dataset.spec import DatasetSpec, DataSource
 from data.flat_strings import FlatStrings
@@ -26,6 +24,8 @@ from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.index.shards import VERSION
+from data.index.store import index_content
 from data.open import open_data, problem_of_output
 from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext

@@ -1,27 +1,18 @@
-"""Finds the image that an annotation file names. Tools write URLs, percent-encoded text, paths of other machines, and
-names in another case.
-
-The readers of COCO JSON (`data.labels.coco`) and of other tools' exports (`tools.convert`) share these rules.
-"""
+"""Finds the image that an export names. Tools write URLs, percent-encoded text, paths of other machines, and names in
+another case."""
 
 from __future__ import annotations
 
 import os
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
 
+from data.labels.match import loose
+
 _LITERAL = re.compile(r"[\w./\\:-]*")  # names without encoded parts, queries and spaces
-
-
-def loose(name: str) -> str:
-    """Normalizes a name so that names that differ only in case or in the composition of accents become equal."""
-    if name.isascii():
-        return name.lower()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 @lru_cache(maxsize=1)  # one name is looked up in several places in a row

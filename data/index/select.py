@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from data.dataset.spec import IGNORED, DatasetSpec, class_names
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.labels.categories import id_of_merged_class
-from data.labels.findings import NO_LABEL
-from data.labels.ledger import WARNED_SHARE
-from data.labels.report import ScanReport
-from data.source.dataset_spec import IGNORED, DatasetSpec, class_names
+from data.labels.ledger import WARNED_SHARE, ScanReport
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
@@ -43,11 +41,9 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
     report = index.report
     if is_divided and split == "val":  # the training split has the findings of the scan
         report = ScanReport.of(())
-    if is_divided or settings.fraction != 1:  # the number of selected images without a label file is unknown
-        report = report.with_totals({NO_LABEL: 0})
     if len(images) < len(index):  # otherwise all arrays stay views of the cache file
         index = index.take(images)
-    return replace(index, report=report, tile=spec.tile).recounted()
+    return replace(index, report=report, tile=spec.tile)
 
 
 def _divide(index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
@@ -114,7 +110,7 @@ def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_c
 
 def _without_doubtful_backgrounds(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
     """Returns ``images``, int64 (n,), without those that have lost labels and no object. The lost labels, already
-    counted by the ledger, may have been of the used classes, so that the images must not become backgrounds."""
+    counted as findings, may have been of the used classes, so that the images must not become backgrounds."""
     has_object = np.bincount(index.image_of_box[~index.crowd], minlength=len(index)) > 0
     is_doubtful = (index.incomplete & ~has_object)[images]
     num_doubtful = int(is_doubtful.sum())
