@@ -162,7 +162,7 @@ def _copy_as_leader(
             complete_by_node = _gather(complete, leaders)
             copy.check_space(~complete)
             barrier.wait_all()
-            missing = ~complete_by_node.all(axis=0)
+            missing = ~np.all(complete_by_node, axis=0)
             if ctx.is_main:
                 _log_plan(copy, missing, num_nodes=leaders.group_size)
             is_shown = ctx.is_main and bool(missing.any())

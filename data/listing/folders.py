@@ -46,7 +46,9 @@ class Folders:
     def walk(self, folder: str) -> Iterator[str]:
         """Yields ``folder`` and the folders below it, also through links, but not through a link to a folder that it
         is in, which would have no end."""
-        pending = [(folder, (os.path.realpath(folder),))]  # with its real path and those above it
+        pending: list[tuple[str, tuple[str, ...]]] = [
+            (folder, (os.path.realpath(folder),))
+        ]  # with its real path and those above it
         while pending:
             path, reals = pending.pop()
             yield path

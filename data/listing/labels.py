@@ -12,8 +12,10 @@ A name that differs only in case or Unicode composition counts if it is the only
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +41,11 @@ class SplitLabels:
     stamps: np.ndarray  # int64 (N, 2); `ABSENT` where there is none
     folders: dict[str, set[str]]  # folders (absolute) of label files, with the folders of their images
 
+    @property
+    def existing(self) -> list[str]:
+        """The label files that exist."""
+        return [name for name, size in zip(self.names, self.stamps[:, 0].tolist()) if size >= 0]
+
 
 def find_labels(split: FilesSplit, images: SplitImages, names: list[str], folders: Folders) -> SplitLabels:
     """Finds the label files of the images ``names`` (sorted), which are those of ``images``."""
@@ -46,39 +53,60 @@ def find_labels(split: FilesSplit, images: SplitImages, names: list[str], folder
     for i, name in enumerate(names):
         positions.setdefault(name[: name.rfind("/") + 1], []).append(i)
     label_names = [""] * len(names)
-    stamps = np.full((len(names), 2), ABSENT, np.int64)
+    found = [""] * len(names)  # existing label files, among `label_names`
     label_folders: dict[str, set[str]] = {}
-    in_annotations: list[tuple[int, str, str]] = []  # images, their folders, and a file of their stem elsewhere
+    claims: list[_Claim] = []
     for prefix, group in positions.items():
         image_folder, below = images.folders[prefix]
         place, expected = place_of_labels(image_folder, below, split.annotations, folders)
         label_folders.setdefault(place, set()).add(image_folder)
         folders.entries(place)  # reports a folder that cannot be listed
-        is_at_same_path = split.annotations is None or (below is not None and place == expected)
         expected_prefix = folders.prefix(expected)
         for i in group:
             label = names[i][len(prefix) :].rpartition(".")[0] + split.label_format.suffix
-            found = folders.find(place, label) if is_at_same_path else None
-            if found is not None:
-                label_names[i] = folders.prefix(place) + found
-                stamps[i] = _stamp_of_label(f"{place}/{found}")
-                continue
             label_names[i] = expected_prefix + label
-            if split.annotations is not None:
-                found = folders.find(str(split.annotations), label)
-                if found is not None:
-                    in_annotations.append((i, image_folder, folders.prefix(str(split.annotations)) + found))
-    if in_annotations:
-        # Images of several folders may have one stem. Then the file is not known to be of either.
-        at_same_path = {label_names[i] for i in np.flatnonzero(stamps[:, 0] >= 0).tolist()}
-        folders_of_label: dict[str, set[str]] = {}
-        for _, image_folder, label in in_annotations:
-            folders_of_label.setdefault(label, set()).add(image_folder)
-        for i, _, label in in_annotations:
-            if len(folders_of_label[label]) == 1 and label not in at_same_path:
-                label_names[i] = label
-                stamps[i] = _stamp_of_label(path_of(label, folders.root))
+            if split.annotations is None:
+                existing = folders.find(place, label)
+                if existing is not None:
+                    found[i] = folders.prefix(place) + existing
+                continue
+            for is_same_path, folder in ((True, expected), (False, str(split.annotations))):
+                existing = None if is_same_path and below is None else folders.find(folder, label)
+                if existing is not None:
+                    claims.append(_Claim(i, image_folder, folders.prefix(folder) + existing, is_same_path))
+                    break
+    for claim in _unique(claims):
+        found[claim.image] = claim.label
+    stamps = np.full((len(names), 2), ABSENT, np.int64)
+    for i, label in enumerate(found):
+        if label:
+            label_names[i] = label
+            stamp = stamp_of(path_of(label, folders.root))
+            stamps[i] = _UNREADABLE if stamp == ABSENT else stamp
     return SplitLabels(label_names, stamps, label_folders)
+
+
+class _Claim(NamedTuple):
+    """A label file in a folder of annotations that is named like an image."""
+
+    image: int
+    image_folder: str
+    label: str
+    is_same_path: bool  # else it is directly in the folder of annotations
+
+
+def _unique(claims: Sequence[_Claim]) -> list[_Claim]:
+    """Returns the claims of label files that images of a single folder have, those at the same path first. Images of
+    several folders may have the same stem, and then the file is not known to be of either."""
+    by_label: dict[str, list[_Claim]] = {}
+    for claim in claims:
+        by_label.setdefault(claim.label, []).append(claim)
+    unique: list[_Claim] = []
+    for of_label in by_label.values():
+        best = [claim for claim in of_label if claim.is_same_path] or of_label
+        if len({claim.image_folder for claim in best}) == 1:
+            unique += best
+    return unique
 
 
 def place_of_labels(
@@ -98,11 +126,6 @@ def place_of_labels(
     return image_folder, image_folder
 
 
-def _stamp_of_label(path: str) -> tuple[int, int]:
-    stamp = stamp_of(path)
-    return _UNREADABLE if stamp == ABSENT else stamp
-
-
 def find_orphans(
     spec: DatasetSpec, split: str, images: SplitImages, labels: SplitLabels, folders: Folders
 ) -> list[Finding]:
@@ -115,7 +138,7 @@ def find_orphans(
     split_spec = spec.splits[split]
     assert isinstance(split_spec, FilesSplit)
     suffix = split_spec.label_format.suffix
-    used = set(labels.names)
+    used = set(labels.existing)
     suffixes = image_suffixes(spec.pixels)
     orphans: list[str] = []  # absolute paths
     for folder, image_folders in _with_folders_below(split_spec, labels.folders, folders).items():
@@ -175,7 +198,7 @@ def _labels_of_other_splits(spec: DatasetSpec, split: str, folders: Folders) -> 
         if images is None:
             return None
         labels = find_labels(other, images, sorted(images.stamps), folders)
-        paths.update(path_of(label, folders.root) for label in labels.names)
+        paths.update(path_of(label, folders.root) for label in labels.existing)
     return paths
 
 
