@@ -45,7 +45,7 @@ def found(name: str, *modules: str) -> Any:
 
 
 DataSource = found("DataSource", "data.dataset.spec", "data.source.dataset_spec")
-open_data: Callable = found("open_data", "data.dataset.open", "data.source.open")
+open_data: Callable = found("open_data", "data.open", "data.source.open")
 IndexSettings = found("IndexSettings", "data.index.index_settings", "data.index.load", "data.index.index")
 load_index: Callable = found("load_index", "data.index.load", "data.index.store")
 open_train_samples: Callable = found("open_train_samples", "data.loading.build")
@@ -65,7 +65,9 @@ def digest(*values: Any) -> str:
 def index_digests(spec: Any, split: str, cache: str, **options: Any) -> dict[str, Any]:
     index = load_index(spec, split, IndexSettings(cache_dir=cache, progress=False, **options))
     truth = index.ground_truth()
-    ledger = index.report.ledger
+    report = index.report
+    ledger = getattr(report, "ledger", report)
+    numbers = index.counts() if hasattr(index, "counts") else report.totals
     return {
         "images": len(index),
         "boxes": len(index.classes),
@@ -75,8 +77,8 @@ def index_digests(spec: Any, split: str, cache: str, **options: Any) -> dict[str
         "image_ids": digest(list(truth.image_ids)),
         "category_ids": list(truth.category_ids),
         "ledger": [ledger.used_images, ledger.used_objects, ledger.lost_images, ledger.lost_objects],
-        "backgrounds": index.report.totals["backgrounds"],
-        "crowd regions": index.report.totals["crowd"],
+        "backgrounds": numbers["backgrounds"],
+        "crowd regions": numbers["crowd"],
     }
 
 
