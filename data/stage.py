@@ -32,7 +32,8 @@ import yaml
 from data.dataset.spec import DEMO, DatasetSpec, DataSource
 from data.dataset.yaml_file import load_dataset_spec
 from data.image_io.file_kinds import image_suffixes, is_image
-from data.listing.listing import Listing, check_label_files, list_split
+from data.index.messages import check_labels
+from data.listing.listing import Listing, list_split
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
@@ -94,7 +95,7 @@ class StagePlan:
         listings: dict[str, Listing] = {}
         for split in splits:
             listing = list_split(spec, split)
-            check_label_files(listing, spec, split)
+            check_labels(listing, spec, split)
             listings[split] = listing
             files = [*zip(listing.images, listing.image_stamps.tolist())]
             files += zip(listing.labels, listing.label_stamps.tolist())
@@ -331,7 +332,7 @@ class StageCopy:
         for folder, files in by_folder.items():
             for item, name in files:
                 self._move(str(item), folder, name)
-        self._written.clear()
+                self._written.remove(item)
         self._synced_at = time.monotonic()
 
     def _write_incoming(self, name: str, data: memoryview | bytes, mtime_ns: int | None = None) -> None:

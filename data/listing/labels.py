@@ -12,7 +12,7 @@ A name that differs only in case or Unicode composition counts if it is the only
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -140,6 +140,7 @@ def find_orphans(
     suffix = split_spec.label_format.suffix
     used = set(labels.existing)
     suffixes = image_suffixes(spec.pixels)
+    named = images.stamps.keys() | {finding.where for finding in images.findings}  # with broken links
     orphans: list[str] = []  # absolute paths
     for folder, image_folders in _with_folders_below(split_spec, labels.folders, folders).items():
         prefix = folders.prefix(folder)
@@ -149,7 +150,7 @@ def find_orphans(
             if name[-len(suffix) :].lower() == suffix and prefix + name not in used and not entry.is_dir()
         ]
         if files:
-            others = {stem for f in image_folders for stem in _other_images(f, images, suffixes, folders)}
+            others = {stem for f in image_folders for stem in _other_images(f, named, suffixes, folders)}
             orphans += [f"{folder}/{name}" for name in files if loose(name[: -len(suffix)]) not in others]
     if orphans and split_spec.annotations is not None:
         labels_of_others = _labels_of_other_splits(spec, split, folders)
@@ -160,12 +161,12 @@ def find_orphans(
     return [finding for finding in findings if finding is not None]
 
 
-def _other_images(folder: str, images: SplitImages, suffixes: frozenset[str], folders: Folders) -> set[str]:
-    """Returns the loose stems of images in a folder, which need not exist, that the split does not name."""
+def _other_images(folder: str, named: Set[str], suffixes: frozenset[str], folders: Folders) -> set[str]:
+    """Returns the loose stems of images in a folder that are not ``named``. The folder need not exist."""
     if not os.path.isdir(folder):
         return set()
     prefix = folders.prefix(folder)
-    names = [name for name in folders.entries(folder) if prefix + name not in images.stamps]
+    names = [name for name in folders.entries(folder) if prefix + name not in named]
     return {loose(stem) for stem, suffix in map(os.path.splitext, names) if suffix.lower() in suffixes}
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from data.dataset.spec import DatasetSpec, JoinedSplit, JsonSplit, ShardSplit
-from data.labels.findings import ORPHAN, Finding
+from data.labels.findings import Finding
 from data.labels.formats import LABEL_FORMATS, LabelFormat
 from data.listing.folders import Folders, stamp_of
 from data.listing.images import find_images, find_other_images
 from data.listing.labels import find_labels, find_orphans
 from utils.errors import UserError
-from utils.files.paths import path_of
 from utils.files.safe_io import read_text
-from utils.strings import counted
 
 _MAX_BYTES = 1 << 34  # largest stored listing
 
@@ -125,18 +122,3 @@ def _images_of_json(spec: DatasetSpec, split: str, names: list[str], folders: Fo
         else:
             images.update(other_images.stamps)
     return sorted(images), has_missing_split
-
-
-def check_label_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError if no image of a split has a label file."""
-    if (listing.label_stamps[:, 0] >= 0).any():
-        return
-    expected = path_of(listing.labels[0], spec.root)
-    count = counted(len(listing.images), "image")
-    message = f"{spec.source}: '{split}' has {count} and no label file; the first was expected at {expected}"
-    orphans = [finding for finding in listing.findings if finding.kind == ORPHAN]
-    if orphans:
-        message += f"; {counted(len(orphans), 'label file')} without an image, first {orphans[0].where}"
-    elif not os.path.isdir(os.path.dirname(expected)):
-        message += ", a folder that does not exist"
-    raise UserError(message)
