@@ -84,7 +84,7 @@ class Folders:
     def find_below(self, folder: str, parts: list[str]) -> str | None:
         """Returns the path below ``folder`` that consists of ``parts``, each found by `find`; None if there is none."""
         for part in parts:
-            name = self.find(folder, part)
+            name = part if os.path.lexists(os.path.join(folder, part)) else self.find(folder, part)
             if name is None:
                 return None
             folder = os.path.join(folder, name)
