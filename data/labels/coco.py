@@ -22,8 +22,6 @@ from utils.strings import counted
 _MAX = 1e300  # larger numbers count as infinite
 _MAX_SIDE = 2**32  # pixels; no format of images stores a larger one
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
-_IMAGES = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
-_BEFORE_IMAGES = re.compile(rb'"(categories|licenses)"\s*:\s*\[\s*\{')
 _NUMBERS_OF_BOX = 8  # length of a polygon with four corners
 _COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
@@ -311,12 +309,6 @@ def _whole_number(value: Any) -> int | None:
     if type(value) is str and _WHOLE_NUMBER.fullmatch(value):
         return int(value.partition(".")[0])
     return None
-
-
-def is_coco(head: bytes) -> bool:
-    """Returns whether a file that begins with ``head`` seems to be a COCO JSON. Long lists of licenses and categories
-    may come before the images, as in Roboflow's exports."""
-    return _IMAGES.search(head) is not None or _BEFORE_IMAGES.search(head) is not None
 
 
 def _num_objects(data: bytes) -> int:

@@ -20,11 +20,10 @@ import numpy as np
 from data.labels.categories import Category
 from data.labels.findings import Finding
 from utils.files.paths import path_of
-from utils.files.safe_io import open_regular, read_regular
+from utils.files.safe_io import read_regular
 from utils.machine.limits import explain_limit
 
 MAX_BYTES = 1 << 26  # largest label file of one image
-_FIRST_BYTES = 4096  # enough to recognize a file with labels
 
 LabelRow = tuple[float, ...]  # class, x1, y1, x2, y2, area, crowd, row number, shape
 
@@ -154,18 +153,6 @@ class LabelPerImage:
         if row_number is None:
             return name
         return f"{name}: object {row_number}" if i in self._without_lines else f"{name}:{row_number}"
-
-
-def first_bytes(path: str | Path) -> bytes:
-    """Returns the beginning of a file, by which its format is recognized, or b"" if it cannot be read. Raises OSError
-    if the machine fails, because the labels in the file would be ignored."""
-    try:
-        with open_regular(path) as file:
-            return file.read(_FIRST_BYTES)
-    except OSError as error:
-        if explain_limit(error):
-            raise
-        return b""
 
 
 def row_table(image: int, rows: list[LabelRow]) -> np.ndarray:

@@ -122,13 +122,8 @@ def _read(request: LabelRequest) -> LabelSource:
     return LabelPerImage(request, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
-def is_voc(head: bytes) -> bool:
-    """Returns whether a file that begins with ``head`` is Pascal VOC XML. CVAT's XML begins with <annotations>."""
-    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # dropping zeros also matches UTF-16
-
-
 def _num_objects(data: bytes) -> int:
-    return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))
+    return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))  # dropping zeros also matches UTF-16
 
 
 VOC = LabelFormat(

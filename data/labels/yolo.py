@@ -26,7 +26,7 @@ from data.labels.label_format import (
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
 
 _ROUNDING = 1e-6  # a polygon that fills its box up to this fraction is the box itself
-_ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*(\n|$)")
+_ROW = re.compile(r"^\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*$", re.MULTILINE)
 _Geometry = tuple[tuple[float, float, float, float], float, int]  # corners, area, and `shape_of` a polygon; 0 for a box
 
 
@@ -97,13 +97,11 @@ def _read(request: LabelRequest) -> LabelSource:
     return LabelPerImage(request, parse, normalized=True)
 
 
-def has_row(head: bytes) -> bool:
-    """Returns whether a file that begins with ``head`` begins with a row of YOLO txt."""
-    return _ROW.match(decode_loosely(head)) is not None
-
-
 def _num_rows(data: bytes) -> int:
-    return sum(not row.isspace() for row in data.splitlines(keepends=True))
+    """Counts the rows of a file. A file without any row of a class and four numbers, such as a list of class names, has
+    none."""
+    text = decode_loosely(data)
+    return sum(not line.isspace() for line in text.splitlines(keepends=True)) if _ROW.search(text) else 0
 
 
 YOLO = LabelFormat(
