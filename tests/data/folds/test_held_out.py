@@ -29,7 +29,7 @@ def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch
         used.append(threads)
         return map(function, items)
 
-    monkeypatch.setattr("data.index.read_images.map_ahead", map_and_record)
+    monkeypatch.setattr("data.index.scan.map_ahead", map_and_record)
     data = write_dataset(tmp_path / "set", train=2, val=2)
     config = TrainConfig(data=str(data), workers=workers, cache_dir=str(tmp_path / "cache"))
     spec = load_dataset_spec(data)

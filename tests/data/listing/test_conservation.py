@@ -42,6 +42,11 @@ class Labels:
         share = self.rng.choice((0.0, 0.3, 1.0))
         return [self.rng.random() >= share for _ in range(self.rng.randint(least, 3))]
 
+    def draw_orphans(self) -> list[list[bool]]:
+        """Draws label files without an image. The first row of each is a box: a file without a row is no label file."""
+        drawn = [self.draw() for _ in range(self.rng.randint(0, 3))]
+        return [[True, *objects[1:]] if objects else [] for objects in drawn]
+
     def write(self, objects: Sequence[bool], kinds: Sequence[Any]) -> list[Any]:
         """Returns one of ``kinds`` for each object: the first, or one of the others."""
         return [kinds[0] if is_used else self.rng.choice(kinds[1:]) for is_used in objects]
@@ -76,7 +81,7 @@ def write_yolo(data: DataSet, labels: Labels, splits: Sequence[str]) -> dict[str
         for name, drawn in objects.items():
             if drawn or labels.rng.random() < 0.5:
                 data.file(label_of(name, "labels", ".txt"), "\n".join(labels.write(drawn, YOLO_ROWS)))
-        orphans = [labels.draw() for _ in range(labels.rng.randint(0, 3))]
+        orphans = labels.draw_orphans()
         for number, drawn in enumerate(orphans):
             folder = labels.rng.choice(FOLDERS)
             data.file(f"labels/{split}/{folder}orphan{number}.txt", "\n".join(labels.write(drawn, YOLO_ROWS)))
@@ -92,7 +97,7 @@ def write_lists(data: DataSet, labels: Labels, splits: Sequence[str]) -> dict[st
     data.images(*objects)
     for name, drawn in objects.items():
         data.file(label_of(name, "labels", ".txt"), "\n".join(labels.write(drawn, YOLO_ROWS)))
-    orphans = [labels.draw() for _ in range(3)]
+    orphans = labels.draw_orphans()
     for number, drawn in enumerate(orphans):
         data.file(f"labels/all/gone{number}.txt", "\n".join(labels.write(drawn, YOLO_ROWS)))
     result = {}
@@ -115,7 +120,7 @@ def write_voc(data: DataSet, labels: Labels, splits: Sequence[str]) -> dict[str,
         for name, drawn in objects[split].items():
             stem = name.rpartition("/")[2].rpartition(".")[0]
             data.file(f"voc/{stem}.xml", voc(*labels.write(drawn, VOC_OBJECTS)))
-    orphans = [labels.draw() for _ in range(labels.rng.randint(0, 3))]
+    orphans = labels.draw_orphans()
     for number, drawn in enumerate(orphans):
         data.file(f"voc/orphan{number}.xml", voc(*labels.write(drawn, VOC_OBJECTS)))
     return {split: expected_of(objects[split], orphans) for split in splits}

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import train
-from data.index import read_images
+from data.index import scan
 from tests.helpers.damaged_jpegs import write_jpegs
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
@@ -17,7 +17,7 @@ from tests.helpers.tiny import write_model
 def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers, cache):
     """The scan did not find the damage. Each process names each image once."""
     data = write_jpegs(tmp_path / "set", 8, damaged=3, kind="other")
-    monkeypatch.setattr(read_images, "SAMPLED", 0)
+    monkeypatch.setattr(scan, "SAMPLED", 0)
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, "--project", tmp_path / "runs", *SMALL, "--workers", workers]
     train.main([*map(str, flags), "--epochs", "2", "--cache", cache])
