@@ -60,7 +60,8 @@ def write_index(file: Path, cache_key: str, index: DatasetIndex) -> bool:
     folder = file.parent
     is_written = False
     try:
-        write_arrays(file, *index_content(index))
+        meta, arrays = index_content(index)
+        write_arrays(file, meta | {"image_files": index.image_files}, arrays)
         is_written = True
         if len(index.report.findings):
             index.report.write(report_file(file))
@@ -117,7 +118,8 @@ def _content_digest(path: str) -> bytes:
 
 
 def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the metadata and arrays of a file from which `restored_index` restores the index."""
+    """Returns the metadata and arrays of a file from which `restored_index` restores the index. They do not depend on
+    modification times."""
     strings = {"paths": index.paths, "image_ids": index.image_ids}
     for column in _FINDINGS:
         strings[f"report.{column}"] = getattr(index.report.findings, column)
@@ -129,7 +131,6 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
     meta = {
         "categories": index.categories,
         "category_ids": index.category_ids,
-        "image_files": index.image_files,
         "report": index.report.numbers(),
     }
     return meta, arrays
@@ -151,7 +152,7 @@ def restored_index(
         paths=strings("paths"),
         **columns,
         report=ScanReport.from_numbers(meta["report"], findings),
-        image_files=meta["image_files"],
+        image_files=meta.get("image_files", ""),
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         categories=tuple(Category(*category) for category in meta["categories"]),
         category_ids=tuple(meta["category_ids"]),

@@ -69,7 +69,7 @@ def data_yaml(case: Case) -> str:
         names = [by_number[i] for i in range(len(by_number))]
     if names and names not in NULLS:  # else the classes are those of the labels
         assert spec.names == tuple(name.strip() for name in names), spec.names
-    assert [i.name.rsplit("/", 1)[-1] for i in listing.images] == sorted(SIZES)
+    assert [name.rsplit("/", 1)[-1] for name in listing.images] == sorted(SIZES)
     return "taken as it says"
 
 
