@@ -69,9 +69,9 @@ def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
         layout = "YOLO txt"
     if not annotations and not values["names"]:
         raise UserError(
-            f"data set {folder}: no layout that is known (docs/formats.md), and YOLO txt needs classes.txt with one "
-            f"name a line; {folder_content(folder)}; write a YAML, such as 'path: {folder}', 'train: <folder of "
-            "images>', 'val: <folder of images>', 'names: [<class>, ...]'"
+            f"data set {folder_content(folder)}: no layout that --data FOLDER reads (docs/formats.md); for YOLO, add "
+            "classes.txt with one class a line, else write a YAML: 'train: <folder of images>', 'val: <folder of "
+            "images>', 'names: [<class>, ...]'"
         )
     used = ", ".join(f"{name} {path.relative_to(folder)}" for name, path in splits.items())
     others += _other_folders(folder, splits.values())
