@@ -52,7 +52,7 @@ def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
     values = load_yaml(yaml, text_under=frozenset({"names", "classes", "ignore"})) if yaml else {}
     if yaml is not None and _names_images(values):
         return values, yaml, f"{folder}: its YAML is {yaml.name}"
-    values = {key: value for key, value in values.items() if key != "path"}
+    values["path"] = folder
     splits = _find_splits(folder)
     annotations = {name: path for name in splits if (path := _find_annotations(folder, name, splits[name]))}
     if annotations:

@@ -136,9 +136,7 @@ def _used_values(values: Mapping[Any, Any], path: Path) -> tuple[dict[str, Any],
 
 def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     """Returns the data set's folder for the value of the key ``path``. ``known_root``: see `DataSource`."""
-    yaml_folder = yaml_path.absolute()
-    if not yaml_path.is_dir():
-        yaml_folder = yaml_folder.parent
+    yaml_folder = yaml_path.absolute().parent
     if value is None or (isinstance(value, str) and not value.strip()):
         return normal_path(yaml_folder)
     path = checked_path(value, f"{yaml_path}: path")
