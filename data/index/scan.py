@@ -24,18 +24,7 @@ from data.index.index_settings import IndexSettings
 from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, clean_rows
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, UNKNOWN_CLASS, Finding
-from data.labels.label_format import (
-    AREA,
-    CLASS,
-    X1,
-    Y2,
-    LabelFileError,
-    LabelRequest,
-    LabelSource,
-    RawLabels,
-    RowProblem,
-    row_table,
-)
+from data.labels.label_format import AREA, CLASS, X1, Y2, LabelFileError, LabelSource, RawLabels, RowProblem, row_table
 from data.labels.ledger import ScanReport
 from data.labels.sizes import Fit
 from data.listing.listing import Listing
@@ -77,17 +66,7 @@ class _ImageContent(NamedTuple):
 def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> ScanResult:
     """Reads a listed split, decoding images as `_read_images` does. ``spec``: with the classes of the labels. Raises
     UserError if the labels do not match the names."""
-    source = listing.label_format.read(
-        LabelRequest(
-            images=listing.images,
-            labels=listing.labels,
-            label_stamps=listing.label_stamps,
-            root=spec.root,
-            names=None if settings.single_cls else spec.names,
-            json_images=listing.json_images,
-            has_missing_split=listing.has_missing_split,
-        )
-    )
+    source = listing.label_format.read(listing.label_request(None if settings.single_cls else spec.names))
     images = _read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])

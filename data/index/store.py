@@ -128,11 +128,7 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
         if flat is not None:
             arrays[f"{name}.data"] = flat.data
             arrays[f"{name}.offsets"] = flat.offsets
-    meta = {
-        "categories": index.categories,
-        "category_ids": index.category_ids,
-        "report": index.report.numbers(),
-    }
+    meta = {"categories": index.categories, "category_ids": index.category_ids, "report": index.report.numbers()}
     return meta, arrays
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -85,15 +86,19 @@ class CocoLabels:
             )
         self._entries = [entry_of[name] for name in self.images]
         self.image_ids: list[int | str] | None = [entry.image_id for entry in self._entries]
-        undeclared = not_found
+        self.undeclared = not_found
         if not request.has_missing_split:
-            exists = _existing_images(entry_of, not_found, request.root)
-            undeclared = [entry for entry in not_found if exists(entry)]
-            unused += [(entry, "is the file name of no image") for entry in not_found if not exists(entry)]
+            if request.json_undeclared is None:
+                existing = _existing_images(entry_of, not_found, request.root)
+            else:
+                existing = set(request.json_undeclared)
+            self.undeclared = [entry for entry in not_found if entry.file_name in existing]
+            lost = [entry for entry in not_found if entry.file_name not in existing]
+            unused += [(entry, "is the file name of no image") for entry in lost]
         self.findings = [
             *file.strays,
             *(self._orphan(entry, reason) for entry, reason in unused if entry.labels.num_labeled),
-            *self._undeclared(undeclared),
+            *self._undeclared_line(),
             *(
                 Finding(name, NO_LABEL, f"not in {file.name}, left out")
                 for name in request.images
@@ -114,9 +119,9 @@ class CocoLabels:
         text = f"{one_line(entry.file_name)[:200]} {reason}"
         return Finding(where, ORPHAN, text, lost_images=1, lost_objects=entry.labels.num_labeled)
 
-    def _undeclared(self, entries: Sequence[_Entry]) -> list[Finding]:
-        """Returns one finding about all ``entries`` with annotations."""
-        labeled = [entry for entry in entries if entry.labels.num_labeled]
+    def _undeclared_line(self) -> list[Finding]:
+        """Returns one finding about all entries with annotations whose images are not declared."""
+        labeled = [entry for entry in self.undeclared if entry.labels.num_labeled]
         if not labeled:
             return []
         num_objects = sum(entry.labels.num_labeled for entry in labeled)
@@ -133,28 +138,32 @@ def _first(names: Sequence[str]) -> str:
     return f" (first: {one_line(names[0])[:200]})" if names else ""
 
 
-def _existing_images(entry_of: dict[str, _Entry], entries: Sequence[_Entry], root: Path) -> Any:
-    """Returns a function that tells whether the image of one of ``entries``, which is not declared, exists: where the
-    images with entries are, as ``images/train`` is the place of "7.png" in ``images/train/7.png``, or in the data set's
-    folder. Each folder is read once."""
+def _existing_images(entry_of: dict[str, _Entry], entries: Sequence[_Entry], root: Path) -> set[str]:
+    """Returns the file names of those of ``entries`` whose image exists without being declared: where the images with
+    entries are, as ``images/train`` is the place of "7.png" in ``images/train/7.png``, or in the data set's folder.
+    Each folder is read once."""
     places = {""}
     for image, entry in entry_of.items():
         parts = image.split("/")
         places.add("/".join(parts[: -len(name_parts(entry.file_name))]))
     files_of: dict[str, set[str]] = {}
-
-    def exists(entry: _Entry) -> bool:
-        parts = name_parts(unquote(entry.file_name))
-        folder = "/".join(parts[:-1])
+    existing = set()
+    for entry in entries:
+        folder, _, name = "/".join(name_parts(unquote(entry.file_name))).rpartition("/")
         if folder not in files_of:
             files_of[folder] = set()
             for place in places:
-                path = path_of(os.path.join(place, folder), root)
-                if os.path.isdir(path):
-                    files_of[folder].update(os.listdir(path))
-        return bool(parts) and parts[-1] in files_of[folder]
+                with contextlib.suppress(OSError, ValueError):  # no such folder
+                    files_of[folder].update(os.listdir(path_of(os.path.join(place, folder), root)))
+        if name in files_of[folder]:
+            existing.add(entry.file_name)
+    return existing
 
-    return exists
+
+def undeclared_images(request: LabelRequest) -> list[str]:
+    """Returns `LabelRequest.json_undeclared` for a copy of the data set, in which these images do not exist. Raises
+    UserError for an unusable JSON."""
+    return [entry.file_name for entry in _read(replace(request, names=None)).undeclared]
 
 
 def _read(request: LabelRequest) -> CocoLabels:

@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {
     MISSING_IMAGE: Kind("a row of a list names no file", "correct the row, or restore the file", "image", "image"),
     BAD_IMAGE: Kind("the image cannot be read", "get a better copy, or delete image and label", "image", "image"),
     BAD_LABEL: Kind(
-        "a label file that cannot be read, has no usable row, or states another size than its image has",
+        "the label file cannot be read, has no usable row, or is for an image of another shape",
         "correct the label file, or label the image again",
         "image",
         "image",
@@ -55,7 +55,7 @@ KINDS: dict[str, Kind] = {
         "object",
     ),
     NO_LABEL: Kind(
-        "without a label file, the image is a background; one that its COCO JSON does not name is left out",
+        "a background, as with an empty label file; if a COCO JSON does not name the image, it is left out",
         "label it; for a background, add an empty label file or an entry",
         "",
         "image",

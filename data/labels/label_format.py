@@ -84,6 +84,7 @@ class LabelRequest:
     names: tuple[str, ...] | None  # class names; None if every object is of class 0
     json_images: Sequence[str] = ()
     has_missing_split: bool = False
+    json_undeclared: Sequence[str] | None = None
 
 
 class LabelSource(Protocol):

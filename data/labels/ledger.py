@@ -168,23 +168,22 @@ class ScanReport:
         return f"{' and '.join(parts)} can't be used: {'; '.join(reasons)}"
 
     def lines(self) -> list[tuple[int, str]]:
-        """Returns the level and text of a line for the log about each kind of finding, and the advice."""
+        """Returns the level and text of a line for the log about each kind of finding, and the advice. Images without
+        labels and labels without an image share a line, because their names may be meant to be equal."""
         lines = []
         is_loss_large = self.lost_share >= WARNED_SHARE
+        unmatched = [total for total in self.kinds if total.kind in (NO_LABEL, ORPHAN)]
+        if len(unmatched) == 2:
+            numbers = [f"{total.kind}: {total.number:,}, first {one_line(total.first)}" for total in unmatched]
+            lines.append((logging.WARNING, f"{'; '.join(numbers)}; do their names differ?"))
         for total in self.kinds:
+            if len(unmatched) == 2 and total in unmatched:
+                continue
             kind = KINDS[total.kind]
             share = total.number / max(self.images if kind.unit == "image" else self.objects, 1)
             is_warning = is_loss_large if kind.costs else share >= WARNED_SHARE
             message = f"{total.kind}: {total.number:,}, first {one_line(total.first)} ({kind.meaning})"
             lines.append((logging.WARNING if is_warning else logging.INFO, message))
-        both = {total.kind: total for total in self.kinds if total.kind in (NO_LABEL, ORPHAN)}
-        if len(both) == 2:
-            images, labels = both[NO_LABEL], both[ORPHAN]
-            message = (
-                f"do names differ? {counted(images.number, 'image')} without labels, first {one_line(images.first)}; "
-                f"{labels.number:,} labels without an image, first {one_line(labels.first)}"
-            )
-            lines.append((logging.WARNING, message))
         if self.advice:
             lines.append((logging.WARNING, self.advice))
         return lines

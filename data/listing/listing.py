@@ -11,6 +11,7 @@ import numpy as np
 from data.dataset.spec import DatasetSpec, JoinedSplit, JsonSplit, ShardSplit
 from data.labels.findings import Finding
 from data.labels.formats import LABEL_FORMATS, LabelFormat
+from data.labels.label_format import LabelRequest
 from data.listing.folders import Folders, stamp_of
 from data.listing.images import find_images, find_other_images
 from data.listing.labels import find_labels, find_orphans
@@ -33,6 +34,21 @@ class Listing:
     findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
     json_images: list[str] = field(default_factory=list)  # JSON only: images of all splits that name it, sorted
     has_missing_split: bool = False  # JSON only: a split that names it has no images here
+    # JSON of a copy only: file names of its entries whose images exist without being declared in the original
+    json_undeclared: list[str] | None = None
+
+    def label_request(self, names: tuple[str, ...] | None) -> LabelRequest:
+        """Returns the request to read the labels. ``names``: class names; None if every object is of class 0."""
+        return LabelRequest(
+            images=self.images,
+            labels=self.labels,
+            label_stamps=self.label_stamps,
+            root=self.root,
+            names=names,
+            json_images=self.json_images,
+            has_missing_split=self.has_missing_split,
+            json_undeclared=self.json_undeclared,
+        )
 
     def content(self) -> str:
         """Returns the JSON from which `read_listing` restores the listing."""
@@ -46,6 +62,7 @@ class Listing:
                 "findings": self.findings,
                 "json_images": self.json_images,
                 "has_missing_split": self.has_missing_split,
+                "json_undeclared": self.json_undeclared,
             }
         )
 
