@@ -14,11 +14,11 @@ from pathlib import Path
 
 import yaml
 
-from data.labels.yolo import YOLO
-from data.source.dataset_spec import DatasetSpec, FilesSplit
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
-from data.source.open import find_data
+from data.dataset.spec import DatasetSpec, FilesSplit
+from data.dataset.yaml_file import load_dataset_spec
+from data.labels.formats import YOLO
+from data.listing.listing import list_split
+from data.open import find_data
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 
@@ -91,20 +91,21 @@ def _claim(folder: Path, source: str) -> None:
 
 def _copy_split(spec: DatasetSpec, split: str, folder: Path, *, times: int = 1, subset: int = 0) -> None:
     listing = list_split(spec, split)
-    pairs = list(zip(listing.images, listing.labels, strict=True))
-    if subset > len(pairs):
-        raise UserError(f"{spec.source}: has {len(pairs)} training images, fewer than a variant's subset of {subset}")
+    has_label = (listing.label_stamps[:, 0] >= 0).tolist()
+    files = list(zip(listing.images, listing.labels, has_label, strict=True))
+    if subset > len(files):
+        raise UserError(f"{spec.source}: has {len(files)} training images, fewer than a variant's subset of {subset}")
     if subset:
-        random.Random(SUBSET_SEED).shuffle(pairs)
-        pairs = sorted(pairs[:subset], key=lambda pair: pair[0].name)
+        random.Random(SUBSET_SEED).shuffle(files)
+        files = sorted(files[:subset])
     places = [Path(f"{repeat:04}") for repeat in range(times)] if times > 1 else [Path()]
-    for number, (image, label) in enumerate(pairs):
+    for number, (image, label, is_labeled) in enumerate(files):
         stem = f"{number:08}"
-        images = [folder / "images" / split / place / f"{stem}{Path(image.name).suffix}" for place in places]
-        _copy(spec.root / image.name, images)
-        if label.stamp is not None:
+        images = [folder / "images" / split / place / f"{stem}{Path(image).suffix}" for place in places]
+        _copy(spec.root / image, images)
+        if is_labeled:
             labels = [folder / "labels" / split / place / f"{stem}.txt" for place in places]
-            _copy(spec.root / label.name, labels)
+            _copy(spec.root / label, labels)
 
 
 def _copy(source: Path, targets: Sequence[Path]) -> None:

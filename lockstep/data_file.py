@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from data.source.yaml_paths import resolve_root
 from utils.config.plain_values import checked_value, plain_value
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
@@ -41,6 +40,8 @@ class DataFile:
         digest of the content, whose paths are relative to the working folder."""
         if not isinstance(data, Mapping):
             return cls(checked_value("data", data, str))
+        from data.dataset.yaml_file import resolve_root  # loads NumPy
+
         content = plain_value("data", data)
         # Resolved as in a YAML in the working folder; "data" names it in messages.
         content["path"] = str(resolve_root(content.get("path"), Path("data"), known_root=""))
@@ -84,7 +85,7 @@ class DataFile:
 
 def _is_data_set(yaml_file: Path) -> bool:
     """Returns whether a YAML describes a data set."""
-    from data.source.dataset_yaml import load_dataset_spec  # loads NumPy
+    from data.dataset.yaml_file import load_dataset_spec  # loads NumPy
 
     try:
         load_dataset_spec(yaml_file)

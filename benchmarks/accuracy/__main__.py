@@ -22,7 +22,7 @@ from benchmarks.accuracy.variants import Variant, read_variants
 from benchmarks.coco_scores import require_pycocotools
 from benchmarks.entrypoint import run_benchmark
 from benchmarks.peer import add_peer_flag, find_peer
-from data.source.open import find_data
+from data.open import find_data
 from utils.errors import UserError
 
 

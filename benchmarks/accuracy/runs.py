@@ -20,9 +20,9 @@ from benchmarks.dataset_copy import copy_dataset
 from benchmarks.environment import ROOT, commit
 from benchmarks.peer import PEER_SIDE
 from benchmarks.processes import SHOWN_ERRORS
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.labels import GroundTruth

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.speed.training_step import context_of
+from data.dataset.yaml_file import load_dataset_spec
 from data.loading.build import build_train_loader, open_train_samples
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from data.source.dataset_yaml import load_dataset_spec
 from utils.batches import Batch
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import TrainConfig

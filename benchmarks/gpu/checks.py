@@ -121,7 +121,7 @@ def opencv() -> tuple[str, str]:
 def write_data(options: argparse.Namespace) -> Iterator[str]:
     """Writes the demo set to ``folder``/small, or many copies of each of its images to ``folder``/many or /large."""
     from benchmarks.dataset_copy import copy_dataset
-    from data.source.demo import ensure_demo
+    from data.dataset.demo import ensure_demo
 
     size = options.imgsz
     counts = {"train_images": options.images, "val_images": max(options.images // 4, 4)}

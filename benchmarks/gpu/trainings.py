@@ -20,8 +20,8 @@ from benchmarks.gpu.run_script import ScriptRunner, run_script
 from benchmarks.peer import PEER_SIDE
 from benchmarks.processes import end_of, run_process
 from benchmarks.speed.step import StepProcesses, step_flags
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
+from data.dataset.yaml_file import load_dataset_spec
+from data.listing.listing import list_split
 
 OPTIMIZER = "SGD"  # optimizer of timed trainings, on both sides
 # Flags of a timed training by its cache; the second one is timed only if the first one fails.

@@ -73,8 +73,8 @@ def build_timed_step(options: argparse.Namespace, model: str, batch_size: int, o
 
 
 def loader_turns(options: argparse.Namespace) -> None:
+    from data.dataset.yaml_file import load_dataset_spec
     from data.loading.build import build_train_loader, open_train_samples
-    from data.source.dataset_yaml import load_dataset_spec
     from utils.config.recipes import hyperparameters_from
     from utils.config.settings import TrainConfig
     from utils.distributed.context import DistributedContext

@@ -6,7 +6,7 @@ An index is identified by
 - `image_files`, `selection` and `image_digest()`: which cache file has its decoded images (data/cache/disk.py);
 - `label_digest()`: whether a run or an experiment that continues has the same data.
 
-The cache of the index itself is found by a fingerprint of the files (cache_file.py).
+The cache of the index itself is found by a fingerprint of the files (store.py).
 """
 
 from __future__ import annotations
@@ -14,59 +14,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import numpy as np
 
+from data.dataset.spec import IGNORED, DatasetSpec
 from data.flat_strings import FlatStrings
 from data.labels.categories import Category
 from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
-from data.labels.report import FindingTable, ScanReport
-from data.source.dataset_spec import IGNORED, DatasetSpec
+from data.labels.ledger import ScanReport
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.paths import normal_path, path_of
 from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class, image_ids_of, rows_of
 from utils.pixels import RGB8, PixelFormat
+from utils.strings import counted
 
-# Type and row shape of the arrays with a row per box, and of all arrays.
-_BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
-    "boxes_xywh_px": (np.float64, (4,)),
-    "classes": (np.int32, ()),
-    "crowd": (np.bool_, ()),
-    "area_px": (np.float64, ()),
-    "repeated": (np.bool_, ()),
-    "row_number": (np.int32, ()),
-}
-ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
-    "image_hw": (np.int32, (2,)),
-    "incomplete": (np.bool_, ()),
-    "offsets": (np.int64, ()),
-    **_BOX_ARRAYS,
-}
-REPORT_COLUMNS = tuple(column.name for column in fields(FindingTable))
-
-
-class IndexArrays(TypedDict):
-    """The arrays of a `DatasetIndex`, by name."""
-
-    image_hw: np.ndarray
-    incomplete: np.ndarray
-    offsets: np.ndarray
-    boxes_xywh_px: np.ndarray
-    classes: np.ndarray
-    crowd: np.ndarray
-    area_px: np.ndarray
-    repeated: np.ndarray
-    row_number: np.ndarray
-
-
-def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
-    """Returns the arrays of an index from ``arrays``, which may contain others."""
-    return cast(IndexArrays, {name: arrays[name] for name in ARRAYS})
+_PER_IMAGE = {"rows": "image"}
+_PER_BOX = {"rows": "box"}
 
 
 @dataclass(frozen=True)
@@ -76,15 +44,23 @@ class DatasetIndex(LabelArrays):
     names: tuple[str, ...]  # class names
     root: Path  # absolute; paths are relative to it
     paths: FlatStrings  # (N,) with /, relative to the root
-    image_hw: np.ndarray  # int32 (N, 2) upright after EXIF
-    incomplete: np.ndarray  # bool (N,): a labeled object was unusable, so the image is not a background
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
-    boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
-    classes: np.ndarray  # int32 (M,); -1 for a region in which all classes are ignored
-    crowd: np.ndarray  # bool (M,) regions in which a class is ignored
-    area_px: np.ndarray  # float64 (M,) area of the object if the labels contain it, else of the box
-    repeated: np.ndarray  # bool (M,) equal to an earlier box of the same image
-    row_number: np.ndarray  # int32 (M,), see `data.labels.rows`; -1 for a region that is in no label file
+    # int32 (N, 2) upright after EXIF
+    image_hw: np.ndarray = field(metadata=_PER_IMAGE)
+    # bool (N,): a labeled object was unusable, so the image is not a background
+    incomplete: np.ndarray = field(metadata=_PER_IMAGE)
+    # float64 (M, 4), inside the image
+    boxes_xywh_px: np.ndarray = field(metadata=_PER_BOX)
+    # int32 (M,); -1 for a region in which all classes are ignored
+    classes: np.ndarray = field(metadata=_PER_BOX)
+    # bool (M,) regions in which a class is ignored
+    crowd: np.ndarray = field(metadata=_PER_BOX)
+    # float64 (M,) area of the object if the labels contain it, else of the box
+    area_px: np.ndarray = field(metadata=_PER_BOX)
+    # bool (M,) equal to an earlier box of the same image
+    repeated: np.ndarray = field(metadata=_PER_BOX)
+    # int32 (M,), see `data.labels.label_format`; -1 for a region that is in no label file
+    row_number: np.ndarray = field(metadata=_PER_BOX)
     report: ScanReport
     # Identifies data set, split and settings but not the content, so that caches of older content are replaced.
     cache_key: str = ""
@@ -132,14 +108,12 @@ class DatasetIndex(LabelArrays):
         ``rows``: int64 (m,), numbers of the boxes by image; ``counts``: int64 (n,), how many of them each image has.
         """
         ids = self.image_ids
-        arrays = self._box_arrays(rows) | {
-            "image_hw": self.image_hw[images],
-            "incomplete": self.incomplete[images],
-            "offsets": np.r_[0, np.cumsum(counts)].astype(np.int64),
-        }
+        columns: dict[str, Any] = {name: getattr(self, name)[images] for name in IMAGE_COLUMNS}
+        columns |= {name: getattr(self, name)[rows] for name in BOX_COLUMNS}
         return replace(
             self,
-            **select_arrays(arrays),
+            **columns,
+            offsets=offsets_of(counts),
             paths=FlatStrings.of(self.paths[i] for i in images.tolist()),
             image_ids=ids and FlatStrings.of(ids[i] for i in images.tolist()),
             origins=None if self.origins is None else self.origins[images],
@@ -147,19 +121,11 @@ class DatasetIndex(LabelArrays):
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
         """Returns the index of the same images with only the boxes selected by ``rows``, bool (M,)."""
-        arrays = self._box_arrays(rows) | {
-            "image_hw": self.image_hw,
-            "incomplete": self.incomplete,
-            "offsets": np.r_[0, np.cumsum(rows)][self.offsets],
-        }
-        return replace(self, **select_arrays(arrays))
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in BOX_COLUMNS}
+        return replace(self, **columns, offsets=np.r_[0, np.cumsum(rows)][self.offsets])
 
-    def _box_arrays(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns ``rows`` of the arrays with a row per box, by name."""
-        return {name: getattr(self, name)[rows] for name in _BOX_ARRAYS}
-
-    def recounted(self) -> DatasetIndex:
-        """Returns the index with the numbers of images and boxes in its report counted again.
+    def counts(self) -> dict[str, int]:
+        """Counts images, backgrounds, boxes and crowd regions.
 
         Regions that are in no label file are not counted, and an image with only such regions is a background: they
         mark classes that one of several joined data sets does not label.
@@ -167,13 +133,21 @@ class DatasetIndex(LabelArrays):
         is_labeled_region = self.crowd & (self.row_number >= 0)
         has_label = np.zeros(len(self), bool)
         has_label[self.image_of_box[~self.crowd | is_labeled_region]] = True
-        counts = {
+        return {
             "images": len(self),
             "backgrounds": int((~has_label).sum()),
             "boxes": int((~self.crowd).sum()),
             "crowd": int(is_labeled_region.sum()),
         }
-        return replace(self, report=self.report.with_totals(counts))
+
+    def summary(self) -> str:
+        """Returns one line: the numbers of images, backgrounds, boxes and findings."""
+        counts = self.counts()
+        boxes = counted(counts["boxes"], "box")
+        if counts["crowd"]:
+            boxes += f" and {counted(counts['crowd'], 'crowd region')}"
+        findings = counted(len(self.report.findings), "finding")
+        return f"{counted(len(self), 'image')}, {counted(counts['backgrounds'], 'background')}, {boxes}, {findings}"
 
     def labels(self, i: int) -> np.ndarray:
         """Returns the labels of image i, float32 (n, 5), see `labels_of`."""
@@ -249,11 +223,23 @@ def normalized_labels(
     return labels
 
 
-def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:
-    """Returns the arrays of an index with the images of several indexes, in this order."""
-    arrays = {name: np.concatenate([getattr(index, name) for index in indexes]) for name in ARRAYS if name != "offsets"}
+IMAGE_COLUMNS = tuple(column.name for column in fields(DatasetIndex) if column.metadata == _PER_IMAGE)
+BOX_COLUMNS = tuple(column.name for column in fields(DatasetIndex) if column.metadata == _PER_BOX)
+COLUMNS = ("offsets", *IMAGE_COLUMNS, *BOX_COLUMNS)  # the arrays of an index
+
+
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Returns `DatasetIndex.offsets` for the numbers of boxes of N images: int64 (N + 1,)."""
+    return np.r_[0, np.cumsum(counts)].astype(np.int64)
+
+
+def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, Any]:
+    """Returns the `COLUMNS` of an index with the images of several indexes, in this order."""
+    columns = {
+        name: np.concatenate([getattr(index, name) for index in indexes]) for name in (*IMAGE_COLUMNS, *BOX_COLUMNS)
+    }
     counts = np.concatenate([np.diff(index.offsets) for index in indexes])
-    return select_arrays(arrays | {"offsets": np.r_[0, np.cumsum(counts)].astype(np.int64)})
+    return columns | {"offsets": offsets_of(counts)}
 
 
 @dataclass(frozen=True, slots=True)

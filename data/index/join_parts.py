@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from data.dataset.spec import IGNORED, DatasetSpec
 from data.flat_strings import FlatStrings
 from data.index.full_split import FullSplit, LoadedSplit
 from data.index.index import DatasetIndex, concatenated, digest_of
 from data.labels.findings import Finding
-from data.labels.ledger import Ledger
-from data.labels.report import FindingTable, ScanReport
-from data.source.dataset_spec import IGNORED, DatasetSpec
+from data.labels.ledger import ScanReport
 from utils.class_names import class_key
 from utils.files.paths import path_of, relative_name
 
 
-def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> FullSplit:
+def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> FullSplit:
     """Joins the used parts of the data sets that a split joins. A class that a data set does not label is ignored in
     its images. A single data set, extended for a model with more classes, keeps its ids and digests."""
     names = spec.as_labeled().names
@@ -29,9 +27,9 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
     index = indexes[0]
     if len(indexes) > 1:
         index = _concatenate(indexes, origins=_origins(parts))
-    index = replace(index, report=_joined_report(parts, spec, split))
+    index = replace(index, report=_joined_report(parts, spec))
     scans = tuple(scan for part in parts for scan in part.full.scans)
-    return FullSplit(index.recounted(), scans=scans, parts=tuple(parts))
+    return FullSplit(index, scans=scans, parts=tuple(parts))
 
 
 def _concatenate(indexes: Sequence[DatasetIndex], *, origins: np.ndarray | None) -> DatasetIndex:
@@ -58,16 +56,15 @@ def _with_root(index: DatasetIndex, root: Path) -> DatasetIndex:
     return replace(index, root=root, paths=paths)
 
 
-def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec, split: str) -> ScanReport:
-    """Returns a report with the summed totals, ledgers and findings of the parts' reports."""
-    totals: Counter[str] = Counter()
-    findings = []
-    for part in parts:
-        report = part.used.report
-        totals += Counter(report.totals)
-        findings += [_finding_of_part(finding, split, part.spec, spec) for finding in report.findings]
-    ledger = Ledger.joined([part.used.report.ledger for part in parts])
-    return ScanReport(dict(totals), FindingTable.of(findings), ledger)
+def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec) -> ScanReport:
+    """Returns a report with the findings and numbers of the parts' reports."""
+    reports = [part.used.report for part in parts]
+    findings = [
+        _finding_of_part(finding, part.spec, spec)
+        for part, report in zip(parts, reports)
+        for finding in report.findings
+    ]
+    return ScanReport.joined(reports, findings)
 
 
 def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
@@ -82,11 +79,9 @@ def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
     return np.concatenate(origins)
 
 
-def _finding_of_part(finding: Finding, split: str, part: DatasetSpec, spec: DatasetSpec) -> Finding:
-    """Converts a finding of ``part``, located relative to its folder or at the split as a whole, for the joining data
-    set ``spec``."""
-    path = part.source if finding.where == split else path_of(finding.where, part.root)
-    return finding._replace(where=relative_name(path, spec.root))
+def _finding_of_part(finding: Finding, part: DatasetSpec, spec: DatasetSpec) -> Finding:
+    """Converts a finding of ``part``, located relative to its folder, for the joining data set ``spec``."""
+    return finding._replace(where=relative_name(path_of(finding.where, part.root), spec.root))
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

@@ -1,19 +1,27 @@
-"""Opens the index of a split: reads the whole split, checks it, and selects the part that a run uses."""
+"""Opens the index of a split: reads the whole split, checks it, and selects the part that a run uses.
+
+`load_index` reads a split from its cache file, or scans it and writes that file. To list and scan once on each node,
+its first process calls `build_index`, and the others `map_index` with the cache files that it returns.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from data.index.check_split import check_backgrounds, check_losses, check_objects, objects_problem
-from data.index.full_split import LoadedSplit
+from data.dataset.spec import DatasetSpec, JoinedSplit, ShardSplit, class_names
+from data.index.full_split import FullSplit, LoadedSplit
 from data.index.index import DatasetIndex, Scan, cache_key_of, digest_of
 from data.index.index_settings import IndexSettings
 from data.index.join_parts import join_parts
-from data.index.log_split import log_split
-from data.index.read_files import read_files
-from data.index.read_shards import read_shards
-from data.index.selection import select_used
-from data.source.dataset_spec import DatasetSpec, JoinedSplit, ShardSplit
+from data.index.messages import check_backgrounds, check_labels, check_losses, check_objects, log_split, objects_problem
+from data.index.scan import scan_split
+from data.index.select import select_used
+from data.index.shards import read_shards
+from data.index.store import find_cache_file, fingerprint_of, image_files_digest, open_index, report_file, write_index
+from data.listing.listing import list_split
+from utils.program_folders import cache_folder
 
 
 def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = None) -> DatasetIndex:
@@ -22,8 +30,22 @@ def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = N
     Raises UserError if data is missing, if there is no image, no label file or no object to train on, if the names do
     not match the labels, or if more than the fraction ``settings.max_bad`` of the labels or images is lost.
     """
-    index = _load(spec, split, settings or IndexSettings()).used
-    return replace(index, origins=None)  # the scans are not kept
+    return build_index(spec, split, settings or IndexSettings())[0]
+
+
+def build_index(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, list[str]]:
+    """Does what `load_index` does, and also returns the paths of the cache files that `map_index` needs: one for each
+    data set that the split joins, "" for one that could not be written."""
+    reader = _Reader(settings)
+    index = reader.load(spec, split).used
+    return replace(index, origins=None), reader.cache_files  # the scans are not kept
+
+
+def map_index(spec: DatasetSpec, split: str, settings: IndexSettings, cache_files: Sequence[str]) -> DatasetIndex:
+    """Returns the index that another process of this machine has built, mapping its ``cache_files`` without listing the
+    split. A part without a readable file is read like `load_index` does."""
+    reader = _Reader(settings, known_files=cache_files)
+    return replace(reader.load(spec, split).used, origins=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +64,7 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> Ch
     Raises UserError for problems that prevent an index: missing data, no image, or names that do not match the labels.
     """
     refusals: list[str] = []
-    loaded = _load(spec, split, settings.for_check(refusals))
+    loaded = _Reader(settings.for_check(refusals)).load(spec, split)
     return CheckScan(
         index=loaded.used,
         scans=loaded.full.scans,
@@ -51,37 +73,80 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> Ch
     )
 
 
-def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:
-    """Reads a split as a run uses it, logs a summary, and checks that it contains objects to learn from."""
-    loaded = _read(spec, split, settings)
-    log_split(loaded, settings, title=split)
-    with settings.refusing():
-        check_objects(loaded, settings)
-    with settings.refusing():
-        check_backgrounds(loaded)
-    return loaded
+class _Reader:
+    """Reads splits. Data sets are read in a fixed order, by which cache files are identified."""
 
+    def __init__(self, settings: IndexSettings, known_files: Sequence[str] = ()) -> None:
+        self._settings = settings
+        self._known_files = [*known_files]
+        self.cache_files: list[str] = []  # of the data sets read from files so far
 
-def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:
-    """Reads all of a split, checks how much of it is lost, and then selects the part that the run uses.
-
-    Joined data sets are checked one by one, because a loss that is small overall may be all of a small data set.
-    """
-    full_split = "train" if spec.is_held_out(split) else split
-    split_files = spec.split(full_split)
-    if isinstance(split_files, JoinedSplit):
-        part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
-        full = join_parts(spec, full_split, [_read(part, full_split, part_settings) for part in split_files.parts])
-    else:
-        if isinstance(split_files, ShardSplit):
-            full = read_shards(split_files.index, spec)
-        else:
-            full = read_files(spec, full_split, settings)
+    def load(self, spec: DatasetSpec, split: str) -> LoadedSplit:
+        """Reads a split as a run uses it, logs a summary, and checks that it contains objects to learn from."""
+        settings = self._settings
+        loaded = self._read(spec, split, settings)
+        log_split(loaded, settings, title=split)
         with settings.refusing():
-            check_losses(full, spec, full_split, settings.max_bad)
-    used = select_used(full.index, spec, split, settings)
-    used = replace(used, cache_key=_cache_key(spec, split, settings), selection=_selection(spec, full.index))
-    return LoadedSplit(spec, split, full, used)
+            check_objects(loaded, settings)
+        with settings.refusing():
+            check_backgrounds(loaded)
+        return loaded
+
+    def _read(self, spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:
+        """Reads all of a split, checks how much of it is lost, and then selects the part that the run uses.
+
+        Joined data sets are checked one by one, because a loss that is small overall may be all of a small data set.
+        """
+        full_split = "train" if spec.is_held_out(split) else split
+        split_files = spec.split(full_split)
+        if isinstance(split_files, JoinedSplit):
+            part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
+            full = join_parts(spec, [self._read(part, full_split, part_settings) for part in split_files.parts])
+        else:
+            if isinstance(split_files, ShardSplit):
+                full = read_shards(split_files.index, spec)
+            else:
+                full = self._read_files(spec, full_split, settings)
+            with settings.refusing():
+                check_losses(full, spec, full_split, settings.max_bad)
+        used = select_used(full.index, spec, split, settings)
+        used = replace(used, cache_key=_cache_key(spec, split, settings), selection=_selection(spec, full.index))
+        return LoadedSplit(spec, split, full, used)
+
+    def _read_files(self, spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSplit:
+        """Reads a split that consists of files: maps the known cache file or the one of the same files, or scans the
+        split and writes that file. Raises UserError like `list_split` and `scan_split`, and if no image has a label
+        file."""
+        labeled = spec.as_labeled()
+        # Classes are selected before they are merged, and a scan that merges all classes does not check them.
+        single_cls = settings.single_cls and not (spec.classes or spec.class_of)
+        names = class_names(labeled, single_cls)
+        known_file = self._known_files.pop(0) if self._known_files else ""
+        if known_file:
+            file = Path(known_file)
+            index = open_index(file, names, spec.root)
+            if index is not None:
+                return FullSplit(replace(index, pixels=spec.pixels), " (cached)", report_path=report_file(file))
+
+        listing = list_split(labeled, split)
+        with settings.refusing():
+            check_labels(listing, spec, split)  # before the images are read
+        cache_key = cache_key_of(spec, split, single_cls)
+        fingerprint = fingerprint_of(labeled, split, listing, single_cls=single_cls)
+        file = find_cache_file(cache_folder(settings.cache_dir), cache_key, fingerprint)
+        index = open_index(file, names, spec.root) if settings.use_cache else None
+        if index is not None:
+            self.cache_files.append(str(file))
+            return FullSplit(replace(index, pixels=spec.pixels), " (cached)", report_path=report_file(file))
+
+        scanned = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
+        index = replace(scanned.index, pixels=spec.pixels, image_files=image_files_digest(listing))
+        is_written = settings.use_cache and write_index(file, cache_key, index)
+        self.cache_files.append(str(file) if is_written else "")
+        has_labels = bool((listing.label_stamps[:, 0] >= 0).any())
+        scan = Scan(spec, spec.root, scanned.source, scanned.findings, has_labels)
+        report_path = report_file(file) if is_written else None
+        return FullSplit(index, scans=(scan,), has_labels=has_labels, report_path=report_path)
 
 
 def _cache_key(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:

@@ -1,30 +1,47 @@
-"""Scans a split: reads all images and labels, checks them, and returns the index and all findings."""
+"""Scans a split: reads all images and labels, decides for each image whether it is used, and returns the index.
+
+Images are read in one thread while that is fast, else in several. Threads speed up what releases the GIL, waiting for a
+disk and decoding (OpenCV). For JPEGs in the page cache they would slow down the scan: the Python code takes most of the
+time, and passing the GIL on at each read takes longer than the read.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from data.dataset.spec import DatasetSpec, class_names
 from data.flat_strings import FlatStrings
-from data.index.advice import advice_on_scan, check_names_fit, files_named_otherwise, notes_on_scan
-from data.index.index import DatasetIndex, origins_of_scan, select_arrays
+from data.images.verify import HiddenDamageError, check_image
+from data.index.index import DatasetIndex, offsets_of, origins_of_scan
 from data.index.index_settings import IndexSettings
-from data.index.outcomes import Outcomes, decide_outcomes
-from data.index.read_images import SplitContent, finding_of, read_images
-from data.labels import findings as kinds
 from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, clean_rows
-from data.labels.findings import Finding
-from data.labels.label_format import LabelRequest, LabelSource
-from data.labels.ledger import Ledger
-from data.labels.misread import misread_boxes
-from data.labels.report import ScanReport
-from data.labels.sizes import fit_to_images
-from data.source.dataset_spec import DatasetSpec, class_names
-from data.source.listing.listing import Listing
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, UNKNOWN_CLASS, Finding
+from data.labels.label_format import AREA, CLASS, X1, Y2, LabelFileError, LabelSource, RawLabels, RowProblem, row_table
+from data.labels.ledger import ScanReport
+from data.labels.sizes import Fit
+from data.listing.listing import Listing
+from utils.errors import UserError
+from utils.files.paths import path_of
+from utils.logger import get_logger, progress
+from utils.machine.resources import available_cores
+from utils.machine.threads import map_ahead
+from utils.strings import counted
+
+SAMPLED = 128  # images to decode: if 2 % of a data set are damaged, the sample contains one with probability 92 %
+_MAX_THREADS = 32
+_CHUNK = 32  # images per task: enough to hide the task's overhead, few enough to keep the progress bar moving
+# A JPEG in the page cache takes 0.1 to 0.2 ms, one on a disk takes longer. One thread reads as long as the mean is
+# below this time per image, after a grace for the first ones.
+_FAST_S = 0.0002
+_GRACE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,95 +53,235 @@ class ScanResult:
     findings: list[Finding]  # about all images
 
 
-class _CleanedRows(NamedTuple):
-    """The usable rows of a split."""
+class _ImageContent(NamedTuple):
+    """The size, labels and findings of an image, as read from its files."""
 
-    boxes: CleanBoxes
-    box_advice: str  # see `misread_boxes`
-    findings: list[Finding]  # about rows that are left out, changed or repeated
+    size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
+    table: np.ndarray  # float64 (R, 10), see `data.labels.label_format`
+    findings: list[Finding]
+    num_labeled: int  # number of labeled rows, usable or not
+    is_hidden: bool = False  # whether only decoding reveals the image's damage
 
 
 def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> ScanResult:
-    """Reads a listed split, decoding images as `read_images` does. ``spec``: with the classes of the labels. Raises
+    """Reads a listed split, decoding images as `_read_images` does. ``spec``: with the classes of the labels. Raises
     UserError if the labels do not match the names."""
-    content = _read_split(spec, split, listing, settings)
-    cleaned = _clean_split(content)
-    num_labeled = [image.num_labeled or 0 for image in content.images]
-    outcomes = decide_outcomes(content.findings + cleaned.findings, cleaned.boxes, content.source, num_labeled)
-
-    decided = replace(content, findings=outcomes.findings)  # with those about cleaned rows, each with its losses
-    check_names_fit(decided, len(cleaned.boxes.image), spec, split)
-    messages = advice_on_scan(decided, cleaned.box_advice, spec)
-    advice = [Finding(split, kinds.MISREAD, message) for message in messages]
-    findings = [*listing.findings, *content.source.findings, *advice, *outcomes.findings]
-
-    index = _index_of_all(content, cleaned.boxes, outcomes, spec, single_cls=settings.single_cls)
-    if not outcomes.is_used.all():
-        index = index.take(np.flatnonzero(outcomes.is_used))
-    ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
-    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(decided)))
-    return ScanResult(index.recounted(), content.source, findings)
-
-
-def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> SplitContent:
-    """Reads all images and labels. Labels made for another size of their image are converted to its actual size."""
-    source = listing.label_format.read(_label_request(listing, spec, settings))
-    images = read_images(spec, split, source, settings)
+    source = listing.label_format.read(listing.label_request(None if settings.single_cls else spec.names))
+    images = _read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])
+    boxes, problems = clean_rows(table, image_hw, normalized=source.normalized)
     findings = [finding for image in images for finding in image.findings]
-    stated_hw = {i: image.stated_hw for i, image in enumerate(images) if image.stated_hw}
-    if stated_hw:
-        orientations = [image.orientation for image in images]
-        fitted = fit_to_images(table, image_hw, stated_hw, orientations)
-        table = fitted.table
-        findings = [finding._replace(xyxy_px=fitted.in_image(finding.image, finding.xyxy_px)) for finding in findings]
-        findings += [finding_of(source, image, problem) for image, problem in fitted.problems]
-    findings += files_named_otherwise(source, images)
-    return SplitContent(
-        listing=listing, source=source, images=images, image_hw=image_hw, table=table, findings=findings
+    findings += [_finding_of(source, image, problem) for image, problem in problems]
+    advice = _ids_advice(findings, table[:, CLASS], len(spec.names))
+    _check_names_fit(findings, len(boxes.image), advice, spec, split)
+
+    findings, is_used = _decide(findings, boxes, source, [image.num_labeled for image in images])
+    is_incomplete = np.zeros(len(images), bool)
+    is_incomplete[[finding.image for finding in findings if finding.kind in ROW_LOST]] = True
+    index = _index_of_all(source, image_hw, boxes, is_incomplete, spec, single_cls=settings.single_cls)
+    if not is_used.all():
+        index = index.take(np.flatnonzero(is_used))
+    findings = [*listing.findings, *source.findings, *findings]
+    report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes), advice=advice)
+    return ScanResult(replace(index, report=report), source, findings)
+
+
+def _read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[_ImageContent]:
+    """Reads the images of ``source`` and their labels. Suspicious images, images of unusual kinds, and `SAMPLED` random
+    ones are decoded. If decoding reveals damage, or with ``settings.decode_all``, all images are."""
+    count = len(source.images)
+    decoded = np.full(count, settings.decode_all)
+    decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
+    images = _read_all(spec, source, decoded, f"scanning {split}", settings)
+    hidden = sum(image.is_hidden for image in images)
+    if hidden and not decoded.all():
+        message = "%s: decoding shows that %d of %d sampled images are damaged; decoding all images"
+        get_logger().warning(message, split, hidden, decoded.sum())
+        decoded[:] = True
+        images = _read_all(spec, source, decoded, f"decoding {split}", settings)
+    return images
+
+
+def _read_all(
+    spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
+) -> list[_ImageContent]:
+    """Reads all images. ``decoded``: mask of the images to decode in any case, bool (N,)."""
+    count = len(source.images)
+    threads = 1
+    if settings.workers:  # threads wait for the disk or decode, so fewer than one per CPU are never faster
+        threads = min(_MAX_THREADS, max(settings.workers, available_cores()))
+
+    def read(i: int) -> _ImageContent:
+        return _read_one(i, spec, source, decode=bool(decoded[i]))
+
+    def read_chunk(first: int) -> list[_ImageContent]:
+        return [read(i) for i in range(first, min(first + _CHUNK, count))]
+
+    def read_all() -> Iterator[_ImageContent]:
+        done = 0
+        started = time.monotonic()
+        while done < count and time.monotonic() - started < _GRACE_S + done * _FAST_S:
+            yield read(done)
+            done += 1
+        chunks = map_ahead(read_chunk, range(done, count, _CHUNK), threads=threads)
+        yield from itertools.chain.from_iterable(chunks)
+
+    return list(progress(read_all(), desc=title, total=count, enabled=settings.progress))
+
+
+def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -> _ImageContent:
+    """Reads an image and its labels, converted to its actual size."""
+    name = source.images[i]
+    path = path_of(name, spec.root)
+    problems: list[RowProblem] = []
+    raw: RawLabels | None = None
+    try:
+        raw = source.read(i)
+    except LabelFileError as error:
+        problems.append(RowProblem(error.line, BAD_LABEL, error.reason))
+    else:
+        if raw is None:
+            problems.append(RowProblem(-1, NO_LABEL, f"{name} is a background"))
+    num_labeled = 0 if raw is None else raw.num_labeled
+    try:
+        checked = check_image(path, decode=decode, pixels=spec.pixels)
+    except UserError as error:
+        finding = Finding(name, BAD_IMAGE, str(error).removeprefix(f"{path}: "), image=i)
+        is_hidden = isinstance(error, HiddenDamageError)
+        return _ImageContent((0, 0), row_table(i, []), [finding], num_labeled, is_hidden)
+    size_hw = checked.size_hw
+    if raw is None:
+        return _ImageContent(size_hw, row_table(i, []), _findings_of(source, i, problems), num_labeled)
+
+    table = row_table(i, raw.rows)
+    if source.normalized:
+        scale = np.array([size_hw[1], size_hw[0]] * 2, np.float64)
+        return _ImageContent(size_hw, table, _findings_of(source, i, raw.problems, scale), num_labeled)
+    if raw.size_hw is None or raw.size_hw == size_hw:
+        return _ImageContent(size_hw, table, _findings_of(source, i, raw.problems), num_labeled)
+    fit = Fit(raw.size_hw, size_hw, checked.orientation)
+    if not fit.is_possible:
+        problems = [RowProblem(-1, BAD_LABEL, str(fit)), *raw.problems]
+        return _ImageContent(size_hw, table[:0], _findings_of(source, i, problems), num_labeled)
+    if not fit.is_same:
+        problems = [RowProblem(-1, FITTED, str(fit))]
+        table[:, X1 : Y2 + 1] = fit.corners(table[:, X1 : Y2 + 1])
+        table[:, AREA] *= fit.area_factor
+    return _ImageContent(size_hw, table, _findings_of(source, i, [*problems, *raw.problems]), num_labeled)
+
+
+def _findings_of(
+    source: LabelSource, image: int, problems: Sequence[RowProblem], scale: np.ndarray | float = 1.0
+) -> list[Finding]:
+    """Converts problems of an image's labels to findings. ``scale``: factors from the units of corners to pixels."""
+    findings = []
+    for problem in problems:
+        if problem.xyxy:
+            problem = problem._replace(xyxy=tuple((np.array(problem.xyxy) * scale).tolist()))
+        findings.append(_finding_of(source, image, problem))
+    return findings
+
+
+def _finding_of(source: LabelSource, image: int, problem: RowProblem) -> Finding:
+    """Converts a problem in the labels of ``source.images[image]``, with corners in pixels, to a finding."""
+    return Finding(
+        where=source.where(image, None if problem.row_number < 0 else problem.row_number),
+        kind=problem.kind,
+        text=problem.text,
+        image=image,
+        row_number=problem.row_number,
+        class_id=problem.class_id,
+        xyxy_px=problem.xyxy,
     )
 
 
-def _clean_split(content: SplitContent) -> _CleanedRows:
-    """Checks the rows of all images."""
-    normalized = content.source.normalized
-    notation = content.listing.label_format.notation
-    box_advice = misread_boxes(content.table, content.image_hw, notation, normalized=normalized)
-    boxes, problems = clean_rows(content.table, content.image_hw, normalized, is_misread=bool(box_advice))
-    findings = [finding_of(content.source, image, problem) for image, problem in problems]
-    return _CleanedRows(boxes, box_advice, findings)
+def _decide(
+    findings: Sequence[Finding], boxes: CleanBoxes, source: LabelSource, num_labeled: Sequence[int]
+) -> tuple[list[Finding], np.ndarray]:
+    """Decides for each of N images whether it is used, bool (N,), and assigns each loss to one of ``findings``, which
+    are returned by image and row. ``num_labeled``: number of labeled rows of each image, usable or not.
+
+    An image is left out if it or its label file is unusable, or if it has lost rows and no usable object: as a
+    background, it would teach the model to ignore its objects. The reason gets all labeled objects of the image. In
+    other images, each lost row is one object, since no row is lost for two reasons.
+    """
+    decided = sorted(findings, key=lambda finding: (finding.image, finding.row_number))
+    reason_of: dict[int, Finding] = {}
+    for finding in decided:
+        if finding.kind in (BAD_IMAGE, BAD_LABEL):
+            reason_of.setdefault(finding.image, finding)
+    with_object = set(boxes.image[~boxes.crowd].tolist())
+    for row in decided:
+        if row.kind in ROW_LOST and row.image not in with_object and row.image not in reason_of:
+            reason_of[row.image] = Finding(
+                source.where(row.image), BAD_LABEL, f"no row can be used, first {row.kind}: {row.text}", row.image
+            )
+    is_used = np.ones(len(num_labeled), bool)
+    is_used[list(reason_of)] = False
+    result = []
+    for finding in decided:
+        if finding.kind in ROW_LOST and finding.image not in reason_of:
+            finding = finding._replace(lost_objects=1)
+        if reason_of.get(finding.image) is not finding:
+            result.append(finding)
+    for image, reason in reason_of.items():
+        result.append(reason._replace(lost_images=1, lost_objects=num_labeled[image]))
+    result.sort(key=lambda finding: (finding.image, finding.row_number))
+    return result, is_used
 
 
-def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings) -> LabelRequest:
-    return LabelRequest(
-        images=listing.images,
-        files=listing.labels,
-        root=spec.root,
-        names=None if settings.single_cls else spec.names,
-        others=listing.others,
-        aliases=listing.aliases,
+def _ids_advice(findings: Sequence[Finding], classes: np.ndarray, num_classes: int) -> str:
+    """Returns a message if the class ids of YOLO txt seem to start at 1, else "". ``classes``: ids of all other rows,
+    (R,)."""
+    unknown = [finding.class_id for finding in findings if finding.kind == UNKNOWN_CLASS]
+    if not unknown or (classes == 0).any() or any(number != num_classes for number in unknown):
+        return ""
+    return (
+        f"the class ids seem to start at 1 ({counted(len(unknown), 'row')} of class {num_classes}, none of class 0); "
+        "YOLO's start at 0: subtract 1 from the first number of each row, or put an unused name before the others in "
+        "'names'"
     )
+
+
+def _check_names_fit(findings: Sequence[Finding], num_boxes: int, advice: str, spec: DatasetSpec, split: str) -> None:
+    """Raises UserError if most objects have a class that is not among the names."""
+    unknown = [finding for finding in findings if finding.kind == UNKNOWN_CLASS]
+    num_objects = num_boxes + sum(finding.kind in ROW_LOST for finding in findings)
+    if 2 * len(unknown) <= num_objects:
+        return
+    message = (
+        f"{spec.source}: the names don't match the labels: {len(unknown):,} of {num_objects:,} objects in '{split}' "
+        f"have a class that is not in 'names' (first: {unknown[0].where}: {unknown[0].text})"
+    )
+    raise UserError(f"{message}; {advice}" if advice else message)
 
 
 def _index_of_all(
-    content: SplitContent, boxes: CleanBoxes, outcomes: Outcomes, spec: DatasetSpec, *, single_cls: bool
+    source: LabelSource,
+    image_hw: np.ndarray,
+    boxes: CleanBoxes,
+    is_incomplete: np.ndarray,
+    spec: DatasetSpec,
+    *,
+    single_cls: bool,
 ) -> DatasetIndex:
     """Returns the index of all N images, including unused ones, with an empty report."""
-    source = content.source
     count = len(source.images)
-    boxes_per_image = np.bincount(boxes.image, minlength=count)
-    arrays = boxes._asdict() | {
-        "image_hw": content.image_hw,
-        "incomplete": outcomes.is_incomplete,
-        "offsets": np.concatenate([[0], np.cumsum(boxes_per_image)]).astype(np.int64),
-    }
     image_ids = source.image_ids
     return DatasetIndex(
         names=class_names(spec, single_cls),
         root=spec.root,
-        paths=FlatStrings.of(image.name for image in source.images),
-        **select_arrays(arrays),
+        paths=FlatStrings.of(source.images),
+        offsets=offsets_of(np.bincount(boxes.image, minlength=count)),
+        image_hw=image_hw,
+        incomplete=is_incomplete,
+        boxes_xywh_px=boxes.boxes_xywh_px,
+        classes=boxes.classes,
+        crowd=boxes.crowd,
+        area_px=boxes.area_px,
+        repeated=boxes.repeated,
+        row_number=boxes.row_number,
         report=ScanReport.of(()),
         image_ids=None if image_ids is None else FlatStrings.of(map(json.dumps, image_ids)),
         categories=source.categories,

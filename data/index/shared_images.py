@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
-from data.source.dataset_spec import DatasetSpec
 from utils.files.paths import path_of
 from utils.logger import get_logger
 

@@ -1,33 +1,177 @@
-"""Reads COCO detection JSON: one file per split, boxes as x, y, w, h in pixels, classes matched by name."""
+"""Reads COCO detection JSON: one file for all images, boxes as x, y, w, h in pixels, classes matched by name."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from data.labels.categories import Category
-from data.labels.coco_categories import COCO_JSON, Categories, category_names, checked_categories
-from data.labels.coco_ids import Ids, whole_number
-from data.labels.findings import BAD_ROW, NOT_FINITE
-from data.labels.image_entries import ImageEntry
+from data.labels.categories import COCO_JSON, Category, category_names, checked_categories, same_name_error
+from data.labels.findings import BAD_ROW, NO_LABEL, ORPHAN, UNDECLARED, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, shown
-from data.labels.label_format import TOP_LEFT, LabelFiles, LabelFormat, LabelRequest, LabelSource
-from data.labels.per_split import LabelsPerSplit, SplitFile
-from data.labels.rows import LabelRow, RawLabels, RowProblem, shape_of
-from utils.errors import UserError
+from data.labels.label_format import LabelFormat, LabelRequest, LabelRow, RawLabels, RowProblem, shape_of
+from data.labels.match import AMBIGUOUS, match_entries, name_parts
+from utils.errors import UserError, one_line
 from utils.files.paths import path_of
+from utils.strings import counted
 
 _MAX = 1e300  # larger numbers count as infinite
 _MAX_SIDE = 2**32  # pixels; no format of images stores a larger one
-_IMAGES = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
-_BEFORE_IMAGES = re.compile(rb'"(categories|licenses)"\s*:\s*\[\s*\{')
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
 _NUMBERS_OF_BOX = 8  # length of a polygon with four corners
 _COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
 
-def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
+@dataclass(slots=True)
+class _Entry:
+    """An entry of the JSON's ``images``."""
+
+    file_name: str
+    image_id: int | str
+    labels: RawLabels
+
+
+@dataclass(slots=True)
+class _CocoFile:
+    """The content of a JSON."""
+
+    name: str  # relative to the data set's folder
+    entries: list[_Entry]
+    categories: tuple[Category, ...]
+    annotation_ids: list[Any]  # by position
+    strays: list[Finding] = field(default_factory=list)  # annotations without an entry
+
+
+class CocoLabels:
+    """A `LabelSource` that reads the labels of a split's images from a JSON. Images that it does not name are left
+    out."""
+
+    normalized = False
+
+    def __init__(self, request: LabelRequest, file: _CocoFile) -> None:
+        """Matches entries with the images of all splits that name the JSON, so that each split gets the same answer.
+        Raises UserError if no entry is of an image of this split."""
+        self._file = file
+        self.categories = file.categories
+        images = list(dict.fromkeys(request.json_images or request.images))
+        image_of_entry = match_entries([_below(entry.file_name, request.root) for entry in file.entries], images)
+        entry_of: dict[str, _Entry] = {}
+        unused: list[tuple[_Entry, str]] = []  # with the reason
+        not_found: list[_Entry] = []
+        # Entries with annotations first: without any, an image would be a background.
+        order = sorted(range(len(file.entries)), key=lambda i: not file.entries[i].labels.num_labeled)
+        for number in order:
+            entry = file.entries[number]
+            image = int(image_of_entry[number])
+            if image == AMBIGUOUS:
+                unused.append((entry, "fits several images"))
+            elif image < 0:
+                not_found.append(entry)
+            elif images[image] in entry_of:
+                unused.append((entry, f"fits {images[image]}, which has another entry"))
+            else:
+                entry_of[images[image]] = entry
+        self.images = [name for name in request.images if name in entry_of]
+        if not self.images:
+            raise UserError(
+                f"{file.name}: none of its {counted(len(file.entries), 'entry')}"
+                f"{_first([entry.file_name for entry in file.entries])} fits one of the split's "
+                f"{counted(len(request.images), 'image')} (first: {request.images[0]}); check 'annotations' and the "
+                "file names"
+            )
+        self._entries = [entry_of[name] for name in self.images]
+        self.image_ids: list[int | str] | None = [entry.image_id for entry in self._entries]
+        self.undeclared = not_found
+        if not request.has_missing_split:
+            if request.json_undeclared is None:
+                existing = _existing_images(entry_of, not_found, request.root)
+            else:
+                existing = set(request.json_undeclared)
+            self.undeclared = [entry for entry in not_found if entry.file_name in existing]
+            lost = [entry for entry in not_found if entry.file_name not in existing]
+            unused += [(entry, "is the file name of no image") for entry in lost]
+        self.findings = [
+            *file.strays,
+            *(self._orphan(entry, reason) for entry, reason in unused if entry.labels.num_labeled),
+            *self._undeclared_line(),
+            *(
+                Finding(name, NO_LABEL, f"not in {file.name}, left out")
+                for name in request.images
+                if name not in entry_of
+            ),
+        ]
+
+    def read(self, i: int) -> RawLabels | None:
+        return self._entries[i].labels
+
+    def where(self, i: int, row_number: int | None = None) -> str:
+        if row_number is None:
+            return f"{self._file.name}: image {self._entries[i].image_id}"
+        return f"{self._file.name}: annotation {self._file.annotation_ids[row_number]}"
+
+    def _orphan(self, entry: _Entry, reason: str) -> Finding:
+        where = f"{self._file.name}: image {entry.image_id}"
+        text = f"{one_line(entry.file_name)[:200]} {reason}"
+        return Finding(where, ORPHAN, text, lost_images=1, lost_objects=entry.labels.num_labeled)
+
+    def _undeclared_line(self) -> list[Finding]:
+        """Returns one finding about all entries with annotations whose images are not declared."""
+        labeled = [entry for entry in self.undeclared if entry.labels.num_labeled]
+        if not labeled:
+            return []
+        num_objects = sum(entry.labels.num_labeled for entry in labeled)
+        count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
+        return [Finding(self._file.name, UNDECLARED, f"{count}{_first([entry.file_name for entry in labeled])}")]
+
+
+def _below(file_name: str, root: Path) -> str:
+    """Returns an absolute path in the data set's folder relative to it, and any other file name as it is."""
+    return file_name[len(str(root)) :] if file_name.startswith(f"{root}{os.sep}") else file_name
+
+
+def _first(names: Sequence[str]) -> str:
+    return f" (first: {one_line(names[0])[:200]})" if names else ""
+
+
+def _existing_images(entry_of: dict[str, _Entry], entries: Sequence[_Entry], root: Path) -> set[str]:
+    """Returns the file names of those of ``entries`` whose image exists without being declared: where the images with
+    entries are, as ``images/train`` is the place of "7.png" in ``images/train/7.png``, or in the data set's folder.
+    Each folder is read once."""
+    places = {""}
+    for image, entry in entry_of.items():
+        parts = image.split("/")
+        places.add("/".join(parts[: -len(name_parts(entry.file_name))]))
+    files_of: dict[str, set[str]] = {}
+    existing = set()
+    for entry in entries:
+        folder, _, name = "/".join(name_parts(unquote(entry.file_name))).rpartition("/")
+        if folder not in files_of:
+            files_of[folder] = set()
+            for place in places:
+                with contextlib.suppress(OSError, ValueError):  # no such folder
+                    files_of[folder].update(os.listdir(path_of(os.path.join(place, folder), root)))
+        if name in files_of[folder]:
+            existing.add(entry.file_name)
+    return existing
+
+
+def undeclared_images(request: LabelRequest) -> list[str]:
+    """Returns `LabelRequest.json_undeclared` for a copy of the data set, in which these images do not exist. Raises
+    UserError for an unusable JSON."""
+    return [entry.file_name for entry in _read(replace(request, names=None)).undeclared]
+
+
+def _read(request: LabelRequest) -> CocoLabels:
+    path = Path(path_of(request.labels[0], request.root))
+    return CocoLabels(request, read_coco(path, request.labels[0], request.names))
+
+
+def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> _CocoFile:
     """Reads a COCO JSON. If ``names`` is None, every object is of class 0. Raises UserError for any other file."""
     data = load_json(path, COCO_JSON)
     if not isinstance(data, dict):
@@ -35,37 +179,42 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
     for key in ("images", "annotations", "categories"):
         if not isinstance(data.get(key), list):
             raise UserError(f"{path}: has no list '{key}'; is it a COCO JSON for detection?")
-    annotations = data["annotations"]
-    entry_of = _image_entries(data["images"], path)
-    image_ids = Ids(entry_of, "the images'")
-    categories = Categories(checked_categories(data["categories"], path), names)
-    strays = []
+    entries = _entries(data["images"], path)
+    entry_of = _Ids((entry.image_id, entry) for entry in entries)
+    name_of = checked_categories(data["categories"], path)
+    category_of = _Ids((category_id, category_id) for category_id in name_of)
+    class_of_name = {class_name: number for number, class_name in enumerate(names or ())}
+    strays: list[Finding] = []
+    annotation_ids: list[Any] = []
     used_categories: set[int] = set()
-    for position, annotation in enumerate(annotations):
-        if not isinstance(annotation, dict):
-            strays.append((position, f"expected keys and values, got {shown(annotation)}"))
+    for position, annotation in enumerate(data["annotations"]):
+        is_dict = isinstance(annotation, dict)
+        annotation_ids.append(annotation.get("id", position) if is_dict else position)
+        entry = entry_of.find(annotation.get("image_id")) if is_dict else None
+        if entry is None:
+            reason = f"image_id {shown(annotation.get('image_id'))} is not in 'images'" if is_dict else "not an object"
+            where = f"{name}: annotation {annotation_ids[-1]}"
+            strays.append(Finding(where, ORPHAN, reason, lost_objects=1))
             continue
-        image_id = image_ids.find(annotation.get("image_id"))
-        if image_id is None:
-            strays.append((position, image_ids.mismatch(annotation, "image_id")))
-            continue
-        category_id = categories.id_of(annotation)
+        category_id = category_of.find(annotation.get("category_id"))
+        class_id: int | None = 0
         if category_id is not None:
             used_categories.add(category_id)
-        entry_of[image_id].labels.add(_parse_annotation(annotation, position, category_id, categories))
-    categories.check_used_names(used_categories, path)
-    return SplitFile(
-        images=list(entry_of.values()),
-        categories=tuple(Category(i, name, i in used_categories) for i, name in sorted(categories.name_of.items())),
-        annotation_ids=[a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)],
-        strays=strays,
-    )
+        if names is not None:
+            class_id = None if category_id is None else class_of_name.get(name_of[category_id])
+        class_name = f"category_id {shown(annotation.get('category_id'))}"
+        if category_id is not None:
+            class_name = f"'{name_of[category_id]}'"
+        entry.labels.add(_parse_annotation(annotation, position, class_id, class_name))
+    _check_used_names(used_categories, name_of, names or (), path)
+    categories = tuple(Category(i, name_of[i], i in used_categories) for i in sorted(name_of))
+    return _CocoFile(name, entries, categories, annotation_ids, strays)
 
 
-def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]:
-    """Returns the image entries by id, without labels. Raises UserError that names an invalid entry."""
-    entry_of: dict[int | str, ImageEntry] = {}
+def _entries(images: list[Any], path: Path) -> list[_Entry]:
+    """Returns the image entries, without labels. Raises UserError that names an invalid one."""
     position_of: dict[int | str, int] = {}
+    entries = []
     for position, image in enumerate(images):
         location = f"{path}: images[{position}]"
         if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or image.get("id") is None:
@@ -75,48 +224,37 @@ def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]
             image_id = int(image_id)
         if type(image_id) not in (int, str):
             raise UserError(f"{location}: id {shown(image_id)} is neither an integer nor a string")
-        if image_id in entry_of:
+        if image_id in position_of:
             raise UserError(
                 f"{location}: has the id {shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
             )
         position_of[image_id] = position
-        file_name = image["file_name"].replace("\\", "/")
-        entry_of[image_id] = ImageEntry(file_name, image_id, RawLabels([], [], _size(image)))
-    return entry_of
+        entries.append(_Entry(image["file_name"].replace("\\", "/"), image_id, RawLabels([], [], _size(image))))
+    return entries
 
 
 def _size(image: dict) -> tuple[int, int] | None:
     """Returns the height and width that the labels state; None if they state none, or what no image can have."""
-    height, width = (whole_number(image.get(side)) for side in ("height", "width"))
+    height, width = (_whole_number(image.get(side)) for side in ("height", "width"))
     if height is None or width is None or not (0 < height < _MAX_SIDE and 0 < width < _MAX_SIDE):
         return None
     return height, width
 
 
-def _parse_annotation(
-    annotation: dict, position: int, category_id: int | None, categories: Categories
-) -> LabelRow | RowProblem:
-    """Returns the row of an annotation, or its problem.
-
-    Args:
-        annotation: an entry of the JSON's ``annotations``, at ``position``.
-        category_id: id of the annotation's category in ``categories``; None if it is unknown or missing.
-    """
+def _parse_annotation(annotation: dict, position: int, class_id: int | None, class_name: str) -> LabelRow | RowProblem:
+    """Returns the row of an annotation at ``position``, or its problem. ``class_id``: None if the class is unknown."""
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
-        expected = "expected a bbox of four numbers"
-        return RowProblem(position, BAD_ROW, f"{expected}, got {shown(box)[:60]}", cause=expected)
+        return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {shown(box)[:60]}")
     if not all(-_MAX < v < _MAX for v in box):  # not isfinite, because JSON integers may be too large for a float
-        return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
+        return RowProblem(position, BAD_ROW, f"a number is not finite: bbox {str(box)[:100]}")
     x, y, w, h = map(float, box)  # the product of two JSON integers may be too large for a float
     corners = (x, y, x + w, y + h)
-    class_id = categories.class_of(category_id)
     if class_id is None:
-        return categories.unknown_class(annotation, position, corners)
+        return RowProblem(position, UNKNOWN_CLASS, class_name, xyxy=corners)
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, None):
-        expected = "expected iscrowd 0 or 1"
-        return RowProblem(position, BAD_ROW, f"{expected}, got {shown(crowd)[:60]}", cause=expected)
+        return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {shown(crowd)[:60]}")
     area = annotation.get("area")
     if isinstance(area, bool) or not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
@@ -136,28 +274,62 @@ def _shape(segmentation: Any) -> int:
     return shape_of((len(segmentation), len(first), *ends))
 
 
-def _read(request: LabelRequest) -> LabelSource:
-    path = Path(path_of(request.files[0].name, request.root))
-    return LabelsPerSplit(request, read_coco(path, request.names))
+def _check_used_names(used: Iterable[int], name_of: dict[int, str], names: Sequence[str], path: Path) -> None:
+    """Raises UserError if two categories with the name of one class have annotations."""
+    used_id_of: dict[str, int] = {}
+    for category_id in sorted(used):
+        name = name_of[category_id]
+        if name in used_id_of and name in names:
+            raise same_name_error(path, name, used_id_of[name], category_id)
+        used_id_of[name] = category_id
 
 
-def is_coco(head: bytes) -> bool:
-    """Returns whether a file that begins with ``head`` seems to be a COCO JSON. Long lists of licenses and categories
-    may come before the images, as in Roboflow's exports. A complete file without images is not one, for example the
-    notes.json that Label Studio writes next to YOLO txt."""
-    if _IMAGES.search(head):
-        return True
-    return _BEFORE_IMAGES.search(head) is not None and not _is_whole_json(head)
+class _Ids:
+    """Looks up what an id in annotations refers to. An integer, an integral float and a string with the same number are
+    the same id if only one entry has that number."""
+
+    def __init__(self, items: Iterable[tuple[int | str, Any]]) -> None:
+        self._item_of = dict(items)
+        self._items_by_number: dict[int, list[Any]] | None = None
+
+    def find(self, value: Any) -> Any:
+        """Returns the item with the id ``value``, from a JSON file, or None if there is none, or several."""
+        if type(value) in (int, str) and value in self._item_of:
+            return self._item_of[value]
+        number = _whole_number(value)
+        if number is None:
+            return None
+        if self._items_by_number is None:
+            self._items_by_number = {}
+            for item_id, item in self._item_of.items():
+                number_of_id = _whole_number(item_id)
+                if number_of_id is not None:
+                    self._items_by_number.setdefault(number_of_id, []).append(item)
+        items = self._items_by_number.get(number, [])
+        return items[0] if len(items) == 1 else None
 
 
-def _is_whole_json(head: bytes) -> bool:
-    """Returns whether ``head`` is a complete JSON document."""
-    try:
-        json.loads(head)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _whole_number(value: Any) -> int | None:
+    """Returns the integer that ``value`` is or, as a string, contains; None for other values."""
+    if type(value) is int:
+        return value
+    if type(value) is float:
+        return int(value) if value.is_integer() else None
+    if type(value) is str and _WHOLE_NUMBER.fullmatch(value):
+        return int(value.partition(".")[0])
+    return None
 
 
-_FILES = LabelFiles(suffix=".json", is_labels=is_coco, advice="if it is COCO's, add 'annotations: {entry}' to the YAML")
-COCO = LabelFormat("coco", TOP_LEFT, _read, _FILES, class_names=category_names)
+def _num_objects(data: bytes) -> int:
+    return data.count(b'"image_id"')
+
+
+COCO = LabelFormat(
+    name="coco",
+    suffix=".json",
+    is_per_image=False,
+    in_annotations=True,
+    read=_read,
+    num_objects=_num_objects,
+    class_names=category_names,
+)

@@ -1,77 +1,100 @@
-"""Defines the findings of a scan: one `Finding` for everything that is left out, changed or doubtful.
+"""Defines the findings of a split: whatever is labeled or named and is not used as written is one `Finding`.
 
-A finding also counts the lost images and objects, which `data.labels.ledger` adds up.
+`KINDS` is the only table of their kinds: messages, `tools.check` and docs/checks.md take their texts from it. The lost
+images and objects of all findings are added up by `data.labels.ledger`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Kinds of findings. Kinds that leave out an image, found when the files of a split are listed:
 MISSING_IMAGE = "missing image"
-BAD_LISTED = "bad row of a list"
-UNREAD_LABELS = "labels that are not read"
-# Kinds that leave out an image, found by the scan (`IMAGE_LOST`) or, the first two, also when files are listed:
 BAD_IMAGE = "unreadable image"
-BAD_LABEL = "unusable label file"
-SIZE = "size mismatch"
-# Kinds that leave out the row, and the image if none of its rows is usable:
+BAD_LABEL = "unusable labels"
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
-NO_AREA = "box without area"
-NOT_FINITE = "number not finite"  # always leaves out the image, because the rest of the file cannot be trusted
-OUTSIDE = "box outside the image"
-FRACTIONS = "box given as fractions"
-# Labels that are used for no image of the split:
-STRAY = "annotation without an image"
-ABSENT = "annotated image not in the split"
-CONFLICT = "image with conflicting entries"
-ORPHAN = "label file without an image"
-IMAGE_ELSEWHERE = "labels of an image that is not here"  # it may be in a missing folder or in no split; not a loss
-# Corrected or only reported:
-DUPLICATE = "duplicate box"
-CLIPPED = "box clipped"
-REVERSED = "corners in the wrong order"
-SCALED = "labels for another size"
-TURNED = "labels of the unturned photo"
-REPEATED_IMAGE = "image listed twice"
-REPEATED_ENTRY = "repeated image entry"
-OTHER_FOLDER = "image entry of another folder"
-UNLISTED = "image without annotations entry"
-UNSUPPORTED = "file of an unsupported kind"
-SECOND_LABEL = "second label file of an image"
-LABELED_PER_NAME = "image with a label file for each of its names"
-SHARED_LABEL = "label file of several images"
-NAMED_OTHERWISE = "label file that names another image"
-NO_LABEL = "missing label file"
-MISREAD = "probably misread"  # concerns the split as a whole
+BAD_BOX = "bad box"
+ORPHAN = "labels without an image"
+NO_LABEL = "image without labels"
+UNDECLARED = "labels of undeclared images"
+FITTED = "box fitted to its image"
+DUPLICATE = "repeated row"
+UNSUPPORTED = "unsupported file"
 
-COUNTED_EARLIER = "counted as lost in an earlier split"  # consequence of a finding that may concern several splits
 
-IMAGE_LOST = frozenset({BAD_IMAGE, BAD_LABEL, SIZE})
-ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE, FRACTIONS})
+class Kind(NamedTuple):
+    """A kind of finding."""
+
+    meaning: str
+    remedy: str
+    costs: str  # what is lost: "image" (with its objects), "object", or "" for nothing
+    unit: str  # "image" or "object": its number is a share of the split's images, or of their objects
+
+
+KINDS: dict[str, Kind] = {
+    MISSING_IMAGE: Kind("a row of a list names no file", "correct the row, or restore the file", "image", "image"),
+    BAD_IMAGE: Kind("the image cannot be read", "get a better copy, or delete image and label", "image", "image"),
+    BAD_LABEL: Kind(
+        "the label file cannot be read, has no usable row, or is for an image of another shape",
+        "correct the label file, or label the image again",
+        "image",
+        "image",
+    ),
+    BAD_ROW: Kind("the row does not have the fields of its format", "correct the row", "object", "object"),
+    UNKNOWN_CLASS: Kind("the class is not in 'names'", "correct the class, or add it to 'names'", "object", "object"),
+    BAD_BOX: Kind(
+        "corners in the wrong order, an area below one pixel, or a place outside the image",
+        "delete the row, or draw the box again",
+        "object",
+        "object",
+    ),
+    ORPHAN: Kind(
+        "a label file, COCO entry or annotation that fits no image, or several",
+        "name it like its image, or delete it",
+        "object",
+        "object",
+    ),
+    NO_LABEL: Kind(
+        "a background, as with an empty label file; if a COCO JSON does not name the image, it is left out",
+        "label it; for a background, add an empty label file or an entry",
+        "",
+        "image",
+    ),
+    UNDECLARED: Kind(
+        "COCO entries of images that exist in no declared split, or of a declared split that is missing",
+        "nothing, or declare the split",
+        "",
+        "object",
+    ),
+    FITTED: Kind(
+        "a box that exceeds its image is clipped; labels for another size of the image are scaled or turned",
+        "nothing if objects are cut off, else draw the box again",
+        "",
+        "object",
+    ),
+    DUPLICATE: Kind(
+        "trained on once, scored each time as in pycocotools; different polygons are different objects",
+        "delete the second row",
+        "",
+        "object",
+    ),
+    UNSUPPORTED: Kind("an image format that is not read", "convert it, or delete it", "", "image"),
+}
+ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, BAD_BOX})  # a row that is no box
 
 
 class Finding(NamedTuple):
     """One line of the report."""
 
-    where: str  # file, or file:line, relative to the data set; for `MISREAD`, the split or a joined data set's YAML
-    kind: str  # one of the kinds above
-    text: str  # description of the problem
-    image: int = -1  # number in `LabelSource.images`; -1 if it is about none of these
-    row_number: int = -1  # see `data.labels.rows`; -1 for the image or the label file itself
-    class_id: int = -1  # class index of a box with a geometry problem or an unknown class
+    where: str  # file, or file:line, relative to the data set's folder
+    kind: str  # one of `KINDS`
+    text: str  # what is wrong there
+    image: int = -1  # position in `LabelSource.images`; -1 if it is about none of these
+    row_number: int = -1  # see `data.labels.label_format`; -1 for the image or the label file itself
+    class_id: int = -1  # class index of the box, if it is known
     xyxy_px: tuple[float, ...] = ()  # labeled corners of the box, in original pixels; empty without a box
-    lost_images: int = 0  # images, or label files of missing images, that are not used because of this
+    lost_images: int = 0  # images, or entries of missing images, that are not used because of this
     lost_objects: int = 0  # labeled objects that are not used because of this
-    consequence: str = ""  # such as "left out"
-    cause: str = ""  # ``text`` without the parts that differ between files or rows; empty if it has none
-    class_name: str = ""  # name of the class in the label file, if it is unknown
-
-    @property
-    def message(self) -> str:
-        """The problem and its consequence."""
-        return f"{self.text}; {self.consequence}" if self.consequence else self.text
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.kind}: {self.message}"
+        return f"{self.where}: {self.kind}: {self.text}"

@@ -1,43 +1,100 @@
-"""Defines label formats, and reads the labels of formats with one file per image. For one file per split, see
-`per_split`.
+"""Defines label formats and the rows that all of them are read into.
 
-Each format is a module of this package with a `LabelFormat`, listed in `data.labels.formats`.
+Each format is a module of this package with a `LabelFormat`, listed in `data.labels.formats`. Its parser converts a
+file to rows: a row is a box or a `RowProblem`. `data.labels.clean` then checks whether the boxes fit into the images,
+for a whole split at once, so that a data set has the same boxes in any format.
+
+The row number locates a row in its label file: the line in a text file, from 1; the position of a COCO annotation, from
+0; or, in an XML file with several objects on a line, the object's number, from 1. `LabelSource.where` formats it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from data.labels.categories import Category
 from data.labels.findings import Finding
-from data.labels.rows import LabelFileError, RawLabels
-from data.split_files import FilesOfImage, ImageFile, LabelFile, OtherImages
 from utils.files.paths import path_of
-from utils.files.safe_io import open_regular, read_regular
+from utils.files.safe_io import read_regular
 from utils.machine.limits import explain_limit
 
 MAX_BYTES = 1 << 26  # largest label file of one image
-_FIRST_BYTES = 4096  # enough to recognize a file with labels
-# Meanings of the four numbers of a box.
-CENTERS = "cx cy w h"
-TOP_LEFT = "x y w h"
-CORNERS = "x1 y1 x2 y2"
+
+LabelRow = tuple[float, ...]  # class, x1, y1, x2, y2, area, crowd, row number, shape
+
+# Columns of a row table: the image's number, then the columns of `LabelRow`. Rows with the same box but different
+# shapes are different objects; shape 0 is the box itself.
+IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, ROW_NUMBER, SHAPE = range(10)
+NUM_COLUMNS = 10
+
+
+class RowProblem(NamedTuple):
+    """A row that is not a box, or whose box is lost or changed."""
+
+    row_number: int
+    kind: str  # see `data.labels.findings`
+    text: str
+    class_id: int = -1
+    xyxy: tuple[float, ...] = ()  # labeled corners, in the units of the label file; empty without a box
+
+
+class RawLabels(NamedTuple):
+    """The labels of one image, before their geometry is checked."""
+
+    rows: list[LabelRow]  # in file order
+    problems: list[RowProblem]
+    size_hw: tuple[int, int] | None = None  # image size according to the file
+    is_by_line: bool = True  # whether row numbers are lines; else they count objects, because a line has several
+
+    @property
+    def num_labeled(self) -> int:
+        """Number of labeled objects, usable or not."""
+        return len(self.rows) + len(self.problems)
+
+    def add(self, parsed: LabelRow | RowProblem) -> None:
+        """Adds a row or a problem."""
+        if isinstance(parsed, RowProblem):
+            self.problems.append(parsed)
+        else:
+            self.rows.append(parsed)
+
+
+class LabelFileError(Exception):
+    """Raised if a label file is entirely unusable."""
+
+    def __init__(self, reason: str, line: int = -1) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.line = line  # line to correct, or -1
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRequest:
+    """A request to read the labels of a split. For the fields of its listing, see `data.listing.listing.Listing`."""
+
+    images: list[str]
+    labels: list[str]
+    label_stamps: np.ndarray
+    root: Path
+    names: tuple[str, ...] | None  # class names; None if every object is of class 0
+    json_images: Sequence[str] = ()
+    has_missing_split: bool = False
+    json_undeclared: Sequence[str] | None = None
 
 
 class LabelSource(Protocol):
     """Reads the labels of a split, image by image."""
 
     normalized: bool  # whether coordinates are fractions of the image size, not pixels
-    images: list[ImageFile]  # images that have or may have labels in this source
+    images: list[str]  # names of the images that have or may have labels in this source
+    image_ids: list[int | str] | None  # of ``images``; None if the format has none
     categories: tuple[Category, ...]  # categories of the label file; empty if the format has none
-    findings: list[Finding]
-
-    @property
-    def image_ids(self) -> list[int | str] | None:
-        """The ids of ``images``, or None if the format has none."""
+    findings: list[Finding]  # about labels that are of none of ``images``
 
     def read(self, i: int) -> RawLabels | None:
         """Reads the labels of ``images[i]``, None without a label file. Raises LabelFileError if it is unusable."""
@@ -46,70 +103,18 @@ class LabelSource(Protocol):
         """Returns, for the report, the label file of ``images[i]``, with the location of a row that `read` returned."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRequest:
-    """A request to read the labels of a split."""
-
-    images: list[ImageFile]
-    files: list[LabelFile]  # one per image, or one for all
-    root: Path  # the data set's folder
-    names: tuple[str, ...] | None  # class names; None if every object is of class 0
-    others: OtherImages = OtherImages()
-    aliases: Mapping[str, FilesOfImage] = field(default_factory=dict)  # images under their other names, by name
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelFiles:
-    """Defines how to recognize the label files of a format."""
-
-    suffix: str  # lower case
-    is_labels: Callable[[bytes], bool]  # whether a file that begins with these bytes contains labels
-    # Advice about such files in a folder where no labels are read. {entry} is the file, or the folder of files with
-    # the names of images, as an entry of the YAML; {move} is the advice to move YOLO txt to the right folder.
-    advice: str = "if they are labels, add 'annotations: {entry}' to the YAML"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilesPerImage(LabelFiles):
-    """Defines how to find the label files of a format with one file per image."""
-
-    # Takes an image folder, its part below the split's folder, and the annotations. Returns the absolute paths of the
-    # folders that may contain the label files of these images, the usual one first.
-    label_folders: Callable[[str, str, Path | None], list[str]]
-    num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
-    in_annotations: bool = False  # whether 'annotations' in the YAML names the folder of the files
-    named_image: Callable[[bytes], str] | None = None  # image named in a file that begins with these bytes, or ""
-    without_image_name: Callable[[bytes], bytes] = bytes  # a whole file's content without the name of its image
-
-
-@dataclass(frozen=True, slots=True)
 class LabelFormat:
-    """A label format. All functions are module-level functions, so that a format can be pickled. They raise UserError
-    for unusable labels."""
+    """A label format. All functions are module-level functions, so that a format can be pickled."""
 
     name: str  # part of the fingerprint of an index
-    notation: str  # meaning of the numbers of a box: `CENTERS`, `TOP_LEFT` or `CORNERS`
-    read: Callable[[LabelRequest], LabelSource]
-    files: LabelFiles  # `FilesPerImage`, unless a split has one label file
-    # Returns the class names, ordered by id, in the annotations of the splits. None if annotations define no classes.
+    suffix: str  # of its label files, lower case
+    is_per_image: bool  # whether each image has a label file; else a split has one for all images
+    in_annotations: bool  # whether 'annotations' in the YAML names the folder, or the file, of the labels
+    read: Callable[[LabelRequest], LabelSource]  # raises UserError for a label file of a split that is unusable
+    num_objects: Callable[[bytes], int]  # number of objects in the content of a label file
+    # Returns the class names in the annotations of the splits, ordered by id; None if annotations define no classes.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
-
-    @property
-    def per_image(self) -> FilesPerImage | None:
-        """Defines how to find the label file of each image. None if a split has one label file."""
-        return self.files if isinstance(self.files, FilesPerImage) else None
-
-
-def first_bytes(path: str | Path) -> bytes:
-    """Returns the beginning of a file, for `LabelFiles.is_labels`, or b"" if it cannot be read. Raises OSError if the
-    machine fails, because the labels in the file would be ignored."""
-    try:
-        with open_regular(path) as file:
-            return file.read(_FIRST_BYTES)
-    except OSError as error:
-        if explain_limit(error):
-            raise
-        return b""
 
 
 class LabelPerImage:
@@ -122,15 +127,16 @@ class LabelPerImage:
         self.images = request.images
         self.normalized = normalized
         self.findings: list[Finding] = []
-        self._files = request.files
+        self._labels = request.labels
+        self._exists = (request.label_stamps[:, 0] >= 0).tolist()
         self._root = request.root
         self._parse = parse
         self._without_lines: set[int] = set()  # images whose row numbers are not lines, see `RawLabels.is_by_line`
 
     def read(self, i: int) -> RawLabels | None:
-        if self._files[i].stamp is None:
+        if not self._exists[i]:
             return None
-        path = path_of(self._files[i].name, self._root)
+        path = path_of(self._labels[i], self._root)
         try:
             data = read_regular(path, max_bytes=MAX_BYTES)
         except OSError as error:
@@ -144,7 +150,22 @@ class LabelPerImage:
         return labels
 
     def where(self, i: int, row_number: int | None = None) -> str:
-        name = self._files[i].name
+        name = self._labels[i]
         if row_number is None:
             return name
         return f"{name}: object {row_number}" if i in self._without_lines else f"{name}:{row_number}"
+
+
+def row_table(image: int, rows: list[LabelRow]) -> np.ndarray:
+    """Returns the rows of an image as float64 (R, 10)."""
+    return np.array([(image, *row) for row in rows], np.float64).reshape(-1, NUM_COLUMNS)
+
+
+def shape_of(points: Sequence[float]) -> int:
+    """Returns a number that identifies the shape of a polygon, exact in float64 and never 0, the shape of a box."""
+    return (hash(tuple(points)) & 0xFFFFFFFFFFF) + 1
+
+
+def is_plain_number_text(text: str) -> bool:
+    """Returns whether a text is free of numbers that only Python's float accepts, such as 1_0 or non-ASCII digits."""
+    return text.isascii() and "_" not in text

@@ -1,89 +1,137 @@
-"""Keeps the ledger of a split: how many labeled images and objects are used, and how many are lost for which reason.
+"""Adds up the findings of a split, and decides how they are reported (`ScanReport`).
 
-Every reader of files and labels reports unusable content as a `Finding`, with the number of images and objects that are
-lost. `Ledger.of` adds them up when a split is scanned, and index caches and shards store the sums. `refusal_message`
-compares the sums with ``--max-bad``, and `loss_warning` with `WARNED_SHARE`. Images and objects that a user chooses to
-leave out (``--classes``, ``ignore:``, ``--fraction``) are not lost: `data.index.selection`, which makes such choices,
-does not change the ledger. An image that it leaves out because of a lost row, with no object of the classes in use, is
-not counted either, because the row already is.
+A split's images and labeled objects are used or lost, and each lost one belongs to one finding. The numbers are stored
+in index caches and shards. What a user chooses to leave out (``--classes``, ``ignore:``, ``--fraction``) is not lost.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding
-from utils.schema import Count
+from data.flat_strings import FlatStrings
+from data.labels.findings import KINDS, NO_LABEL, ORPHAN, Finding
+from utils.errors import one_line
+from utils.files.safe_io import write_whole
 from utils.strings import counted
 
-WARNED_SHARE = 0.01  # losses of at least this fraction of the images or objects are logged as a warning
-_SHOWN = 3  # reasons in a message
+WARNED_SHARE = 0.01  # what concerns at least this fraction of the images or objects is a warning, else information
+_SHOWN = 3  # kinds in a message
+
+
+class KindTotal(NamedTuple):
+    """The findings of one kind in a split."""
+
+    kind: str
+    number: int  # of findings
+    lost_images: int
+    lost_objects: int
+    first: str  # location and text of the first one
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """Number of images and objects that are lost for one reason."""
+class FindingTable:
+    """The N findings of a report in columns. File names may contain any character, so lines of text could not be split
+    again."""
 
-    kind: str  # kind of its findings
-    images: Count  # images left out, and label files of images that the split does not contain
-    objects: Count  # rows of label files or annotations
-    example: str  # its first finding, "file:line: problem"
-
-
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """Counts the used and lost images and objects of a split."""
-
-    used_images: Count = 0
-    used_objects: Count = 0  # including crowd regions and repeated boxes
-    losses: tuple[Loss, ...] = ()  # largest share first
+    where: FlatStrings  # (N,) paths relative to the data set's folder
+    kind: FlatStrings  # (N,)
+    text: FlatStrings  # (N,)
 
     @classmethod
-    def of(cls, findings: Iterable[Finding], used_images: int, used_objects: int) -> Ledger:
-        """Adds up the losses of ``findings``, by kind and cause."""
-        groups: dict[tuple[str, str], list[Finding]] = {}
-        for finding in findings:
-            if finding.lost_images or finding.lost_objects:
-                groups.setdefault(_group(finding), []).append(finding)
-        losses = [
-            Loss(
-                kind=kind,
-                images=sum(finding.lost_images for finding in group),
-                objects=sum(finding.lost_objects for finding in group),
-                example=f"{group[0].where}: {group[0].text}",
-            )
-            for (kind, _), group in groups.items()
-        ]
-        return cls(used_images, used_objects, tuple(losses))._sorted()
-
-    @classmethod
-    def joined(cls, ledgers: Sequence[Ledger]) -> Ledger:
-        """Returns the ledger of several splits that are used as one."""
+    def of(cls, findings: Iterable[Finding]) -> FindingTable:
+        findings = list(findings)
         return cls(
-            sum(ledger.used_images for ledger in ledgers),
-            sum(ledger.used_objects for ledger in ledgers),
-            tuple(loss for ledger in ledgers for loss in ledger.losses),
-        )._sorted()
+            where=FlatStrings.of(finding.where for finding in findings),
+            kind=FlatStrings.of(finding.kind for finding in findings),
+            text=FlatStrings.of(finding.text for finding in findings),
+        )
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __getitem__(self, i: int) -> Finding:
+        return Finding(self.where[i], self.kind[i], self.text[i])
+
+    def __iter__(self) -> Iterator[Finding]:
+        return (self[i] for i in range(len(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport:
+    """The findings of a whole split, whatever part of it a run uses."""
+
+    findings: FindingTable
+    kinds: tuple[KindTotal, ...] = ()  # in the order of `KINDS`
+    used_images: int = 0
+    used_objects: int = 0  # including crowd regions and repeated boxes
+    advice: str = ""  # message about class ids that start at 1
 
     @classmethod
-    def from_content(cls, content: dict[str, Any]) -> Ledger:
-        """Restores a ledger from its `content` in a cache file or an index of shards."""
-        return cls(content["used_images"], content["used_objects"], tuple(Loss(**loss) for loss in content["losses"]))
+    def of(
+        cls, findings: Sequence[Finding], used_images: int = 0, used_objects: int = 0, advice: str = ""
+    ) -> ScanReport:
+        """Adds up all ``findings`` of a split."""
+        groups: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
+        for finding in findings:
+            groups[finding.kind].append(finding)
+        kinds = [
+            KindTotal(
+                kind=kind,
+                number=len(group),
+                lost_images=sum(finding.lost_images for finding in group),
+                lost_objects=sum(finding.lost_objects for finding in group),
+                first=f"{group[0].where}: {group[0].text}",
+            )
+            for kind, group in groups.items()
+            if group
+        ]
+        return cls(FindingTable.of(findings), tuple(kinds), used_images, used_objects, advice)
 
-    def content(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return asdict(self)
+    def numbers(self) -> dict[str, Any]:
+        """Returns everything but the findings as plain data for JSON."""
+        return {
+            "kinds": self.kinds,
+            "used_images": self.used_images,
+            "used_objects": self.used_objects,
+            "advice": self.advice,
+        }
+
+    @classmethod
+    def from_numbers(cls, numbers: Mapping[str, Any], findings: FindingTable) -> ScanReport:
+        """Restores a report from its `numbers`."""
+        return cls(findings, **(dict(numbers) | {"kinds": tuple(KindTotal(*total) for total in numbers["kinds"])}))
+
+    @classmethod
+    def joined(cls, reports: Sequence[ScanReport], findings: Iterable[Finding]) -> ScanReport:
+        """Returns the report of several splits that are used as one. ``findings``: those of all reports."""
+        totals: dict[str, KindTotal] = {}
+        for total in (total for report in reports for total in report.kinds):
+            before = totals.get(total.kind, KindTotal(total.kind, 0, 0, 0, total.first))
+            totals[total.kind] = KindTotal(
+                total.kind,
+                before.number + total.number,
+                before.lost_images + total.lost_images,
+                before.lost_objects + total.lost_objects,
+                before.first,
+            )
+        return cls(
+            FindingTable.of(findings),
+            tuple(totals[kind] for kind in KINDS if kind in totals),
+            sum(report.used_images for report in reports),
+            sum(report.used_objects for report in reports),
+        )
 
     @property
     def lost_images(self) -> int:
-        return sum(loss.images for loss in self.losses)
+        return sum(total.lost_images for total in self.kinds)
 
     @property
     def lost_objects(self) -> int:
-        return sum(loss.objects for loss in self.losses)
+        return sum(total.lost_objects for total in self.kinds)
 
     @property
     def images(self) -> int:
@@ -96,71 +144,50 @@ class Ledger:
         return self.used_objects + self.lost_objects
 
     @property
-    def share(self) -> float:
-        """The lost fraction, 0 to 1, of the images or of the objects, whichever is larger.
+    def lost_share(self) -> float:
+        """The lost fraction, 0 to 1, of the images or of the objects, whichever is larger: one image may have most of
+        the objects, and a lost label file none that can be counted."""
+        return max(self.lost_images / max(self.images, 1), self.lost_objects / max(self.objects, 1))
 
-        Neither implies the other: one image may contain most of the objects, and a lost label file may contain no
-        countable ones.
-        """
-        return self._share(self.lost_images, self.lost_objects)
-
-    def _share(self, images: int, objects: int) -> float:
-        return max(images / max(self.images, 1), objects / max(self.objects, 1))
-
-    def _sorted(self) -> Ledger:
-        losses = sorted(self.losses, key=lambda loss: -self._share(loss.images, loss.objects))
-        return Ledger(self.used_images, self.used_objects, tuple(losses))
+    def has_lost_too_much(self, max_bad: float) -> bool:
+        """Returns whether more than the fraction ``max_bad`` is lost, or no image is left."""
+        return not self.used_images or self.lost_share > max_bad
 
     def loss_summary(self) -> str:
-        """Returns text such as ``3 of 20 images and 45 of 100 labeled objects``, or "" if nothing is lost."""
+        """Returns what is lost and why, such as ``3 of 20 images and 45 of 100 objects can't be used: ...``."""
         parts = []
         if self.lost_images:
             parts.append(f"{self.lost_images:,} of {counted(self.images, 'image')}")
         if self.lost_objects:
-            parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'labeled object')}")
-        return " and ".join(parts)
+            parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'object')}")
+        lossy = [total for total in self.kinds if total.lost_images or total.lost_objects]
+        lossy.sort(key=lambda total: -max(total.lost_images / self.images, total.lost_objects / max(self.objects, 1)))
+        reasons = [f"{total.kind}: {total.number:,}, first {total.first}" for total in lossy[:_SHOWN]]
+        if len(lossy) > _SHOWN:
+            reasons.append(f"and {counted(len(lossy) - _SHOWN, 'other kind')}")
+        return f"{' and '.join(parts)} can't be used: {'; '.join(reasons)}"
 
-    @property
-    def main_losses(self) -> tuple[Loss, ...]:
-        """The largest losses, which `reasons` names."""
-        return self.losses[:_SHOWN]
-
-    def reasons(self) -> str:
-        """Returns the causes of the largest losses, each with an example."""
-        reasons = []
-        for loss in self.main_losses:
-            if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
-                reasons.append(f"{loss.kind}: {loss.example}")
+    def lines(self) -> list[tuple[int, str]]:
+        """Returns the level and text of a line for the log about each kind of finding, and the advice. Images without
+        labels and labels without an image share a line, because their names may be meant to be equal."""
+        lines = []
+        is_loss_large = self.lost_share >= WARNED_SHARE
+        unmatched = [total for total in self.kinds if total.kind in (NO_LABEL, ORPHAN)]
+        if len(unmatched) == 2:
+            numbers = [f"{total.kind}: {total.number:,}, first {one_line(total.first)}" for total in unmatched]
+            lines.append((logging.WARNING, f"{'; '.join(numbers)}; do their names differ?"))
+        for total in self.kinds:
+            if len(unmatched) == 2 and total in unmatched:
                 continue
-            amounts = [(loss.images, "image"), (loss.objects, "object")]
-            amount = " with ".join(counted(count, noun) for count, noun in amounts if count)
-            reasons.append(f"{loss.kind}: {amount}, first {loss.example}")
-        if len(self.losses) > _SHOWN:
-            reasons.append(f"and {counted(len(self.losses) - _SHOWN, 'other reason')}")
-        return "; ".join(reasons)
+            kind = KINDS[total.kind]
+            share = total.number / max(self.images if kind.unit == "image" else self.objects, 1)
+            is_warning = is_loss_large if kind.costs else share >= WARNED_SHARE
+            message = f"{total.kind}: {total.number:,}, first {one_line(total.first)} ({kind.meaning})"
+            lines.append((logging.WARNING if is_warning else logging.INFO, message))
+        if self.advice:
+            lines.append((logging.WARNING, self.advice))
+        return lines
 
-
-EMPTY_LEDGER = Ledger()  # nothing labeled, nothing lost
-
-
-def refusal_message(ledger: Ledger, max_bad: float) -> str:
-    """Returns why a split must not be used, or "" if at most the fraction ``max_bad`` of it is lost and an image is
-    left."""
-    if ledger.used_images and ledger.share <= max_bad:
-        return ""
-    return f"{ledger.loss_summary()} can't be used (--max-bad is {max_bad:g}): {ledger.reasons()}"
-
-
-def loss_warning(ledger: Ledger) -> str:
-    """Returns a message about the losses of a split that is used, or "" for less than `WARNED_SHARE`."""
-    if ledger.share < WARNED_SHARE:
-        return ""
-    return f"{ledger.loss_summary()} can't be used and are left out: {ledger.reasons()}"
-
-
-def _group(finding: Finding) -> tuple[str, str]:
-    """Returns the key by which losses are added up: the kind and, for unusable image and label files, the cause without
-    its numbers. Other findings are grouped by kind only."""
-    if finding.kind not in (BAD_IMAGE, BAD_LABEL):
-        return finding.kind, ""
-    return finding.kind, re.sub(r"\d+", "N", finding.cause or finding.text)
+    def write(self, path: str | Path) -> None:
+        """Writes all findings to a text file."""
+        write_whole(path, "".join(f"{one_line(str(finding))}\n" for finding in self.findings))

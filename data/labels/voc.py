@@ -6,23 +6,26 @@ pixels. ``difficult`` objects are treated like all others.
 
 from __future__ import annotations
 
-import codecs
 import itertools
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from html import unescape
 from math import isfinite
-from pathlib import Path
 from xml.etree import ElementTree
 
-from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
-from data.labels.label_format import CORNERS, FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
-from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
-from utils.files.encoding import EncodingError, decode_xml
+from data.labels.findings import BAD_ROW, UNKNOWN_CLASS
+from data.labels.label_format import (
+    LabelFileError,
+    LabelFormat,
+    LabelPerImage,
+    LabelRequest,
+    LabelRow,
+    LabelSource,
+    RawLabels,
+    RowProblem,
+    is_plain_number_text,
+)
 from utils.files.xml_files import LINE, XmlError, parse_xml
-from utils.schema import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _SIDE = re.compile(r"0*([1-9]\d{0,8})(?:\.0*)?", re.ASCII)  # some tools write a float
@@ -39,13 +42,20 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     elements = list(_boxed(root))
     lines = [int(element.attrib[LINE]) for element in elements]
     have_own_lines = len(set(lines)) == len(lines)
-    labels = RawLabels([], [], _size_hw(root), root.findtext("filename", "").strip(), is_by_line=have_own_lines)
+    labels = RawLabels([], [], _size_hw(root), is_by_line=have_own_lines)
     for element, row_number in zip(elements, lines if have_own_lines else itertools.count(1)):
-        if element.tag == "object":
-            labels.add(_parse_object(element, row_number, class_ids))
-        else:
-            labels.add(RowProblem(row_number, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>"))
+        labels.add(_parse_object(element, row_number, class_ids))
     return labels
+
+
+def _parse(data: bytes) -> ElementTree.Element:
+    try:
+        root = parse_xml(data)
+    except XmlError as error:
+        raise LabelFileError(error.reason, error.line) from None
+    if root.tag != "annotation":
+        raise LabelFileError(f"<{root.tag}> where VOC has <annotation>", int(root.attrib[LINE]))
+    return root
 
 
 def _size_hw(root: ElementTree.Element) -> tuple[int, int] | None:
@@ -53,16 +63,6 @@ def _size_hw(root: ElementTree.Element) -> tuple[int, int] | None:
     zeros."""
     height, width = (_SIDE.fullmatch(root.findtext(f"size/{side}", "").strip()) for side in ("height", "width"))
     return (int(height[1]), int(width[1])) if height and width else None
-
-
-def object_names(data: bytes) -> set[str]:
-    """Returns the names of a file's objects, or an empty set for a file that is not a VOC annotation."""
-    try:
-        elements = list(_boxed(_parse(data)))
-    except LabelFileError:
-        return set()
-    names = [name.text or "" for element in elements if element.tag == "object" for name in element.iterfind("name")]
-    return {name.strip() for name in names} - {""}
 
 
 def _boxed(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
@@ -77,72 +77,44 @@ def _boxed(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
             pending += reversed(element)
 
 
-def _parse(data: bytes) -> ElementTree.Element:
-    try:
-        root = parse_xml(data)
-    except XmlError as error:
-        raise LabelFileError(error.reason, error.line) from None
-    if root.tag != "annotation":
-        raise LabelFileError(f"<{root.tag}> where VOC has <annotation>", int(root.attrib[LINE]))
-    return root
-
-
 def _parse_object(
     element: ElementTree.Element, row_number: int, class_ids: Mapping[str, int] | None
 ) -> LabelRow | RowProblem:
     """Returns the box of an <object>, or its problem."""
-    boxes = element.findall("bndbox")
-    elements = element.findall("name")
-    if boxes:
-        elements += [field for field in boxes[0] if field.tag in _CORNERS]
-    ambiguity = _ambiguity(boxes, elements)
-    if ambiguity:
-        return RowProblem(row_number, BAD_ROW, f"object with {ambiguity}")
-    texts = {field.tag: (field.text or "").strip() for field in elements}
+    if element.tag != "object":
+        return RowProblem(row_number, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>")
+    fields = element.findall("name")
+    for box in element.findall("bndbox"):
+        fields += [child for child in box if child.tag in _CORNERS]
+    texts = {field.tag: (field.text or "").strip() for field in fields}
     missing = [tag for tag in ("name", *_CORNERS) if not texts.get(tag)]
     if missing:
         return RowProblem(row_number, BAD_ROW, f"object without {', '.join(missing)}")
-    return _parse_box(texts["name"], [texts[tag] for tag in _CORNERS], row_number, class_ids)
-
-
-def _ambiguity(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> str:
-    """Describes a repeated or misplaced element of an object; "" if it has none. ``fields``: its name and corners."""
-    if len(boxes) > 1:
-        return "two <bndbox>"
-    tags: set[str] = set()
-    for field in fields:
-        if len(field):
-            return f"<{field[0].tag}> inside <{field.tag}>"
-        if field.tag in tags:
-            return f"two <{field.tag}>"
-        tags.add(field.tag)
-    return ""
-
-
-def _parse_box(
-    name: str, corners: Sequence[str], row_number: int, class_ids: Mapping[str, int] | None
-) -> LabelRow | RowProblem:
-    """Returns the box of an object of the class ``name``, or its problem. ``corners``: numbers as strings."""
-    shown = repr(" ".join(corners)[:60])
+    if len(fields) > len(texts):
+        return RowProblem(row_number, BAD_ROW, "object with two names or boxes")
+    name = texts["name"]
+    corners = [texts[tag] for tag in _CORNERS]
+    shown = ", ".join(corners)[:60]
     try:
-        if not all(map(is_plain_number_text, corners)):
-            raise ValueError
         x1, y1, x2, y2 = map(float, corners)
     except ValueError:
-        return RowProblem(row_number, BAD_ROW, f"corners are not numbers: {shown}", cause="corners are not numbers")
-    if not all(map(isfinite, (x1, y1, x2, y2))):
-        return RowProblem(row_number, NOT_FINITE, f"corners {shown}")
+        return RowProblem(row_number, BAD_ROW, f"corners are not numbers: {shown}")
+    if not is_plain_number_text(shown) or not all(map(isfinite, (x1, y1, x2, y2))):
+        return RowProblem(row_number, BAD_ROW, f"corners are not finite numbers: {shown}")
     if class_ids is not None and name not in class_ids:
-        return RowProblem(
-            row_number=row_number,
-            kind=UNKNOWN_CLASS,
-            text=f"'{name}' is not in the names{suggestion(name, class_ids)}",
-            consequence="left out",
-            class_name=name,
-            xyxy=(x1, y1, x2, y2),
-        )
+        return RowProblem(row_number, UNKNOWN_CLASS, f"'{name}'", xyxy=(x1, y1, x2, y2))
     class_id = 0 if class_ids is None else class_ids[name]
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, row_number, 0)
+
+
+def object_names(data: bytes) -> set[str]:
+    """Returns the names of a file's objects, or an empty set for a file that is not a VOC annotation."""
+    try:
+        elements = list(_boxed(_parse(data)))
+    except LabelFileError:
+        return set()
+    names = [name.text or "" for element in elements if element.tag == "object" for name in element.iterfind("name")]
+    return {name.strip() for name in names} - {""}
 
 
 def _read(request: LabelRequest) -> LabelSource:
@@ -150,71 +122,10 @@ def _read(request: LabelRequest) -> LabelSource:
     return LabelPerImage(request, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
-def _voc_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
-    """Returns the folders that may contain the XML files of ``images/train/a``: ``images/train/a``, ``train/a`` and
-    ``a`` in the annotations, and the annotations themselves. The usual one is the first whose part above
-    ``below_split`` exists: for the split ``images/train``, ``train/a`` if there is a folder ``train``, else ``a``."""
-    assert annotations is not None, "a split in VOC format names the folder of its XML files"
-    parts = Path(os.path.relpath(images, os.path.commonpath((images, annotations)))).parts
-    folders = [os.path.join(annotations, *parts[start:]) for start in range(len(parts) + 1)]
-    num_above = max(0, len(parts) - len(Path(below_split).parts))
-    mirrors = (start for start in range(num_above) if os.path.isdir(os.path.join(annotations, *parts[start:num_above])))
-    usual = next(mirrors, num_above)
-    return [folders[usual], *folders[:usual], *folders[usual + 1 :]]
-
-
-def is_voc(head: bytes) -> bool:
-    """Returns whether a file that begins with ``head`` is Pascal VOC XML. CVAT's XML begins with <annotations>."""
-    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # dropping zeros also matches UTF-16
-
-
-def named_image(head: bytes) -> str:
-    """Returns the <filename> in a file that begins with ``head``, or "" if it has none."""
-    head = _as_utf8(head)
-    match = re.search(rb"<filename>\s*([^<]+?)\s*</filename>", head)
-    return unescape(_decode_name(match[1], head)) if match else ""
-
-
-def _decode_name(name: bytes, head: bytes) -> str:
-    """Decodes the name of an image as UTF-8, else in the encoding that the file declares, else as Latin-1.
-
-    Other text of the file is not decoded, because it may be in another encoding than the file declares.
-    """
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        pass
-    declaration = head[: head.find(b"?>") + 2]
-    try:
-        text = decode_xml(declaration + name)
-    except EncodingError:
-        text = b""
-    return text.partition("?>")[2] if isinstance(text, str) else name.decode("latin-1")
-
-
-def _without_image_name(data: bytes) -> bytes:
-    """Returns the content of a file, as UTF-8 if it is UTF-16, without the elements that name its image."""
-    return re.sub(rb"<(folder|filename|path)>[^<]*</\1>", b"", _as_utf8(data))
-
-
-def _as_utf8(data: bytes) -> bytes:
-    """Returns UTF-16 as UTF-8, and other content as it is."""
-    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return data.decode("utf-16", "replace").encode() if is_utf16 else data
-
-
 def _num_objects(data: bytes) -> int:
-    return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))
+    return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))  # dropping zeros also matches UTF-16
 
 
-_FILES = FilesPerImage(
-    suffix=".xml",
-    is_labels=is_voc,
-    advice="if they are Pascal VOC's, add 'annotations: {entry}' to the YAML",
-    label_folders=_voc_folders,
-    num_objects=_num_objects,
-    in_annotations=True,
-    named_image=named_image,
-    without_image_name=_without_image_name,
+VOC = LabelFormat(
+    name="voc", suffix=".xml", is_per_image=True, in_annotations=True, read=_read, num_objects=_num_objects
 )
-VOC = LabelFormat("voc", CORNERS, _read, _FILES)

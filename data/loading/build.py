@@ -7,12 +7,14 @@ read the results.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from data.cache.open import decoding_for, open_cache, open_tile_cache
+from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex, digest_of_arrays
 from data.index.index_settings import IndexSettings
-from data.index.load import load_index
+from data.index.load import build_index, map_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from data.render.letterbox import CanvasRule
@@ -21,7 +23,6 @@ from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
 from data.samples.tiles import TiledIndex
 from data.samples.weights import sample_weights
-from data.source.dataset_spec import DatasetSpec
 from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
@@ -155,10 +156,17 @@ def _index_settings(ctx: DistributedContext, config: TrainConfig | ValConfig) ->
 
 
 def _open_index(ctx: DistributedContext, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
-    """Opens the index of a split, the same on all processes."""
+    """Opens the index of a split, the same on all processes. The first process of each node lists and scans the split,
+    and publishes its cache files, which the others map."""
+    key = f"index/{ctx.first_rank}/{ctx.node_rank}/{split}"
     with torch_distributed_zero_first(ctx):
-        index = load_index(spec, split, settings)
-    check_same_data(ctx, split, index)
+        if ctx.store is None or ctx.is_node_leader:
+            index, cache_files = build_index(spec, split, settings)
+            if ctx.store is not None:
+                ctx.store.set(key, json.dumps(cache_files))
+        else:
+            index = map_index(spec, split, settings, json.loads(ctx.store.get(key)))
+    check_same_data(ctx, split, index)  # nodes may have separate copies
     return index
 
 

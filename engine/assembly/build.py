@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from data.dataset.spec import class_names
 from data.loading.build import build_train_loader, open_train_samples
-from data.source.dataset_spec import class_names
 from engine.assembly.build_step import StepBatches, build_step, loaded_parameters
 from engine.assembly.choices import choose_batch_size, choose_flips, choose_remaining
 from engine.assembly.loss_and_validation import (

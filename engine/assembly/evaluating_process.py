@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 
 from data.index.index import DatasetIndex
-from data.source.open import open_data
+from data.open import open_data
 from engine.assembly.loss_and_validation import build_criterion, build_validation
 from engine.assembly.process_setup import choose_kernels
 from engine.assembly.starting_model import rebuild_model

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
 from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
 from engine.run.run import RunSettings
 from engine.train.validation import RunValidation

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from data.source.dataset_spec import DatasetSpec, class_names
+from data.dataset.spec import DatasetSpec, class_names
 from engine.assembly.process_setup import check_kernels
 from engine.assembly.run_data import RunData
 from engine.checkpoint.checkpoint import Checkpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from data.source.dataset_spec import DatasetSpec, class_names
+from data.dataset.spec import DatasetSpec, class_names
 from engine.run.run import StartedFrom
 from models.detector import Detector
 from models.losses.distillation import Teacher

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from data.source.dataset_spec import DatasetSpec, DataSource
+from data.dataset.spec import DatasetSpec, DataSource
 from engine.checkpoint.newest_run import best_of_newest_run
 from engine.commands.export_record import ExportRecord
 from engine.export.export_data import open_export_data

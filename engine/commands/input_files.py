@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.images.kinds import IMAGE_SUFFIXES
-from data.source.open import check_data
+from data.open import check_data
 from engine.formats.registry import format_of
 from engine.inference.sources.source_files import check_source
 from engine.run.complete_record import COMPLETE

@@ -8,6 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
 from data.loading.build import (
     build_val_loader,
@@ -21,7 +22,6 @@ from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader, SampleReader
 from data.samples.tiles import TiledIndex
-from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
 from engine.evaluation.result import Evaluation
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type

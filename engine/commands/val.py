@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from data.dataset.spec import DatasetSpec, DataSource
 from data.index.index import DatasetIndex
 from data.labels.coco_classes import coco_category_ids
-from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.commands.scoring import SplitScores, score
 from engine.commands.written_files import listing_written, remove_written
 from engine.evaluation import tables

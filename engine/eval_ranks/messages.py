@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data.dataset.spec import DataSource
 from data.index.index import DatasetIndex
 from data.loading.build import data_facts
-from data.source.dataset_spec import DataSource
 from engine.run.run import RunSettings
 from utils.distributed.agreement import product_version
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
-from data.source.dataset_spec import DatasetSpec
+from data.dataset.spec import DatasetSpec
 from engine.checkpoint.data_location import describe_location, stored_location
 from engine.export.thresholds import Thresholds
 from engine.formats.metadata import ExportMetadata

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
@@ -16,7 +17,6 @@ from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
 from data.samples.tiles import TiledIndex
-from data.source.dataset_spec import DatasetSpec
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 from utils.batches import Batch, BatchRequest, to_float

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from data.source.dataset_spec import DatasetSpec, DataSource, class_names
-from data.source.open import open_data, with_classes
+from data.dataset.spec import DatasetSpec, DataSource, class_names
+from data.open import open_data, with_classes
 from engine.checkpoint.data_location import find_location
 from engine.formats.registry import folder_of
 from engine.inference.model import InferenceModel

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.dataset.spec import IGNORED
 from data.index.index import DatasetIndex, Scan
 from data.labels.label_format import LabelSource
-from data.source.dataset_spec import IGNORED
 from utils.boxes import xywh_to_xyxy
 from utils.files.paths import path_of, relative_name
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from data.index.index import DatasetIndex
-from data.labels.report import ScanReport
 from engine.issues.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
@@ -67,10 +66,11 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
 
 
 class ScanLines(NamedTuple):
-    """The scan's report of a split, and the lines of it that the page shows."""
+    """The scan's summary of a split, and its findings that the page shows."""
 
     split: str
-    report: ScanReport
+    summary: str
+    num_findings: int
     first_lines: list[str]
 
 
@@ -102,13 +102,14 @@ def census_content(
         min_side_px=SMALL_PX,
         remedy=remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
         classes=_class_table(censuses, names),
-        scans=[_scan_lines(census.split, index.report) for census, index in zip(censuses, indexes)],
+        scans=[_scan_lines(census.split, index) for census, index in zip(censuses, indexes)],
     )
 
 
-def _scan_lines(split: str, report: ScanReport) -> ScanLines:
-    first_findings = itertools.islice(report.findings, MAX_SCAN_LINES)
-    return ScanLines(split, report, [str(finding) for finding in first_findings])
+def _scan_lines(split: str, index: DatasetIndex) -> ScanLines:
+    findings = index.report.findings
+    first_lines = [str(finding) for finding in itertools.islice(findings, MAX_SCAN_LINES)]
+    return ScanLines(split, index.summary(), len(findings), first_lines)
 
 
 def _split_table(censuses: Sequence[Census], imgsz: int) -> page.HtmlTable:

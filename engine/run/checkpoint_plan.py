@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from data.source.dataset_spec import DEMO
+from data.dataset.spec import DEMO
 from engine.checkpoint.checkpoint import CheckpointFacts
 from engine.checkpoint.data_location import find_location
 from engine.checkpoint.progress import RunConditions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
+from data.dataset.spec import DataSource
 from data.folds.held_out import hold_out_validation
 from data.loading.build import open_run_val_reader, open_train_reader
-from data.source.dataset_spec import DataSource
-from data.source.open import open_data
+from data.open import open_data
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import Progress

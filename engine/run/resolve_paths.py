@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data.source.dataset_spec import DEMO
-from data.source.folder import yaml_of_folder
-from data.source.open import known_by_name
+from data.dataset.folder import yaml_of_folder
+from data.dataset.spec import DEMO
+from data.open import known_by_name
 from engine.checkpoint.description import NamedFiles
 from engine.run.run import PATH_SETTINGS, TrainCommand
 from models.spec import built_in_models

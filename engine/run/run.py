@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.source.dataset_spec import DataSource
+from data.dataset.spec import DataSource
 from engine.checkpoint.checkpoint import CheckpointFacts
 from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions

@@ -17,9 +17,9 @@ from benchmarks.accuracy.runs import copy_data
 from benchmarks.accuracy.summary import VariantScores, difference, read_runs
 from benchmarks.accuracy.variants import Variant
 from benchmarks.entrypoint import run_benchmark
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 
 pytestmark = pytest.mark.benchmarks

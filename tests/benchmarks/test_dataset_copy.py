@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from benchmarks.dataset_copy import copied, copy_dataset
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
+from data.listing.listing import list_split
 from tests.helpers.tiny import write_dataset
 from utils.errors import UserError
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import yaml
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, render_samples, write_rectangles
 from tools.check.scan_splits import scan_dataset
@@ -130,7 +130,7 @@ def batches_of(monkeypatch, tmp_path):
     """The first two training batches and the first validation batch of an index."""
 
     def batches(index, **options):
-        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+        monkeypatch.setattr("data.loading.build.build_index", lambda *args, **kwargs: (index, []))
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
         config = TrainConfig(**(defaults | options))
         ctx = DistributedContext.single("cpu")
@@ -182,11 +182,7 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
     again = load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert again.pixels == PixelFormat(5, 16)
     path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
-    with refused(
-        "set/data.yaml: 'train': 2 of 2 images and 2 of 2 labeled objects can't be used (--max-bad is "
-        "0.1): unreadable image: 2 images with 2 objects, first images/train/0a.npy: 5 channels, but the "
-        "data set or model has 4; correct 'channels' in the YAML, or the image; report: ..."
-    ):
+    with refused("images/train/0a.npy: 5 channels, but ...4..."):
         load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
 
 

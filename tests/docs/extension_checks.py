@@ -15,10 +15,10 @@ from torch import nn
 
 import export
 import train
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.source.dataset_yaml import load_dataset_spec
 from engine.inference.open_model import open_model
 from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector

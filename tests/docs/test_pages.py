@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks import models as model_table
-from data.source.dataset_yaml import load_dataset_spec
+from data.dataset.yaml_file import load_dataset_spec
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers import settings_page

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import torch
 
-from data.source import demo
+from data.dataset import demo
 from engine.inference.object_tracks import ObjectTracks
 from engine.inference.results.drawing import label_texts
 from engine.inference.sources.frames import Frame

@@ -16,7 +16,7 @@ from data.cache.disk import DiskCache, open_disk_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.flat_strings import FlatStrings
 from data.index.index import DatasetIndex
-from data.labels.report import ScanReport
+from data.labels.ledger import ScanReport
 from data.samples.dataset import LoadImagesAndLabels
 from utils.batches import BatchRequest, Sample, SampleKey
 from utils.distributed.context import DistributedContext
@@ -58,7 +58,7 @@ def index_of(
         repeated=np.zeros(len(boxes_xywh_px), bool),
         row_number=np.full(len(boxes_xywh_px), -1, np.int32),
         report=ScanReport.of([]),
-    ).recounted()
+    )
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:

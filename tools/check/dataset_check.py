@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.source.dataset_spec import DatasetSpec, DataSource
-from data.source.open import open_data
+from data.dataset.spec import DatasetSpec, DataSource
+from data.open import open_data
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights

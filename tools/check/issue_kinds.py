@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from data.labels import findings as scan_kinds
+from data.labels.findings import KINDS
 from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS
 
-# Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
+# Kinds of issues besides scan findings (`data.labels.findings.KINDS`) and label errors (`engine.issues.issue`).
 MISSING_SPLIT = "missing split"
 UNREADABLE_SPLIT = "unreadable split"
 REFUSED = "refused split"
@@ -45,51 +45,7 @@ ADVICE = {
     ),
     NO_OBJECTS: Advice("nothing can be scored; if it is 'val', training writes no best.pt", "label its objects"),
     DAMAGED: Advice("decoders differ in how they repair such files", "get a better copy, or delete image and label"),
-    scan_kinds.BAD_IMAGE: Advice("training leaves these files out", "get a better copy, or delete it"),
-    scan_kinds.MISSING_IMAGE: Advice("training leaves these out", "correct the list, or restore the file"),
-    scan_kinds.BAD_LABEL: Advice("training leaves these images out", "correct the label file"),
-    scan_kinds.BAD_ROW: Advice("training leaves these rows out", "correct the row"),
-    scan_kinds.UNKNOWN_CLASS: Advice("training leaves these boxes out", "correct the class, or add it to the names"),
-    scan_kinds.NO_AREA: Advice("training leaves these boxes out", "delete the row, or draw the box again"),
-    scan_kinds.NOT_FINITE: Advice("training leaves these images out", "correct the row"),
-    scan_kinds.OUTSIDE: Advice("training leaves these boxes out", "delete the row, or draw the box again"),
-    scan_kinds.DUPLICATE: Advice("trained on once, but scored each time, as in pycocotools", "delete the second row"),
-    scan_kinds.FRACTIONS: Advice("training leaves these boxes out", "multiply them by the image's width and height"),
-    scan_kinds.SIZE: Advice("their labels are for another image: training leaves them out", "label the image as it is"),
-    scan_kinds.SCALED: Advice("training scales the boxes to the image", "nothing, or label the image as it is"),
-    scan_kinds.TURNED: Advice("training turns the boxes with the image", "nothing, or label the upright image"),
-    scan_kinds.REVERSED: Advice("training takes them in order", "nothing, or exchange the corners"),
-    scan_kinds.BAD_LISTED: Advice(
-        "training leaves these rows out", "write one path per row, without quotes, columns or comments"
-    ),
-    scan_kinds.STRAY: Advice("these labels are not used", "correct the image_id, or delete the annotation"),
-    scan_kinds.REPEATED_IMAGE: Advice("training uses it once", "list it once"),
-    scan_kinds.REPEATED_ENTRY: Advice("its labels are used once", "nothing, or delete the second entry"),
-    scan_kinds.OTHER_FOLDER: Advice(
-        "training uses the labels for the image of this name", "nothing, if the image was moved; else delete the entry"
-    ),
-    scan_kinds.UNLISTED: Advice("training leaves these images out", "label the image, or delete it"),
-    scan_kinds.ABSENT: Advice("these labels are not used", "add the images to the split, or delete these labels"),
-    scan_kinds.CONFLICT: Advice("training leaves these images out", "delete the wrong entries"),
-    scan_kinds.IMAGE_ELSEWHERE: Advice(
-        "these labels are not used", "copy a missing folder here, or correct the file names"
-    ),
-    scan_kinds.ORPHAN: Advice("these labels are not used", "rename it like its image, or delete it"),
-    scan_kinds.UNREAD_LABELS: Advice(
-        "training leaves these images out", "convert the labels, or add an empty label file"
-    ),
-    scan_kinds.SECOND_LABEL: Advice("these labels are not used", "keep the right one of the two label files"),
-    scan_kinds.LABELED_PER_NAME: Advice(
-        "training uses the image with each", "keep the right one of the two label files"
-    ),
-    scan_kinds.SHARED_LABEL: Advice(
-        "the label file may belong to only one of these images", "delete all but one of the images"
-    ),
-    scan_kinds.NAMED_OTHERWISE: Advice(
-        "training matches labels to images by file name", "correct its <filename>, or rename the file"
-    ),
-    scan_kinds.UNSUPPORTED: Advice("training does not read these files", "convert it, or delete it"),
-    scan_kinds.MISREAD: Advice("training reads them as the format says", "see the message"),
+    **{kind: Advice(meaning, remedy) for kind, (meaning, remedy, *_) in KINDS.items()},
     SMALL_OBJECTS: Advice(
         "most models miss objects below two cells of their finest level", "raise --imgsz, or use tiles"
     ),
@@ -115,10 +71,6 @@ ADVICE = {
     TINY: Advice(
         "too small to be found at this --imgsz", "delete it if it was drawn by mistake, else raise --imgsz or use tiles"
     ),
-    scan_kinds.CLIPPED: Advice(
-        "training clips them to their image", "nothing if objects are cut off, else redraw the box"
-    ),
-    scan_kinds.NO_LABEL: Advice("training treats these images as background", "label it, or add an empty label file"),
     MISSING_LABEL: Advice("the model is sure of an object that is not labeled", "add the label"),
     SPURIOUS: Advice("the model sees no object where there is a label", "delete the label, unless the model is wrong"),
     WRONG_CLASS: Advice("the model is sure of another class", "change the class"),

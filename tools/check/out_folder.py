@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.labels.yolo import label_folders
-from data.source.dataset_spec import DatasetSpec, FilesSplit, joined_parts
-from data.source.searched_folders import problem_of_output
+from data.dataset.spec import DatasetSpec, FilesSplit, JoinedSplit
+from data.listing.folders import Folders
+from data.listing.labels import place_of_labels
+from data.open import problem_of_output
 from engine.run.new_folder import increment_path
 from utils.errors import UserError
 from utils.files.paths import check_output_folder
@@ -49,6 +50,10 @@ def _label_folders(spec: DatasetSpec) -> Iterator[Path]:
         if isinstance(split, FilesSplit) and split.annotations is not None:
             yield split.annotations
         elif isinstance(split, FilesSplit):
-            yield from (Path(label_folders(str(path))[0]) for path in split.images if path.is_dir())
-    for part in joined_parts(splits):
-        yield from _label_folders(part)
+            folders = Folders(spec.root)
+            for path in split.images:
+                if path.is_dir():
+                    yield Path(place_of_labels(str(path), "", None, folders)[1])
+        elif isinstance(split, JoinedSplit):
+            for part in split.parts:
+                yield from _label_folders(part)

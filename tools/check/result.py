@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.source.dataset_spec import DatasetSpec
+from data.dataset.spec import DatasetSpec
+from data.index.index import DatasetIndex
 from engine.evaluation.result import EvalResult
 from engine.issues.issue import CheckedSplit, Issue, by_kind
 from engine.report.gallery import DrawnDetections
@@ -56,7 +57,12 @@ class CheckResult:
             "root": str(self.spec.root),
             "imgsz": self.imgsz,
             "report": None if report is None else str(report),
-            "splits": {split.name: dict(split.index.report.totals) for split in self.splits},
+            "splits": {split.name: _numbers(split.index) for split in self.splits},
             "model": self.label_errors.trust_notes,
             "issues": [issue.content() for issue in self.issues],
         }
+
+
+def _numbers(index: DatasetIndex) -> dict[str, int]:
+    """Returns the numbers of images, backgrounds, boxes and crowd regions, and of the findings by kind."""
+    return index.counts() | {total.kind: total.number for total in index.report.kinds}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from data.dataset.spec import DatasetSpec
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
-from data.source.dataset_spec import DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import UNREADABLE_SPLIT
 from utils.errors import UserError

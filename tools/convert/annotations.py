@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from data.dataset.folder import split_of
+from data.dataset.spec import SPLITS
 from data.labels.clean import MIN_SIDE_PX
-from data.source.folder_splits import split_of
-from data.source.yaml_keys import SPLITS
 from tools.convert.extracted_images import ExtractedImages
 from tools.convert.source_images import SourceImages
 from tools.convert.split_names import split_of_file, split_of_folders

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.source.folder_splits import split_of
+from data.dataset.folder import split_of
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import MAX_FILE_BYTES, image_name, name_of, number, parse_flag, parse_object
 from utils.errors import UserError, one_line

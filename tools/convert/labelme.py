@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from data.labels.image_names import loose
 from data.labels.json_files import load_json
+from data.labels.match import loose
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
 from tools.convert.values import image_name, name_of, parse_size, points_of
 from utils.errors import UserError, one_line

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from data.images.kinds import IMAGE_SUFFIXES, unread_reason
-from data.labels.image_names import ImageNames, loose, readings_of
+from data.labels.match import loose
+from tools.convert.image_names import ImageNames, readings_of
 from utils.errors import UserError, one_line
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from data.source.folder_splits import split_of
+from data.dataset.folder import split_of
 
 
 def split_of_folders(path: Path, root: Path) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from data.labels.coco import is_coco
+from data.dataset.yaml_file import load_dataset_spec
 from data.labels.json_files import load_json
-from data.labels.label_format import first_bytes
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.open import ARCHIVES
-from data.source.other_exports import EXPORT_SUFFIXES, first_unread_export
 from tools.convert.annotations import Annotations
 from tools.convert.csv_table import unknown_columns
 from tools.convert.extracted_images import ExtractedImages
@@ -25,8 +22,13 @@ from utils.config.commands import COMMANDS
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.paths import check_new_path, normal_path
+from utils.files.safe_io import open_regular
 from utils.files.temporary_folder import creating_folder, temporary_folder
 from utils.strings import aligned, counted
+
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+EXPORT_SUFFIXES = frozenset({".json", ".ndjson", ".jsonl", ".csv"})
+_COCO = re.compile(rb'"(annotations|images|categories|licenses)"\s*:\s*\[\s*\{')
 
 
 def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: float = TrainConfig.max_bad) -> list[str]:
@@ -106,7 +108,16 @@ def _blank_folders(
 
 def _is_blank(file: Path) -> bool:
     """Returns whether a file has no content but white space."""
-    return not first_bytes(file).strip()
+    return not _head(file).strip()
+
+
+def _head(file: Path) -> bytes:
+    """Returns the beginning of a file, b"" if it cannot be read."""
+    try:
+        with open_regular(file) as opened:
+            return opened.read(4096)
+    except OSError:
+        return b""
 
 
 @contextmanager
@@ -139,11 +150,11 @@ def _annotation_files(source: Path, format_name: str) -> tuple[Format, list[Path
             typed = f"{COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
             raise UserError(f"{source}: training reads it as it is, without conversion: {typed}")
         files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
-        message = first_unread_export(files) or unknown_columns(files)
+        message = unknown_columns(files)
         if message:
             raise UserError(message)
         for file in files:
-            if is_coco(first_bytes(file)):
+            if _COCO.search(_head(file)):
                 instead = "give --data the folder that has it and the images, or a YAML that names it in 'annotations:'"
                 raise UserError(f"{file}: COCO JSON, which {COMMANDS['train'].title} reads as it is; {instead}")
         if source.suffix.lower() == ".json":

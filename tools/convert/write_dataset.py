@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from data.dataset.spec import DatasetSpec
+from data.dataset.yaml_file import checked_path, is_yaml, load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.scan import ScanResult, scan_split
-from data.labels.findings import SCALED, TURNED, Finding
-from data.labels.ledger import Ledger, refusal_message
-from data.source.dataset_spec import DatasetSpec
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
-from data.source.listing.list_rows import check_rows
-from data.source.yaml_paths import checked_path, is_yaml
+from data.labels.findings import FITTED, Finding
+from data.labels.ledger import ScanReport
+from data.listing.images import check_rows
+from data.listing.listing import list_split
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.values import image_size
 from utils.errors import UserError
@@ -56,7 +55,7 @@ class _Scans(NamedTuple):
     def paths_of(self, split: str) -> list[str]:
         """Returns the absolute paths of the images with labels and of the backgrounds, without symbolic links."""
         images = self.by_split[split].source.images
-        return [os.path.realpath(path_of(image.name, self.spec.root)) for image in images]
+        return [os.path.realpath(path_of(name, self.spec.root)) for name in images]
 
     def num_boxes(self) -> Counter[str]:
         """Counts the boxes by class, whether training uses them or not."""
@@ -222,18 +221,18 @@ def _notes(splits: Mapping[str, _WrittenSplit], scans: _Scans, out: Path, max_ba
     for name, split in splits.items():
         scan = scans.by_split[name]
         findings = _located(scan.findings, scans.paths_of(name), split.images)
-        used = scan.index.report.ledger
-        ledger = Ledger.of(findings, used_images=used.used_images, used_objects=used.used_objects)
-        refusal = refusal_message(ledger, max_bad)
-        if refusal:
-            raise UserError(f"{out}: training would refuse '{name}': {refusal}")
-        if ledger.losses:
-            notes.append(f"training leaves out {ledger.loss_summary()} of '{name}': {ledger.reasons()}")
-        for kind in (SCALED, TURNED):
-            fitted = [finding for finding in findings if finding.kind == kind]
-            if fitted:
-                first = f"first {fitted[0].where}: {fitted[0].message}"
-                notes.append(f"{kind}: {counted(len(fitted), 'image')} of '{name}', {first}")
+        used = scan.index.report
+        report = ScanReport.of(findings, used_images=used.used_images, used_objects=used.used_objects)
+        if report.has_lost_too_much(max_bad):
+            raise UserError(
+                f"{out}: training would refuse '{name}': {report.loss_summary()} (--max-bad is {max_bad:g})"
+            )
+        if report.lost_share:
+            notes.append(f"'{name}': {report.loss_summary()}")
+        fitted = [finding for finding in findings if finding.kind == FITTED and finding.row_number < 0]
+        if fitted:
+            first = f"first {fitted[0].where}: {fitted[0].text}"
+            notes.append(f"{FITTED}: {counted(len(fitted), 'image')} of '{name}', {first}")
     return notes
 
 

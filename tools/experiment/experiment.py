@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.folds.held_out import scan_settings
 from data.index.load import load_index
-from data.source.dataset_spec import DatasetSpec, DataSource, class_names
-from data.source.open import open_data
+from data.open import open_data
 from engine.evaluation.fitness import Fitness
 from tools.experiment.folder import ContinuedFolder, check_folder
 from utils.config.search_settings import KfoldConfig

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from data.dataset.spec import DatasetSpec, ShardSplit
 from data.flat_strings import FlatStrings
 from data.folds.assign import assign_folds, class_counts, rare_classes
 from data.folds.groups import groups_of
 from data.folds.held_out import scan_settings
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
-from data.source.dataset_spec import DatasetSpec, ShardSplit
 from engine.evaluation.fitness import Fitness
 from tools.experiment.experiment import SPLITS
 from tools.kfold.write_folds import FOLDS_CSV, write_folds

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from data.dataset.spec import DatasetSpec, FilesSplit
 from data.index.index import DatasetIndex
 from data.labels.yolo import YOLO
-from data.source.dataset_spec import DatasetSpec, FilesSplit
-from data.source.listing.list_rows import check_rows
+from data.listing.images import check_rows
 from tools.experiment.experiment import SPLITS
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole

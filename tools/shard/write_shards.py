@@ -16,16 +16,15 @@ from typing import Any
 import numpy as np
 import yaml
 
+from data.dataset.spec import DatasetSpec, DataSource
 from data.flat_strings import FlatStrings
 from data.images.decode import read_bytes
 from data.images.shards import MEMBER_ARRAYS, SPAN, SUFFIX, VERSION
-from data.index.cache_file import index_content
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_spec import DatasetSpec, DataSource
-from data.source.open import open_data
-from data.source.searched_folders import problem_of_output
+from data.index.store import index_content
+from data.open import open_data, problem_of_output
 from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason

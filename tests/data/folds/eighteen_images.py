@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import DatasetIndex
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 from tools.kfold.folds import joined_index
 from utils.config.search_settings import KfoldConfig

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from data.cache import mapped
+from data.dataset.yaml_file import load_dataset_spec
 from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.tiles import TiledIndex, crop_tile
 from data.samples.weights import check_tiles, tile_weights
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_tiled_dataset

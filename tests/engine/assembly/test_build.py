@@ -259,7 +259,7 @@ def fail(*_, **__):
         (
             ["--data", "set/empty.yaml"],
             "build.build_run_model",
-            ".../set/nothing: not found (named by .../set/empty.yaml); .../set has images, labels; correct its paths",
+            ".../set/nothing: not found (named by .../set/empty.yaml); ...",
         ),
         (["--freeze", "6"], "build.open_train_samples", "--freeze 6: leaves no layer to train"),
         (

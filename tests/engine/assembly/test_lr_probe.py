@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader, TileReader
 from data.samples.tiles import TiledIndex
-from data.source.dataset_yaml import load_dataset_spec
 from engine.assembly import lr_probe
 from engine.assembly.lr_probe import ObjectScore, lr_mult_by_score, probe_lr_mult, score_on_objects
 from engine.optim.schedule import StepPlan

@@ -13,7 +13,7 @@ import yaml
 
 import train
 import val
-from data.source.dataset_yaml import load_dataset_spec
+from data.dataset.yaml_file import load_dataset_spec
 from engine.assembly.teacher import TeacherFile, check_teacher, open_teacher
 from engine.run.run import StartedFrom
 from models.detector import build_detector

@@ -4,9 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
+from data.dataset.spec import DataSource
 from data.index.load import load_index
-from data.source.dataset_spec import DataSource
-from data.source.open import open_data
+from data.open import open_data
 from engine.checkpoint.data_identity import DataIdentity
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext

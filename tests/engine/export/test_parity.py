@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from engine.export.differences import match_tables
 from engine.export.export_data import calibration_images, evenly_spaced, letterboxed, open_samples, select_checked
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Tolerance

@@ -14,7 +14,7 @@ import train
 import val
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding
-from data.labels.report import ScanReport
+from data.labels.ledger import ScanReport
 from engine.checkpoint.progress import Progress
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.fitness import Fitness
@@ -67,7 +67,7 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
         boxes_xywh_px=boxes,
         classes=rng.integers(0, len(names), total),
     )
-    return replace(index, root=root, report=ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)])).recounted()
+    return replace(index, root=root, report=ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)]))
 
 
 def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from data.source.open import YAML_FOLDER
+from data.dataset.yaml_file import YAML_FOLDER
 from engine.checkpoint.progress import Progress
 from engine.run import plan as plan_module
 from engine.run import restore

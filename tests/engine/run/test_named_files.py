@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from data.dataset.spec import DataSource
 from data.index.load import load_index
-from data.source.dataset_spec import DataSource
-from data.source.open import open_data
+from data.open import open_data
 from engine.checkpoint.checkpoint import weights_part
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import Progress

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from data.dataset.spec import DataSource
 from data.loading.build import build_run_val_loader
+from data.open import open_data
 from data.render.letterbox import CanvasRule
-from data.source.dataset_spec import DataSource
-from data.source.open import open_data
 from engine.assembly.build import build_training
 from engine.assembly.evaluating_process import RunScorer
 from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts

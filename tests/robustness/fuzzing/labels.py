@@ -195,7 +195,7 @@ Box = tuple[int, float, float, float, float, bool]  # class, x1, y1, x2, y2 in p
 
 def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: str) -> str:
     """Checks that the index contains the boxes of an image that a strict reader reads, or reports the label file."""
-    is_reported = any(file in line for line in index.report.lines for file in (*label_files, name))
+    is_reported = any(file in line for line in map(str, index.report.findings) for file in (*label_files, name))
     numbers = [i for i, path in enumerate(index.paths) if os.path.basename(path) == name]
     if not numbers:
         assert is_reported, f"{name} is left out in silence"

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 import train
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, call
 from tests.helpers.synthetic_index import open_cache

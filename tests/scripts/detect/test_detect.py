@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import detect
+from data.dataset.yaml_file import load_dataset_spec
 from data.labels.coco_classes import COCO_IDS
-from data.source.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
 from engine.inference.image_detector import ImageDetector
 from engine.inference.read_ahead import ReadAheadLimit

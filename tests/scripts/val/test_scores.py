@@ -12,9 +12,9 @@ import yaml
 from torch import nn
 
 import val
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from engine.formats.runtimes import quiet
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.source.dataset_yaml import load_dataset_spec
+from data.dataset.yaml_file import load_dataset_spec
 from engine.issues.issue import CheckedSplit
 from tests.helpers.editable_set import EditableSet
 from tools.check.checks.box_pairs import MAX_PARTNERS, SAME_IOU, box_pairs

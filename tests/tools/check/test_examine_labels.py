@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import val
-from data.source.dataset_yaml import load_dataset_spec
+from data.dataset.yaml_file import load_dataset_spec
 from engine.inference.open_model import open_weights
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.scripts import call

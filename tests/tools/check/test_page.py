@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 import pytest
 
-from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
+from data.dataset.yaml_file import load_dataset_spec
+from data.labels.findings import BAD_BOX, BAD_IMAGE, FITTED, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
-from data.source.dataset_yaml import load_dataset_spec
 from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
 from engine.report.photos import COLORS, Album, Overlay, PhotoFile
@@ -60,13 +60,13 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
     data.write("val/1", "1 0.0 0.5 0.3 0.3\n")
     data.image("val/0").write_bytes(b"not an image")
     read, issues = page_of(data, tmp_path / "out")
-    kinds = (DOUBLED, TWO_CLASSES, TINY, CLIPPED, OUTSIDE)
+    kinds = (DOUBLED, TWO_CLASSES, TINY, FITTED, BAD_BOX)
     images = {(i.split, i.images[0]): i.kind for i in reversed(issues) if i.kind in kinds}
     assert cards(read, "Images and boxes").keys() <= set(kinds)
     assert sum(cards(read, "Images and boxes").values()) == len(images) == 3
     table = {row[0]: [row[1], row[4]] for row in read.tables["Issues by kind"][1:]}
     assert table[BAD_IMAGE] == ["1", "val: 1"]
-    assert table[CLIPPED] == ["2", "train: 1; val: 1"]
+    assert table[FITTED] == ["2", "train: 1; val: 1"]
     locations = {row[2] for row in read.tables["Issues, with their locations"][1:]}
     assert locations >= {"labels/train/0.txt:2", "images/val/0.png"}
     assert len(photos_of(read)) == 3
@@ -94,7 +94,7 @@ def test_drawn_boxes_have_the_shape_and_place_of_the_labels(data, tmp_path):
     """A box of 48 x 38.4 px whose right quarter exceeds the image of 160 x 128."""
     data.write("train/1", "0 0.925 0.5 0.3 0.3\n")
     read, _ = page_of(data, tmp_path / "out")
-    (photo,) = (photo for label, photo in photos_of(read).items() if CLIPPED in label)
+    (photo,) = (photo for label, photo in photos_of(read).items() if FITTED in label)
     x, _, width, height = drawn_box(photo, "spurious")
     assert width / height == pytest.approx(48 / 38.4, rel=0.15)  # a text is above it
     assert 0.8 * photo.shape[1] < x + width < photo.shape[1]  # the part outside is also shown
@@ -234,7 +234,7 @@ def test_a_gallery_may_use_what_others_leave(tmp_path):
         row = "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n" if i % 2 else "0 0.9 0.5 0.3 0.3\n"
         data.add(f"train/noisy{i}", rng.integers(0, 255, (240, 320, 3), dtype=np.uint8), row)
     read, _ = page_of(data, tmp_path / "out")
-    assert cards(read, "Images and boxes") == {CLIPPED: 24, DOUBLED: 24}
+    assert cards(read, "Images and boxes") == {FITTED: 24, DOUBLED: 24}
     assert "Not shown" not in read.sections["Images and boxes"]
     assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import CLIPPED
-from data.source.dataset_yaml import load_dataset_spec
+from data.labels.findings import FITTED
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
@@ -37,11 +35,11 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotation
     (split,) = scan_dataset(spec, ("train",), workers=0)
     trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
     assert split.index.names == trained.names == ("cat",)
-    assert split.index.report.totals == trained.report.totals
+    assert split.index.counts() == trained.counts()
     for array in ("offsets", "boxes_xywh_px", "classes", "crowd"):
         np.testing.assert_array_equal(getattr(split.index, array), getattr(trained, array))
     (clipped,) = [issue for issue in scan_issues(split) if issue.boxes]
-    assert (clipped.kind, clipped.boxes[0].class_name, clipped.boxes[0].class_id) == (CLIPPED, "cat", 0)
+    assert (clipped.kind, clipped.boxes[0].class_name, clipped.boxes[0].class_id) == (FITTED, "cat", 0)
     doubled = next(issue for issue in box_pairs(split) if issue.images == ("images/train/0.png",))
     assert (doubled.kind, [box.class_name for box in doubled.boxes]) == (DOUBLED, ["cat", "cat"])
     where = split.parts[0].source.where(0, int(trained.row_number[1]))
@@ -57,7 +55,7 @@ def test_regions_that_convert_writes_are_no_unknown_class(tmp_path):
     convert(data.root / "images/train", tmp_path / "out.json", "kitti")
     (split,) = scan_dataset(load_dataset_spec(tmp_path / "out.yaml"), ("train",), workers=0)
     assert [issue.kind for issue in scan_issues(split) if "class" in issue.kind] == []
-    assert split.index.report.totals["boxes"] == split.index.report.totals["crowd"] == 1
+    assert split.index.counts()["boxes"] == split.index.counts()["crowd"] == 1
 
 
 def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
@@ -70,11 +68,11 @@ def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
     (split,) = scan_dataset(spec, ("train",), workers=0)
     trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
     np.testing.assert_array_equal(split.index.boxes_xywh_px, trained.boxes_xywh_px)
-    assert list(trained.report.lines) == list(split.index.report.lines)
+    assert list(trained.report.findings) == list(split.index.report.findings)
     (clipped,) = scan_issues(split)
     assert (clipped.where, clipped.images) == ("b/labels/train/001.txt:2", ("b/images/train/001.png",))
     assert clipped.boxes[0].class_name == "dark"
-    assert f"{Path('b/labels/train/001.txt:2')}: box clipped" in trained.report.lines[0]
+    assert trained.report.findings[0].where == "b/labels/train/001.txt:2"
     doubled = box_pairs(split)[-1]
     assert [(box.where, box.class_name) for box in doubled.boxes] == [
         ("b/labels/train/001.txt:1", "glow"),
@@ -96,9 +94,9 @@ def test_findings_of_shards_and_joined_sets_are_those_of_the_files(tmp_path, ann
     (files,) = scan_dataset(load_dataset_spec(data), ("train",), workers=0)
     (shards,) = scan_dataset(load_dataset_spec(tmp_path / "shards/data.yaml"), ("train",), workers=0)
     (joined,) = scan_dataset(load_dataset_spec(tmp_path / "joined.yaml"), ("train",), workers=0)
-    expected = [(CLIPPED, issue.text, issue.where) for issue in scan_issues(files)]
+    expected = [(FITTED, issue.text, issue.where) for issue in scan_issues(files)]
     assert len(expected) == 3
     assert [(issue.kind, issue.text, issue.where) for issue in scan_issues(shards)] == expected
     places = [f"set/{where}" for _, _, where in expected]
     assert [finding.where for finding in joined.index.report.findings] == places
-    assert joined.index.report.lines[0] == f"{places[0]}: {CLIPPED}: {expected[0][1]}"
+    assert str(joined.index.report.findings[0]) == f"{places[0]}: {FITTED}: {expected[0][1]}"

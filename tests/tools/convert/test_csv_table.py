@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tool_exports import TRUTH, check_refusal, write_open_images, write_rows
 from tools.convert.to_coco import convert
 from utils.errors import UserError

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from data.source.dataset_yaml import load_dataset_spec
+from data.dataset.yaml_file import load_dataset_spec
 from tests.helpers.tool_exports import TRUTH, boxes_of, check_refusal, write_labelme
 from tools.convert.to_coco import convert
 from utils.errors import UserError

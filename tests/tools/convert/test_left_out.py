@@ -11,9 +11,9 @@ import cv2
 import numpy as np
 import pytest
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tool_exports import (
     SIZES,
     TRUTH,

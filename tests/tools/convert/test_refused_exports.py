@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.source.dataset_yaml import load_dataset_spec
+from data.dataset.yaml_file import load_dataset_spec
 from tests.helpers.messages import refused
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tool_exports import (

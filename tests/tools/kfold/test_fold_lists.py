@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.folds.assign import assign_folds, class_counts
 from data.folds.groups import groups_of
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.fitness import Fitness
 from tests.data.folds.eighteen_images import write_eighteen_images
 from tools.kfold.folds import joined_index, make_folds

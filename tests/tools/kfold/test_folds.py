@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.fitness import Fitness
 from tests.helpers.three_formats import write_three_formats
 from tools.kfold.folds import make_folds

@@ -15,16 +15,16 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from data.dataset.spec import DataSource
+from data.dataset.yaml_file import load_dataset_spec
 from data.images.decode import read_bytes
 from data.images.shards import SPAN
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.open import open_data
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from data.source.dataset_spec import DataSource
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.open import open_data
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
 from tests.helpers.scripts import call

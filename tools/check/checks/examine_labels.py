@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.source.dataset_spec import DatasetSpec
+from data.dataset.spec import DatasetSpec
 from engine.commands.scoring import score
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.result import EvalResult

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from data.dataset.spec import IGNORED, DatasetSpec
 from data.index.index import Scan
 from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
-from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED
 from utils.errors import UserError
@@ -58,15 +58,10 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
         location = split.relative(part, finding.where)
         images: tuple[str, ...] = ()
         if part.source is not None and finding.image >= 0:
-            images = (split.relative(part, part.source.images[finding.image].name),)
+            images = (split.relative(part, part.source.images[finding.image]),)
         box = _finding_box(split, part, finding, location)
         issue = Issue(
-            finding.kind,
-            finding.message,
-            split.name,
-            images=images,
-            where=location,
-            boxes=() if box is None else (box,),
+            finding.kind, finding.text, split.name, images=images, where=location, boxes=() if box is None else (box,)
         )
         issues.append(issue)
     return issues
@@ -76,8 +71,8 @@ def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: st
     """Returns the labeled box that a finding is about; None if there is no such box, or its corners are not finite."""
     if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
         return None
-    if finding.kind == UNKNOWN_CLASS:
-        name = finding.class_name
+    if finding.class_id < 0 or finding.kind == UNKNOWN_CLASS:
+        name = finding.text
     else:
         name = learned_names(part)[finding.class_id] or part.spec.as_labeled().names[finding.class_id]
     number = split.index.names.index(name) if name in split.index.names else IGNORED

@@ -16,7 +16,7 @@ from utils.files.array_file import open_arrays, write_arrays
 
 def same_index(a: DatasetIndex, b: DatasetIndex) -> None:
     assert list(a.paths) == list(b.paths)
-    assert list(a.report.lines) == list(b.report.lines)
+    assert list(a.report.findings) == list(b.report.findings)
     for name in ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px"):
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
 

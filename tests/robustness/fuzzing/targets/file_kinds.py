@@ -101,11 +101,11 @@ def judge_kind(index: DatasetIndex, path: Path, kind: str) -> str:
         return "the others as they are"
     if kind == "full folder" and path.suffix == ".png":  # a folder among the folders, with the image in it
         return "a folder"
-    told = any(path.name in line for line in index.report.lines)
+    told = any(path.name in line for line in map(str, index.report.findings))
     is_empty = kind == "empty" and path.suffix == ".txt"
-    assert told or is_empty, f"{path.name} ({kind}) is nowhere in the report: {list(index.report.lines)}"
+    assert told or is_empty, f"{path.name} ({kind}) is nowhere in the report: {list(map(str, index.report.findings))}"
     if kind in ("loop", "dangling") and path.suffix in (".txt", ".xml"):
-        assert not index.report.totals.get(NO_LABEL), "counts as an image without labels"
+        assert NO_LABEL not in {finding.kind for finding in index.report.findings}, "counts as an image without labels"
         assert len(index) == len(SIZES) - 1
     return "named in the report"
 

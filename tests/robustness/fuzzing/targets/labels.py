@@ -54,6 +54,6 @@ def labels(case: Case, kind: str) -> str:
         if name in read:
             verdicts[name] = judge_boxes(index, name, read[name], label_file(root, kind, name).name)
         else:
-            assert any(name in line for line in index.report.lines), f"{name} is left out in silence"
+            assert any(name in line for line in map(str, index.report.findings)), f"{name} is left out in silence"
             verdicts[name] = "left out by name"
     return verdicts[changed]

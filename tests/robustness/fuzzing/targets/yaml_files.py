@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
+from data.dataset.yaml_file import load_dataset_spec
+from data.listing.listing import list_split
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers.repository import ROOT
@@ -69,7 +69,7 @@ def data_yaml(case: Case) -> str:
         names = [by_number[i] for i in range(len(by_number))]
     if names and names not in NULLS:  # else the classes are those of the labels
         assert spec.names == tuple(name.strip() for name in names), spec.names
-    assert [i.name.rsplit("/", 1)[-1] for i in listing.images] == sorted(SIZES)
+    assert [name.rsplit("/", 1)[-1] for name in listing.images] == sorted(SIZES)
     return "taken as it says"
 
 

@@ -1,0 +1,155 @@
+"""Stores the index of a split in a cache file, whose name contains a fingerprint of the split's files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.dataset.spec import DatasetSpec
+from data.flat_strings import FlatStrings
+from data.index.index import COLUMNS, DatasetIndex
+from data.labels.categories import Category
+from data.labels.ledger import FindingTable, ScanReport
+from data.listing.listing import Listing
+from utils.files.array_file import CacheError, open_arrays, write_arrays
+from utils.files.paths import path_of
+from utils.files.safe_io import read_regular, remove_half_written
+from utils.logger import get_logger
+from utils.pixels import RGB8
+
+# Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
+# losses: all index caches are then built anew.
+CACHE_VERSION = 25
+_FINDINGS = tuple(column.name for column in fields(FindingTable))
+
+
+def find_cache_file(folder: Path, cache_key: str, fingerprint: str) -> Path:
+    """Returns the file with ``fingerprint`` of any key, so that a data set that has been moved, or that another YAML
+    names, is not scanned again. Without one, returns the file to write."""
+    return next(folder.glob(f"*-{fingerprint}.index"), folder / f"{cache_key}-{fingerprint}.index")
+
+
+def report_file(cache_file: Path) -> Path:
+    """Returns the path of the scan's report, a text file that exists if there are findings."""
+    return cache_file.with_suffix(".txt")
+
+
+def open_index(file: Path, names: tuple[str, ...], root: Path) -> DatasetIndex | None:
+    """Memory-maps the index in a cache file. Returns None if the file is missing or (with a warning) unusable."""
+    try:
+        meta, arrays = open_arrays(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (CacheError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        get_logger().warning("%s: the cached index can't be used (%s); scanning again", file, reason)
+        return None
+    return restored_index(meta, arrays, names, root)
+
+
+def write_index(file: Path, cache_key: str, index: DatasetIndex) -> bool:
+    """Writes a cache file and the report of the scan, and removes outdated ones and leftovers of killed processes.
+    Returns False, with a warning, if writing fails."""
+    folder = file.parent
+    is_written = False
+    try:
+        meta, arrays = index_content(index)
+        write_arrays(file, meta | {"image_files": index.image_files}, arrays)
+        is_written = True
+        if len(index.report.findings):
+            index.report.write(report_file(file))
+    except OSError as error:
+        get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
+    for old in {*folder.glob(f"{cache_key}-*")} - {file, report_file(file)}:
+        with contextlib.suppress(OSError):  # another process may have removed it
+            old.unlink()
+    with contextlib.suppress(OSError):
+        remove_half_written(folder)
+    return is_written
+
+
+def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cls: bool) -> str:
+    """Returns a digest of the names, sizes and times of all files, the listing's findings, the classes, and the version
+    of this code, and of the contents of label files if their times are meaningless. It does not depend on the folder.
+    ``spec``: with the classes as labeled."""
+    facts = [CACHE_VERSION, listing.label_format.name, split, single_cls, spec.names, listing.has_missing_split]
+    if spec.pixels != RGB8:
+        facts.append(spec.pixels.content())
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+    for names in (listing.images, listing.labels, listing.json_images):
+        digest.update("\0".join(names).encode("utf-8", "surrogateescape") + b"\0\0")
+    for stamps in (listing.image_stamps, listing.label_stamps):
+        digest.update(np.ascontiguousarray(stamps).data)
+    digest.update(json.dumps(listing.findings).encode())
+    if _have_one_time(listing):
+        for name in listing.labels:
+            digest.update(_content_digest(path_of(name, spec.root)))
+    return digest.hexdigest()
+
+
+def image_files_digest(listing: Listing) -> str:
+    """Returns `DatasetIndex.image_files`."""
+    digest = hashlib.blake2b("\0".join(listing.images).encode("utf-8", "surrogateescape"), digest_size=16)
+    digest.update(np.ascontiguousarray(listing.image_stamps).data)
+    return digest.hexdigest()
+
+
+def _have_one_time(listing: Listing) -> bool:
+    """Returns whether several label files all have the same time, in whole seconds, as from an archive with a constant
+    time. Then only contents, not sizes and times, can distinguish a corrected label from an old one."""
+    times = np.unique(listing.label_stamps[listing.label_stamps[:, 0] >= 0, 1])
+    return len(listing.labels) > 1 and len(times) == 1 and times[0] % 1_000_000_000 == 0
+
+
+def _content_digest(path: str) -> bytes:
+    """Returns a digest of a file's bytes. A missing or unreadable file, which the scan reports, counts as empty."""
+    try:
+        content = read_regular(path)
+    except (OSError, MemoryError):
+        content = b""
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the metadata and arrays of a file from which `restored_index` restores the index. They do not depend on
+    modification times."""
+    strings = {"paths": index.paths, "image_ids": index.image_ids}
+    for column in _FINDINGS:
+        strings[f"report.{column}"] = getattr(index.report.findings, column)
+    arrays = {name: getattr(index, name) for name in COLUMNS}
+    for name, flat in strings.items():
+        if flat is not None:
+            arrays[f"{name}.data"] = flat.data
+            arrays[f"{name}.offsets"] = flat.offsets
+    meta = {"categories": index.categories, "category_ids": index.category_ids, "report": index.report.numbers()}
+    return meta, arrays
+
+
+def restored_index(
+    meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], names: tuple[str, ...], root: Path
+) -> DatasetIndex:
+    """Restores an index from its `index_content`."""
+
+    def strings(name: str) -> FlatStrings:
+        return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
+
+    columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS}
+    findings = FindingTable(**{column: strings(f"report.{column}") for column in _FINDINGS})
+    return DatasetIndex(
+        names=names,
+        root=root,
+        paths=strings("paths"),
+        **columns,
+        report=ScanReport.from_numbers(meta["report"], findings),
+        image_files=meta.get("image_files", ""),
+        image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
+        categories=tuple(Category(*category) for category in meta["categories"]),
+        category_ids=tuple(meta["category_ids"]),
+    )

@@ -1,0 +1,204 @@
+"""Finds the images in the folders and .txt lists that a split names.
+
+A row of a list (rule D4) is an absolute path, one relative to the data set's folder or, with a leading ``./``, to the
+list's folder; ``\\`` is ``/``. If no row is, the first row whose end is a path in the data set's folder decides how
+many leading folders all rows drop. In Pascal VOC's ImageSets, a row is the stem of an image in JPEGImages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data.dataset.spec import WITHOUT_VAL, DatasetSpec
+from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes
+from data.labels.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding
+from data.listing.folders import ABSENT, Folders, stamp_of
+from utils.errors import UserError
+from utils.files.paths import normal_path
+from utils.files.safe_io import read_text
+from utils.logger import get_logger
+from utils.strings import counted
+
+_MAX_LIST_BYTES = 1 << 31
+_UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .psd .raf .rw2 .svg .tga"
+_UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+
+
+@dataclass(slots=True)
+class SplitImages:
+    """The images of a split. Names are relative to the data set's folder."""
+
+    stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # size and modification time (ns), by name
+    # The images' folders (absolute), by the start of the names, and their parts below the folder that the split names;
+    # None for images of a list.
+    folders: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
+    """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
+    entries = spec.listed_splits[split].images
+    found = SplitImages()
+    suffixes = image_suffixes(spec.pixels)
+    for entry in entries:
+        if os.path.isdir(entry):
+            for folder in folders.walk(str(entry)):
+                below = os.path.relpath(folder, entry)
+                _add_folder(found, folder, "" if below == "." else below, suffixes, folders)
+        elif not os.path.exists(entry):
+            raise spec.missing_error(entry)
+        elif entry.suffix.lower() == ".txt" and entry.is_file():
+            _add_list(found, entry, suffixes, folders)
+        else:
+            raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
+    if not found.stamps:
+        message = f"{', '.join(map(str, entries))}: no images found for '{split}'"
+        if found.findings:
+            message += f"; first of {counted(len(found.findings), 'finding')}: {found.findings[0]}"
+        raise UserError(f"{message}; add some, or {WITHOUT_VAL}" if split == "val" else message)
+    return found
+
+
+def find_other_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages | None:
+    """Returns the images of another split than the one that is listed, None if it has none. Its mistakes are reported
+    when it is listed."""
+    if split in spec.left_out:
+        return None
+    try:
+        return find_images(spec, split, folders)
+    except UserError:
+        return None
+
+
+def is_missing_or_empty(entry: Path) -> bool:
+    """Returns whether an entry of a split does not exist, is a folder without entries, or an empty list."""
+    if os.path.isdir(entry):
+        return not any(not name.startswith(".") for name in os.listdir(entry))
+    return not os.path.exists(entry) or (entry.suffix.lower() == ".txt" and not entry.stat().st_size)
+
+
+def _add_folder(found: SplitImages, folder: str, below: str, suffixes: frozenset[str], folders: Folders) -> None:
+    """Adds the images in ``folder``, not those in its subfolders. ``below``: its part below the split's folder."""
+    entries = folders.entries(folder)
+    prefix = folders.prefix(folder)
+    cached: set[str] = set()  # stems of images that other programs cache as arrays
+    if ARRAY_SUFFIX in suffixes:
+        cached = {stem for stem, suffix in map(os.path.splitext, entries) if suffix.lower() in IMAGE_SUFFIXES}
+    unread: dict[str, list[str]] = {}  # by suffix
+    for name, entry in entries.items():
+        stem, _, ending = name.rpartition(".")  # much faster than os.path.splitext; names do not begin with a dot
+        suffix = f".{ending.lower()}" if stem else ""
+        if suffix in suffixes and not (suffix == ARRAY_SUFFIX and stem in cached):
+            stamp = stamp_of(entry)
+            if stamp != ABSENT:
+                found.stamps[prefix + name] = stamp
+            elif not entry.is_dir():
+                text = "a broken link" if entry.is_symlink() else "not a file that can be read"
+                found.findings.append(Finding(prefix + name, MISSING_IMAGE, text, lost_images=1))
+        elif suffix in _UNREAD_SUFFIXES:
+            unread.setdefault(suffix, []).append(name)
+        elif not suffix and entry.is_symlink() and not os.path.exists(entry):  # probably to a folder of images
+            found.findings.append(Finding(prefix + name, MISSING_IMAGE, "a broken link", lost_images=1))
+    found.folders.setdefault(prefix, (folder, below))
+    for suffix, names in unread.items():
+        text = f"{counted(len(names), f'{suffix} file')}; convert to JPEG or PNG"
+        found.findings.append(Finding(prefix + names[0], UNSUPPORTED, text))
+
+
+def _add_list(found: SplitImages, file: Path, suffixes: frozenset[str], folders: Folders) -> None:
+    """Adds the images that the rows of a list name. A row without an image is a finding, and so is a repeated one."""
+    rows = read_rows(file)
+    paths = _paths_of_rows([row for _, row in rows], file, suffixes, folders)
+    stamps = [stamp_of(path) for path in paths]
+    dropped = None  # number of leading folders that all rows drop
+    if all(stamp == ABSENT for stamp in stamps):
+        dropped = _num_dropped([row for _, row in rows], folders)
+    if dropped is not None:
+        message = "%s: no row is a path as written; all are read without their first %s"
+        get_logger().info(message, file, counted(dropped, "folder"))
+        paths = [str(folders.root.joinpath(*_parts(row)[dropped:])) for _, row in rows]
+        stamps = [stamp_of(path) for path in paths]
+
+    list_name = folders.prefix(str(file)).rstrip("/")
+    row_of_name: dict[str, str] = {}
+    for (line, row), path, stamp in zip(rows, paths, stamps, strict=True):
+        if stamp == ABSENT:
+            path = _path_alike(path, folders)
+            stamp = stamp_of(path)
+        folder, _, base_name = path.rpartition("/")
+        name = folders.prefix(folder) + base_name
+        # Without the dropped folders, rows of different images may be equal.
+        is_other_image = dropped is not None and row_of_name.get(name, row) != row
+        where = f"{list_name}:{line}"
+        if stamp == ABSENT or is_other_image or os.path.splitext(base_name)[1].lower() not in suffixes:
+            found.findings.append(Finding(where, MISSING_IMAGE, f"no image {row[:200]}", lost_images=1))
+        elif name in row_of_name:
+            found.findings.append(Finding(where, DUPLICATE, f"{name} is listed twice; used once"))
+        else:
+            row_of_name[name] = row
+            found.stamps[name] = stamp
+            found.folders.setdefault(folders.prefix(folder), (folder, None))
+
+
+def _paths_of_rows(rows: Iterable[str], file: Path, suffixes: frozenset[str], folders: Folders) -> list[str]:
+    """Returns the absolute paths that rows of the list ``file`` mean. They need not exist."""
+    voc_names: dict[str, str] = {}  # images by stem
+    voc_folder = str(file.parent.parent.parent / "JPEGImages")
+    if file.parent.parent.name == "ImageSets" and os.path.isdir(voc_folder):
+        names = [name for name in folders.entries(voc_folder) if os.path.splitext(name)[1].lower() in suffixes]
+        voc_names = {os.path.splitext(name)[0]: name for name in names}
+    paths: list[str] = []
+    for row in rows:
+        if row in voc_names:
+            paths.append(os.path.join(voc_folder, voc_names[row]))
+            continue
+        base = file.parent if row.startswith("./") else folders.root
+        path = os.path.join(base, row)
+        paths.append(str(normal_path(path)) if ".." in path else os.path.normpath(path))
+    return paths
+
+
+def _path_alike(path: str, folders: Folders) -> str:
+    """Returns the path of the only file that differs from ``path`` in the case or composition of its name, else
+    ``path``."""
+    folder, name = os.path.split(path)
+    alike = folders.find(folder, name)
+    return path if alike is None else os.path.join(folder, alike)
+
+
+def _num_dropped(rows: Iterable[str], folders: Folders) -> int | None:
+    """Returns how many leading folders the first row must drop to be a path in the data set's folder; None if no row
+    ever is."""
+    for row in rows:
+        parts = _parts(row)
+        for dropped in range(len(parts)):
+            if stamp_of(folders.root.joinpath(*parts[dropped:])) != ABSENT:
+                return dropped
+    return None
+
+
+def _parts(row: str) -> list[str]:
+    return [part for part in row.split("/") if part not in ("", ".", "..")]
+
+
+def read_rows(file: Path) -> list[tuple[int, str]]:
+    """Returns the line numbers and paths of a list's rows that are not blank. Raises UserError if it cannot be read."""
+    rows = enumerate(read_text(file, max_bytes=_MAX_LIST_BYTES).splitlines(), 1)
+    return [(line, row.strip().replace("\\", "/")) for line, row in rows if row.strip()]
+
+
+def check_rows(paths: Iterable[str]) -> None:
+    """Raises UserError for a path that a list to be written cannot contain."""
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            is_row = False
+        else:
+            is_row = path.splitlines() == [path.strip().replace("\\", "/")]
+        if not is_row:
+            reason = "has a line break, a backslash or outer spaces, or is not UTF-8, so no list can name it"
+            raise UserError(f"{path!r}: {reason}; rename it, and its label file")

@@ -1,0 +1,192 @@
+"""Opens the data set that a `DataSource` names. All commands read their data through `open_data`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data.dataset.spec import DEMO, DatasetSpec, DataSource, JoinedSplit, ListedSplit, ShardSplit, Split, class_names
+from data.dataset.yaml_file import YAML_FOLDER, load_dataset_spec, read_yaml
+from data.images.shards import is_shard_path
+from data.listing.images import is_missing_or_empty
+from utils.class_names import typed_classes
+from utils.errors import UserError
+from utils.files.paths import is_inside
+from utils.logger import get_logger
+from utils.program_folders import cache_folder
+from utils.schema import suggestion
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from data.stage import StagePlan
+    from utils.distributed.context import DistributedContext
+
+
+def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
+    """Opens a data set without reading its images. Every process of the run must call this. Raises UserError."""
+    note = f" ({source.stored_in} stores the path of this data set; --data names another)" if source.stored_in else ""
+    try:
+        spec = _open(source, ctx)
+    except UserError as error:
+        error.args = (f"{error}{note}",)
+        raise
+    if not source.stage:  # the files of a copy exist
+        spec = replace(spec, if_missing=spec.if_missing + note)
+    if _holds_out_val(source, spec):
+        spec = spec.hold_out(source.val_images)
+    return with_classes(spec, typed_classes(source.classes))
+
+
+def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
+    """Opens a copy, the demo set, or a data set in its own folder."""
+    if source.stage:
+        from data.stage import stage_dataset
+
+        return stage_dataset(source, ctx, lambda: _plan_copy(source))
+    if source.data == DEMO:
+        from data.dataset.demo import ensure_demo
+        from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
+
+        with torch_distributed_zero_first(ctx):
+            return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
+    return _open_files(source)
+
+
+def _open_files(source: DataSource) -> DatasetSpec:
+    """Opens a data set in its own folder."""
+    with _permission_errors_named(source.data):
+        if source.stored_in and not Path(known_by_name(source.data)).exists():
+            raise UserError(f"{source.data}: no such file")
+        spec = _without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
+        for line in spec.notes:
+            get_logger().info("%s", line)
+        for split in _splits_to_read(source, spec):  # report missing data before weights are read
+            spec.check_split(split)
+        problem = problem_of_output(Path(source.output), spec) if source.output else ""
+        if problem:
+            message = f"{source.output}: {problem}; plots there would become images of the data set"
+            if not source.continues_output:
+                raise UserError(f"{message}; name another folder with --project, or use --noplots")
+            get_logger().warning("%s; move the run to another folder, and continue it there", message)
+    return spec
+
+
+def _holds_out_val(source: DataSource, spec: DatasetSpec) -> bool:
+    """Returns whether training images serve as the split "val" of ``spec``."""
+    return bool(source.val_images) and "train" in spec.splits and "val" not in spec.splits
+
+
+def _splits_to_read(source: DataSource, spec: DatasetSpec) -> tuple[str, ...]:
+    """Returns the splits of ``spec`` that ``source`` requires. "train" takes the place of a "val" that is held out of
+    it."""
+    if not _holds_out_val(source, spec):
+        return source.splits
+    return tuple(dict.fromkeys("train" if split == "val" else split for split in source.splits))
+
+
+def _without_empty(spec: DatasetSpec, optional: Sequence[str]) -> DatasetSpec:
+    """Returns ``spec`` without the splits of ``optional`` that are missing or empty, and logs each, as a warning if it
+    is missing: its name may be misspelled."""
+    left_out: dict[str, Split] = {}
+    for name in optional:
+        if name not in spec.splits:
+            continue
+        paths = [path for part in spec.parts_of(name) for path in _image_paths(part.split(name))]
+        if not all(map(is_missing_or_empty, paths)):
+            continue
+        consequence = "left out; part of 'train' is held out in its place" if name == "val" else "left out"
+        missing = [path for path in paths if not path.exists()]
+        if missing:
+            get_logger().warning("%s: '%s' is %s", spec.missing_error(missing[0]), name, consequence)
+        else:
+            get_logger().info("%s: '%s' (%s) is empty and %s", spec.source, name, paths[0], consequence)
+        left_out[name] = spec.splits[name]
+    splits = {name: split for name, split in spec.splits.items() if name not in left_out}
+    return replace(spec, splits=splits, left_out=left_out)
+
+
+def _image_paths(split: Split) -> tuple[Path, ...]:
+    """Returns the folders, lists and shards that a split of one data set names."""
+    return split.images if isinstance(split, ListedSplit) else split.paths
+
+
+def problem_of_output(path: Path, spec: DatasetSpec) -> str:
+    """Returns the image folder of ``spec`` that ``path`` is in, for messages, or "" if there is none."""
+    for split in (*spec.splits.values(), *spec.left_out.values()):
+        if isinstance(split, JoinedSplit):
+            problems = [problem_of_output(path, part) for part in split.parts]
+            if any(problems):
+                return next(filter(None, problems))
+        elif not isinstance(split, ShardSplit):
+            for folder in split.images:
+                if os.path.isdir(folder) and is_inside(path, folder):
+                    return f"is in {folder}, which {spec.source} searches for images"
+    return ""
+
+
+def _plan_copy(source: DataSource) -> StagePlan:
+    """Opens a data set in its own folder and lists the files to copy."""
+    from data.stage import StagePlan
+
+    spec = _open_files(source)
+    optional = [split for split in source.optional if split in spec.splits]
+    splits = dict.fromkeys((*_splits_to_read(source, spec), *optional))
+    with _permission_errors_named(source.data):
+        return StagePlan.of(spec, tuple(splits))
+
+
+@contextlib.contextmanager
+def _permission_errors_named(data: str) -> Iterator[None]:
+    """Raises UserError for a file or folder of the data set ``data`` that this user may not read."""
+    try:
+        yield
+    except PermissionError as error:
+        raise UserError(f"data set {data}: {error.filename}: permission denied; let this user read it") from None
+
+
+def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
+    """Calls `DatasetSpec.use_classes` and logs the classes that are used."""
+    spec = spec.use_classes(classes)
+    if spec.classes:
+        names = class_names(spec, single_cls=False)
+        message = "%d of %s used: %s; boxes of other classes are left out"
+        get_logger().info(message, len(names), counted(len(spec.names), "class"), ", ".join(names))
+    return spec
+
+
+def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
+    """Raises UserError for obvious mistakes in ``--data`` and ``--classes``. If only the annotations contain the class
+    names, nothing more is checked yet, because reading them may take long. Needs no torch."""
+    if data == DEMO:
+        return
+    with _permission_errors_named(data):
+        data = find_data(data)
+        values = {} if Path(data).is_dir() else read_yaml(Path(data))
+        if values.get("names") is not None or "annotations" not in values:
+            spec = load_dataset_spec(data).use_classes(typed_classes(classes))
+            for split in splits:
+                spec.check_split(split)
+
+
+def known_by_name(data: str) -> str:
+    """Replaces a bare name that is not a file with the YAML of that name in configs/data."""
+    is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
+    listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
+    return str(listed) if is_bare and not os.path.exists(data) and os.path.isfile(listed) else data
+
+
+def find_data(data: str) -> str:
+    """Returns the YAML or folder that ``data`` names. Raises UserError with the known names."""
+    data = known_by_name(data)
+    path = Path(data)
+    if data and os.path.exists(data):
+        if is_shard_path(path) and path.is_file():
+            raise UserError(f"data set {data}: an index of shards; name its folder, or the YAML in it")
+        return data
+    known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
+    shown = data or "''"
+    raise UserError(f"data set {shown}: no such file{suggestion(path.stem, known)}; known by name: {', '.join(known)}")

@@ -1,0 +1,156 @@
+"""A data set that a test writes file by file and opens as commands do."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import pytest
+import yaml
+
+from data.dataset.spec import DatasetSpec, DataSource
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.open import open_data
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+BOX = "0 0.5 0.5 0.2 0.2\n"
+HW = (60, 80)  # of an image, unless a test says otherwise
+
+
+@functools.cache
+def image_bytes(suffix: str = ".png", hw: tuple[int, int] = HW) -> bytes:
+    """Returns an image of noise."""
+    pixels = np.random.default_rng(hw[0] * hw[1]).integers(0, 255, (*hw, 3), np.uint8)
+    return cv2.imencode(suffix, pixels)[1].tobytes()
+
+
+def voc(*objects: tuple[str, float, float, float, float], hw: tuple[int, int] | None = HW) -> str:
+    """Returns a Pascal VOC file of objects: name, xmin, ymin, xmax, ymax."""
+    size = "" if hw is None else f"<size><width>{hw[1]}</width><height>{hw[0]}</height></size>"
+    rows = ""
+    for name, *corners in objects:
+        box = "".join(f"<{tag}>{v}</{tag}>" for tag, v in zip(("xmin", "ymin", "xmax", "ymax"), corners))
+        rows += f"<object><name>{name}</name><bndbox>{box}</bndbox></object>\n"
+    return f"<annotation>{size}\n{rows}</annotation>"
+
+
+def coco(
+    entries: Sequence[tuple[str, Sequence[Sequence[float]]]],
+    *,
+    categories: Sequence[dict[str, Any]] = ({"id": 1, "name": "a"}, {"id": 2, "name": "b"}),
+    hw: tuple[int, int] = HW,
+) -> dict[str, Any]:
+    """Returns a COCO JSON of file names with their boxes (category id, x, y, w, h). Image ids begin at 100."""
+    images = [
+        {"id": 100 + i, "file_name": name, "height": hw[0], "width": hw[1]} for i, (name, _) in enumerate(entries)
+    ]
+    boxes = [(100 + i, *box) for i, (_, boxes) in enumerate(entries) for box in boxes]
+    annotations = [
+        {"id": number, "image_id": image_id, "category_id": category, "bbox": bbox}
+        for number, (image_id, category, *bbox) in enumerate(boxes)
+    ]
+    return {"images": images, "annotations": annotations, "categories": list(categories)}
+
+
+class Counts(NamedTuple):
+    """What became of the images and labeled objects of a split."""
+
+    used_images: int
+    used_objects: int
+    lost_images: int = 0
+    lost_objects: int = 0
+
+
+class DataSet:
+    """A data set in the folder ``root``, with the YAML data.yaml and the classes a and b."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "data.yaml"
+
+    def images(self, *names: str, hw: tuple[int, int] = HW) -> None:
+        for name in names:
+            self.file(name, image_bytes(Path(name).suffix, hw))
+
+    def file(self, name: str, content: str | bytes | dict[str, Any] = BOX) -> Path:
+        """Writes a file; a dict becomes JSON."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, dict):
+            content = json.dumps(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def pairs(self, *names: str, rows: str = BOX) -> None:
+        """Writes images ``images/NAME.png``, each with its YOLO txt in ``labels``."""
+        for name in names:
+            self.images(f"images/{name}.png")
+            self.file(f"labels/{name}.txt", rows)
+
+    def yaml(self, **content: Any) -> Path:
+        """Writes the YAML, by default with the splits images/train and images/val."""
+        if not content.keys() & {"train", "val", "test"}:
+            content |= {"train": "images/train", "val": "images/val"}
+        self.file("data.yaml", yaml.safe_dump({"names": ["a", "b"]} | content, allow_unicode=True, sort_keys=False))
+        return self.data
+
+    def index(self, split: str = "train", **options: Any) -> DatasetIndex:
+        return load(self.data, split, **options)
+
+    def counts(self, split: str = "train", **options: Any) -> Counts:
+        return counts(self.index(split, **options))
+
+
+def open_set(data: Path | str, splits: Iterable[str] = (), **options: Any) -> DatasetSpec:
+    """Opens a data set. ``options``: of `DataSource`."""
+    return open_data(DataSource(str(data), tuple(splits), **options), DistributedContext.single())
+
+
+def load(data: Path | str | DatasetSpec, split: str = "train", **options: Any) -> DatasetIndex:
+    """Opens a data set and reads a split, whatever it loses. ``options``: of `IndexSettings`."""
+    spec = data if isinstance(data, DatasetSpec) else open_set(data, [split])
+    return load_index(spec, split, IndexSettings(**{"progress": False, "workers": 0, "max_bad": 1.0} | options))
+
+
+def counts(index: DatasetIndex) -> Counts:
+    report = index.report
+    return Counts(report.used_images, report.used_objects, report.lost_images, report.lost_objects)
+
+
+def places(index: DatasetIndex, kind: str) -> list[str]:
+    """Returns where the findings of a kind are."""
+    return [finding.where for finding in index.report.findings if finding.kind == kind]
+
+
+def num_boxes(index: DatasetIndex) -> dict[str, int]:
+    """Returns the number of boxes of each image, by name."""
+    return dict(zip(index.paths, np.diff(index.offsets).tolist(), strict=True))
+
+
+def boxes(index: DatasetIndex) -> dict[str, list[tuple]]:
+    """Returns the class name and x, y, w, h in pixels of each box, by the image's stem."""
+    result = {}
+    for i, path in enumerate(index.paths):
+        rows = slice(index.offsets[i], index.offsets[i + 1])
+        names = [index.names[c] if c >= 0 else "" for c in index.classes[rows].tolist()]
+        sides = np.round(index.boxes_xywh_px[rows], 2).tolist()
+        result[Path(path).stem] = [(name, *box) for name, box in zip(names, sides, strict=True)]
+    return result
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """Returns the message with which a call is refused, which must be a single line."""
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert message.strip()
+    assert "\n" not in message
+    return message

@@ -1,0 +1,210 @@
+"""``--data FOLDER``: exports of annotation tools have the boxes of the data set from which they were made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data.data_set import DataSet, boxes, coco, load, open_set, refusal, voc
+
+# Class (0: a, 1: b), x, y, w, h in pixels of 80 x 60, by split and stem.
+OBJECTS = {
+    "train": {"x": [(0, 8, 6, 32, 24), (1, 0, 0, 40, 30)], "y": [(1, 10, 10, 20, 30)]},
+    "val": {"v": [(0, 4, 4, 20, 20)], "w": [(1, 8, 8, 40, 40)]},
+}
+VALID = {"train": "train", "val": "valid"}
+
+
+def txt(objects: list) -> str:
+    return "".join(f"{c} {(x + w / 2) / 80} {(y + h / 2) / 60} {w / 80} {h / 60}\n" for c, x, y, w, h in objects)
+
+
+def xml(objects: list) -> str:
+    return voc(*(("ab"[c], x, y, x + w, y + h) for c, x, y, w, h in objects))
+
+
+def json_of(split: str, *, rooted: bool = False) -> dict:
+    entries = [(f"{stem}.png", [(c + 1, *box) for c, *box in rows]) for stem, rows in OBJECTS[split].items()]
+    categories = [{"id": i + 1, "name": name, "supercategory": "shapes"} for i, name in enumerate("ab")]
+    root = [{"id": 0, "name": "shapes", "supercategory": "none"}] if rooted else []
+    return coco(entries, categories=root + categories)
+
+
+def write(export: DataSet, images: str, labels: str = "", form: Callable = txt, called: dict | None = None) -> None:
+    """Writes the images, and a label file of each. In places, {} is the split, as ``called`` names it."""
+    for split, of_split in OBJECTS.items():
+        folder = (called or {}).get(split, split)
+        for stem, objects in of_split.items():
+            export.images(f"{images.format(folder)}/{stem}.png".removeprefix("./"))
+            if labels:
+                suffix = ".xml" if form is xml else ".txt"
+                export.file(f"{labels.format(folder)}/{stem}{suffix}".removeprefix("./"), form(objects))
+
+
+def yolo(export: DataSet) -> None:
+    write(export, "images/{}", "labels/{}")
+    export.file("classes.txt", "a\nb\n")
+
+
+def yolo_by_split(export: DataSet) -> None:
+    write(export, "{}/images", "{}/labels")
+    export.file("classes.txt", "a\nb\n")
+
+
+def roboflow_yolo(export: DataSet) -> None:
+    write(export, "{}/images", "{}/labels", called=VALID)
+    export.file("data.yaml", "train: ../train/images\nval: ../valid/images\nnc: 2\nnames: ['a', 'b']\n")
+
+
+def supervision(export: DataSet) -> None:
+    """Its YAML has the names alone."""
+    write(export, "{}/images", "{}/labels", called=VALID)
+    export.file("data.yaml", "names: [a, b]\nnc: 2\n")
+
+
+def roboflow_darknet(export: DataSet) -> None:
+    write(export, "{}", "{}", called=VALID)
+    for folder in VALID.values():
+        export.file(f"{folder}/_darknet.labels", "a\nb\n")
+
+
+def roboflow_coco(export: DataSet) -> None:
+    write(export, "{}", called=VALID)
+    for split, folder in VALID.items():
+        export.file(f"{folder}/_annotations.coco.json", json_of(split, rooted=True))
+
+
+def roboflow_voc(export: DataSet) -> None:
+    write(export, "{}", "{}", xml, VALID)
+
+
+def coco_2017(export: DataSet) -> None:
+    write(export, "{}2017")
+    for split in OBJECTS:
+        export.file(f"annotations/instances_{split}2017.json", json_of(split))
+        export.file(f"annotations/captions_{split}2017.json", {"images": [], "annotations": []})
+
+
+def cvat_yolo(export: DataSet) -> None:
+    """YOLO 1.1: lists with paths that begin with a folder data, which is not in the archive."""
+    called = {"train": "Train", "val": "Validation"}
+    write(export, "obj_{}_data", "obj_{}_data", called=called)
+    for split, name in called.items():
+        rows = "".join(f"data/obj_{name}_data/{stem}.png\n" for stem in OBJECTS[split])
+        export.file(f"{name}.txt", rows)
+    export.file("obj.names", "a\nb\n")
+    export.file("obj.data", "classes = 2\ntrain = data/train.txt\n")
+
+
+def voc_devkit(export: DataSet) -> None:
+    base = "VOCdevkit/VOC2012"
+    write(export, f"{base}/JPEGImages", f"{base}/Annotations", xml)
+    for split, of_split in OBJECTS.items():
+        export.file(f"{base}/ImageSets/Main/{split}.txt", "".join(f"{stem}\n" for stem in of_split))
+
+
+def unpacked_on_a_mac(export: DataSet) -> None:
+    yolo(DataSet(export.root / "my set"))
+    export.file("__MACOSX/._my set", b"")
+    export.file(".DS_Store", b"")
+
+
+EXPORTS = [
+    yolo,
+    yolo_by_split,
+    roboflow_yolo,
+    supervision,
+    roboflow_darknet,
+    roboflow_coco,
+    roboflow_voc,
+    coco_2017,
+    cvat_yolo,
+    voc_devkit,
+    unpacked_on_a_mac,
+]
+
+
+def expected(split: str) -> dict[str, list[tuple]]:
+    return {stem: [("ab"[c], *map(float, box)) for c, *box in rows] for stem, rows in OBJECTS[split].items()}
+
+
+@pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.__name__)
+def test_an_export_has_the_boxes_of_its_source(export, tmp_path):
+    folder = DataSet(tmp_path / "export")
+    export(folder)
+    before = {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
+    spec = open_set(folder.root, ["train", "val"])
+    for split in OBJECTS:
+        index = load(spec, split)
+        assert boxes(index) == expected(split)
+        assert len(index.report.findings) == 0
+    assert {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()} == before
+
+
+def labelimg(export: DataSet) -> None:
+    write(export, ".", ".")
+    export.file("classes.txt", "a\nb\n")
+
+
+def labelimg_voc(export: DataSet) -> None:
+    write(export, ".", ".", xml)
+
+
+def label_studio(export: DataSet) -> None:
+    write(export, "images", "labels")
+    export.file("classes.txt", "a\nb\n")
+
+
+def cvat_coco(export: DataSet) -> None:
+    write(export, "images/default")
+    content = json_of("train")
+    more = json_of("val")
+    content["images"] += [image | {"id": image["id"] + 100} for image in more["images"]]
+    content["annotations"] += [a | {"id": a["id"] + 100, "image_id": a["image_id"] + 100} for a in more["annotations"]]
+    export.file("annotations/instances_default.json", content)
+
+
+@pytest.mark.parametrize("export", [labelimg, labelimg_voc, label_studio, cvat_coco], ids=lambda e: e.__name__)
+def test_without_splits_all_images_are_for_training(export, tmp_path):
+    export(DataSet(tmp_path / "export"))
+    spec = open_set(tmp_path / "export")
+    assert list(spec.splits) == ["train"]
+    assert boxes(load(spec)) == expected("train") | expected("val")
+
+
+def test_a_folder_may_be_named_from_within(tmp_path, monkeypatch):
+    roboflow_coco(DataSet(tmp_path / "export"))
+    monkeypatch.chdir(tmp_path / "export")
+    assert boxes(load(open_set("."), "val")) == expected("val")
+
+
+REFUSED = {
+    "empty": {},
+    "images alone": {"a.png": b""},
+    "another tool": {"a.png": b"", "a.json": b"{}"},
+    "no names": {"images/a.png": b"", "labels/a.txt": b"0 0.5 0.5 0.1 0.1\n"},
+    "two YAMLs": {"one.yaml": b"train: x\nnames: [a]\n", "two.yaml": b"train: y\nnames: [b]\n"},
+    "two folders of a split": {"test1/a.png": b"", "test2/a.png": b"", "classes.txt": b"a\n"},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_any_other_folder_is_one_line_that_names_it(tmp_path, case):
+    export = DataSet(tmp_path / "export")
+    export.root.mkdir()
+    for name, content in REFUSED[case].items():
+        export.file(name, content)
+    assert str(tmp_path / "export") in refusal(lambda: open_set(export.root))
+
+
+def test_a_yaml_in_a_folder_decides(tmp_path):
+    export = DataSet(tmp_path / "export")
+    yolo(export)
+    export.file("data.yaml", "train: images/val\nval: images/train\nnames: [p, q]\n")
+    spec = open_set(export.root)
+    assert spec.names == ("p", "q")
+    assert set(boxes(load(spec))) == set(OBJECTS["val"])
+    shutil.rmtree(Path(export.root))

@@ -1,0 +1,165 @@
+"""How commands open a data set: by path or name, with optional splits, and with the same refusals."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+import lockstep
+import train
+import val
+from tests.data.data_set import BOX, DataSet, coco, counts, load, num_boxes, open_set, refusal, voc
+from tests.helpers.repository import ROOT
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of
+from tests.helpers.tiny import write_model, write_weights
+from tools.check.__main__ import main as check
+from tools.kfold.__main__ import main as kfold
+from tools.search.__main__ import main as search
+from tools.shard.__main__ import main as shard
+
+
+@pytest.mark.parametrize("name", ["coco128", "coco128.yaml"])
+def test_a_bare_name_is_one_in_configs_unless_there_is_a_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "datasets/coco128/images/train2017").mkdir(parents=True)
+    assert open_set(name, ["train"]).source == str(ROOT / "configs/data/coco128.yaml")
+    own = DataSet(tmp_path)
+    own.pairs("train/x")
+    own.yaml(train="images/train").rename(tmp_path / name)
+    if name.endswith(".yaml"):
+        assert open_set(name, ["train"]).names == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["gone.yaml", "gone", "set.zip", "train.shards", "", "a" * 300])
+def test_what_is_no_data_set_is_one_line(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set.zip").touch()
+    (tmp_path / "train.shards").touch()
+    assert name[:100] in refusal(lambda: open_set(name, ["train"]))
+
+
+def test_a_split_that_the_data_set_does_not_have_is_refused(data):
+    data.pairs("train/x")
+    data.yaml(train="images/train")
+    for split in ("val", "test", "trian"):
+        assert split in refusal(lambda split=split: open_set(data.data, [split]))
+
+
+@pytest.mark.parametrize("state", ["missing", "empty"])
+def test_an_optional_split_without_images_is_left_out(data, lines, state):
+    data.pairs("train/x")
+    if state == "empty":
+        (data.root / "images/val").mkdir()
+    data.yaml()
+    spec = open_set(data.data, ["train"], optional=("val",))
+    assert list(spec.splits) == ["train"]
+    is_warned = any(record.levelno == logging.WARNING and "val" in record.getMessage() for record in lines.records)
+    assert is_warned == (state == "missing")  # its name may be misspelled
+    assert "images/val" in refusal(lambda: load(open_set(data.data, ["train", "val"]), "val"))
+
+
+@pytest.mark.parametrize("name", ["", "runs", "deep/runs"])
+def test_an_output_inside_an_image_folder_is_refused(data, lines, name):
+    data.pairs("train/x", "val/y")
+    data.yaml()
+    output = data.root / "images/train" / name
+    assert str(output) in refusal(lambda: open_set(data.data, ["train"], output=str(output)))
+    open_set(data.data, ["train"], output=str(data.root / "runs"))
+    open_set(data.data, ["train"], output=str(data.root / "images/train2" / name))
+    lines.clear()
+    open_set(data.data, ["train"], output=str(output), continues_output=True)
+    assert [record.levelno for record in lines.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("classes", [("c",), ("2",), ("-1",)])
+def test_unknown_classes_are_refused(data, classes):
+    data.pairs("train/x")
+    data.yaml(train="images/train")
+    assert classes[0] in refusal(lambda: open_set(data.data, ["train"], classes=classes))
+
+
+def test_the_message_about_missing_data_says_what_stores_its_path(data):
+    message = refusal(lambda: open_set(data.root / "gone.yaml", ["val"], stored_in="best.pt"))
+    assert message.count("best.pt") == 1
+
+
+BAD = BOX + "7 0.5 0.5 0.2 0.2\n"
+READERS = ("yolo", "voc", "coco", "lists", "joined", "tiles")
+
+
+def lossy(data: DataSet, reader: str) -> Path:
+    """Writes a data set of which half of the objects are lost in each split."""
+    content = {"train": "images/train", "val": "images/val", "names": ["light", "dark"]}
+    data.pairs("train/x", "train/y", "val/v", rows=BAD)
+    boxes = [(1, 5, 5, 20, 20), (2, 5, 5, 0, 9)]
+    categories = [{"id": 1, "name": "light"}, {"id": 2, "name": "dark"}]
+    for split, stems in (("train", "xy"), ("val", "v")):
+        data.file(f"{split}.json", coco([(f"{stem}.png", boxes) for stem in stems], categories=categories))
+        data.file(f"{split}.txt", "".join(f"images/{split}/{stem}.png\n" for stem in stems))
+        for stem in stems:
+            data.file(f"voc/{split}/{stem}.xml", voc(("light", 5, 5, 20, 20), ("glow", 5, 5, 20, 20)))
+    if reader == "voc":
+        content["annotations"] = {"train": "voc/train", "val": "voc/val"}
+    elif reader == "coco":
+        content["annotations"] = {"train": "train.json", "val": "val.json"}
+    elif reader == "lists":
+        content |= {"train": "train.txt", "val": "val.txt"}
+    elif reader == "tiles":
+        content["tile"] = 32
+    data.yaml(**content)
+    if reader != "joined":
+        return data.data
+    (data.root / "data.yaml").rename(data.root / "part.yaml")
+    return data.file("data.yaml", "train: [part.yaml]\nval: [part.yaml]\n")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_command_refuses_a_data_set_with_the_same_line(data, tmp_path, monkeypatch, capsys, reader):
+    monkeypatch.chdir(tmp_path)
+    path = lossy(data, reader)
+    named = data.root / "part.yaml" if reader == "joined" else path
+    lost = {split: refusal(lambda split=split: load(path, split, max_bad=0.1)) for split in ("train", "val")}
+    reasons = {split: message.partition("; report:")[0] for split, message in lost.items()}
+    assert reasons["train"].startswith(str(named))
+    model = write_model(tmp_path / "tiny.yaml")
+    trained = ["--data", path, *SMALL, "--model", model, "--epochs", 1]
+    assert reasons["train"] in error_of(capsys, train.main, *trained)
+    assert reasons["train"] in error_of(capsys, kfold, *trained, "--folds", 2)
+    assert reasons["train"] in error_of(capsys, shard, path, tmp_path / "out")
+    weights = write_weights(tmp_path / "w.pt", ["light", "dark"])
+    assert reasons["val"] in error_of(capsys, val.main, "--weights", weights, "--data", path, *PLAIN)
+    with pytest.raises(SystemExit) as ended:
+        call(check, path, "--noplots", "--split", "train")
+    assert ended.value.code == 1
+    assert reasons["train"].partition(": ")[2] in capsys.readouterr().out
+    assert not (tmp_path / "runs/train").exists()
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_python_and_a_search_refuse_it_with_the_same_line(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = lossy(data, "yolo")
+    reason = refusal(lambda: load(path, max_bad=0.1)).partition("; report:")[0]
+    model = str(write_model(tmp_path / "tiny.yaml"))
+    settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
+    with pytest.raises(lockstep.Error, match=re.escape(reason)):
+        lockstep.train(str(path), model=model, **settings)
+    (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")
+    flags = ["--hyp", tmp_path / "ranges.yaml", "--trials", 2]
+    assert reason in error_of(capsys, search, "--data", path, *SMALL, "--model", model, "--epochs", 1, *flags)
+
+
+def test_shards_keep_what_a_data_set_has_lost(data, tmp_path):
+    path = lossy(data, "yolo")
+    shard([str(path), str(tmp_path / "out"), "--max-bad", "0.6"])
+    for split in ("train", "val"):
+        files, shards = load(path, split), load(tmp_path / "out", split)
+        assert counts(shards) == counts(files)
+        assert list(num_boxes(shards).values()) == list(num_boxes(files).values())
+        np_equal = (shards.boxes_xywh_px == files.boxes_xywh_px).all()
+        assert np_equal
+    message = refusal(lambda: load(tmp_path / "out", max_bad=0.1))
+    assert "labels/train/x.txt" in message

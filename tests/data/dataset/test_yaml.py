@@ -1,0 +1,173 @@
+"""The data set's YAML: paths, names, classes, and mistakes, each of which is one line that names the file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.data.data_set import BOX, DataSet, load, num_boxes, open_set, refusal
+from tests.helpers.repository import ROOT
+
+PATHS = {  # the key ``path``, and the folder of the YAML
+    "relative to the YAML": (".", "set"),
+    "its default": (None, "set"),
+    "a folder beside the YAML's": ("../set", "yamls"),
+    "relative to the working folder": ("set", "yamls"),
+    "absolute": ("{root}", "yamls"),
+    "with Windows separators": ("..\\set", "yamls"),
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_paths_are_relative_to_the_key_path_or_to_the_yaml(data, tmp_path, monkeypatch, case):
+    path, folder = PATHS[case]
+    monkeypatch.chdir(tmp_path)
+    data.pairs("train/x")
+    content = {"train": "images/train", "names": ["a"]}
+    if path is not None:
+        content["path"] = path.format(root=data.root)
+    named = DataSet(tmp_path / folder).file("data.yaml", yaml.safe_dump(content))
+    assert num_boxes(load(named)) == {"images/train/x.png": 1}
+
+
+@pytest.mark.parametrize("train", ["../train/images", "train/images", ["train/images"], "train\\images"])
+def test_an_entry_of_roboflow_is_read_as_beside_the_yaml(data, train):
+    data.images("train/images/x.png")
+    data.file("train/labels/x.txt")
+    data.yaml(train=train)
+    assert num_boxes(data.index()) == {"train/images/x.png": 1}
+
+
+NAMES = {
+    "[cat, dog]": ("cat", "dog"),
+    "{1: dog, 0: cat}": ("cat", "dog"),
+    "{'0': cat, 01: dog}": ("cat", "dog"),
+    "[012, 0x1F, 1e3, 1.50]": ("012", "0x1F", "1e3", "1.50"),
+    "['yes', \"\u00fc\", ' a b ']": ("yes", "\u00fc", "a b"),
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_names_are_read_as_they_are_written(data, names):
+    data.pairs("train/x")
+    data.file("data.yaml", f"train: images/train\nnames: {names}\n")
+    assert open_set(data.data).names == NAMES[names]
+
+
+def test_keys_that_describe_the_data_set_are_one_line_of_the_log(data, lines):
+    data.pairs("train/x")
+    data.yaml(train="images/train", nc=2, author="me", hash="0a", roboflow={"license": "MIT"}, names_zh=["c", "d"])
+    open_set(data.data, ["train"])
+    assert sum(all(key in text for key in ("author", "hash", "roboflow")) for text in lines.messages) == 1
+
+
+MISTAKES = [
+    "names: []",
+    "names: person",
+    "names: {0: a, 2: b}",
+    "names: {a: 0}",
+    "names: [yes, no]",
+    "names: [a, a]",
+    "names: [a, null]",
+    'names: ["a\\nb"]',
+    "nc: 3",
+    "nc: none",
+    "classes: [a]",
+    "classes: {c: a}",
+    "classes: {a: null}",
+    "ignore: a",
+    "ignore: [a, b]",
+    "{classes: {a: b}, ignore: [a]}",
+    "vall: images/train",
+    "annotation: a.json",
+    "kpt_shape: [17, 3]",
+    "channels: 0",
+    "bits: 20",
+    "tile: 1",
+    "train: 5",
+    "train: [images/train, '']",
+    "train: [images/train, other.yaml]",
+    "annotations: {trian: a.json}",
+    "annotations: {test: a.json}",
+    "annotations: a.csv",
+    "path: 5",
+    "[not, a, map]",
+    "names: [a",
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_names_the_file(data, mistake):
+    data.pairs("train/x")
+    base = {"train": "images/train", "names": ["a", "b"]}
+    try:
+        content = yaml.safe_load(mistake)
+    except yaml.YAMLError:
+        content = None
+    text = yaml.safe_dump(base | content) if isinstance(content, dict) else mistake
+    if isinstance(content, dict) and "yes" in mistake:
+        text = f"train: images/train\n{mistake}\n"
+    data.file("data.yaml", text)
+    assert str(data.data) in refusal(lambda: open_set(data.data, ["train"]))
+
+
+@pytest.mark.parametrize("content", [{"train": "images/train"}, {"names": ["a"]}, {"names": ["a"], "train": None}])
+def test_a_yaml_without_names_or_splits_is_refused(data, content):
+    data.pairs("train/x")
+    data.file("data.yaml", yaml.safe_dump(content))
+    assert str(data.data) in refusal(lambda: open_set(data.data))
+
+
+MISSING = {
+    "a folder": {"train": "images/tarin"},
+    "a list": {"train": "train.txt"},
+    "one of two": {"train": ["images/train", "images/more"]},
+    "annotations": {"train": "images/train", "annotations": {"train": "a.json"}},
+    "a folder of annotations": {"train": "images/train", "annotations": {"train": "voc"}},
+    "the data set": {"train": "images/train", "path": "elsewhere"},
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_a_missing_path_is_refused_with_the_path_and_the_yaml(data, case):
+    data.pairs("train/x")
+    data.yaml(**MISSING[case])
+    message = refusal(lambda: open_set(data.data, ["train"]))
+    expected = {"a folder": "images/tarin", "a list": "train.txt", "one of two": "images/more"}
+    expected |= {"annotations": "a.json", "a folder of annotations": "voc", "the data set": "elsewhere"}
+    assert expected[case] in message
+    assert str(data.data) in message
+
+
+def test_the_content_of_a_data_set_is_read_as_the_same_classes(data):
+    """Copies and folds store it. One class has the name of the value that ignores a class."""
+    data.pairs("train/x")
+    for chosen in ({"classes": {"a": "b"}}, {"ignore": ["ignore"]}, {"classes": {"a": "x"}, "ignore": ["b"]}):
+        spec = open_set(data.yaml(train="images/train", names=["a", "b", "ignore"], tile=64, **chosen))
+        copy = data.file("copy.yaml", yaml.safe_dump({"train": "images/train"} | spec.content()))
+        again = open_set(copy)
+        for name in ("names", "label_names", "class_of", "tile", "pixels"):
+            assert getattr(again, name) == getattr(spec, name)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "data").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_yamls_name_classes_and_download_nothing(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "download" not in yaml.safe_load(path.read_text())
+    spec = open_set(path)
+    assert {"train", "val"} <= set(spec.splits)
+    if path.stem.startswith("coco"):
+        assert (len(spec.names), spec.names[0], spec.names[79]) == (80, "person", "toothbrush")
+    if path.stem != "template":
+        assert "https://" in refusal(lambda: open_set(path, ["train"]))
+
+
+def test_gray_and_16_bit_images_are_those_of_the_yaml(data):
+    data.pairs("train/x", rows=BOX)
+    data.yaml(train="images/train", channels=1, bits=12)
+    spec = open_set(data.data, ["train"])
+    assert (spec.pixels.channels, spec.pixels.bits) == (1, 12)
+    shutil.rmtree(Path(data.root))
