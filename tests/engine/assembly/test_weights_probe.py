@@ -1,4 +1,4 @@
-"""The learning rate of loaded weights, chosen by how well they detect the training objects."""
+"""What the data may change in loaded weights, by how well they detect the training objects."""
 
 from __future__ import annotations
 
@@ -13,20 +13,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import train
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader, TileReader
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_yaml import load_dataset_spec
-from engine.assembly import lr_probe
-from engine.assembly.lr_probe import ObjectScore, lr_mult_by_score, probe_lr_mult, score_on_objects
+from engine.assembly import weights_probe
+from engine.assembly.weights_probe import ObjectScore, lr_mult_by_score, probe_weights, score_on_objects
 from engine.optim.schedule import StepPlan
+from engine.run.run import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scoring import reference_iou
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
+from tests.helpers.scripts import SMALL, call
+from tests.helpers.tiny import (
+    TINY_ANCHOR_MODEL,
+    TINY_MODEL,
+    write_dataset,
+    write_detector,
+    write_tiled_dataset,
+    write_weights,
+)
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
@@ -177,13 +187,14 @@ def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(ste
 def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
     model = model or build_detector(TINY_MODEL, 2)
     plan = StepPlan(accumulate=1, per_epoch=steps, epochs=1, is_timed=config.time > 0)
-    return probe_lr_mult(ALONE, config, dataset, model, plan)
+    probe = probe_weights(ALONE, RunSettings(config, Hyperparameters(lr_mult=None)), dataset, model)
+    return probe.choose_lr_mult(config, plan)
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:
     """Gives the score to all detectors; returns what is asked for."""
     asked = []
-    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or ObjectScore(score, 7))
+    monkeypatch.setattr(weights_probe, "score_on_objects", lambda *given: asked.append(given) or ObjectScore(score, 7))
     return asked
 
 
@@ -238,4 +249,20 @@ def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch
     weights = str(write_weights(tmp_path / "a.pt", ["x"]))
     choose(TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset)
     assert asked[0][2] == images
-    assert f"lr_mult: testing {weights} on {images} training images" in caplog.messages
+    assert f"testing {weights} on {images} training images" in caplog.messages
+
+
+@pytest.mark.parametrize(("objectness", "keeps"), [(2.0, True), (-9.0, False)], ids=["detects", "detects nothing"])
+@pytest.mark.parametrize("lr_mult", ["null", "0.1"])
+def test_weights_that_detect_the_objects_keep_their_anchors(tmp_path, objectness, keeps, lr_mult):
+    """yolov5#13629: every pretrained box was wrong after the anchors had been refitted."""
+    detector = build_detector({**TINY_ANCHOR_MODEL, "anchors": [[16, 16, 24, 24, 40, 20]] * 3}, 2, names=["x", "y"])
+    with torch.no_grad():
+        for conv in detector.head.m:
+            conv.bias.view(3, 7)[:, 4:] = objectness
+    weights = write_detector(tmp_path / "old.pt", detector)
+    data = write_dataset(tmp_path / "set")
+    call(train.main, "--data", data, "--weights", weights, "--epochs", "1", "--project", tmp_path, *SMALL, "--set",
+         "anchor_t=1.2", f"lr_mult={lr_mult}")  # fmt: skip
+    trained = load_detector(tmp_path / "exp" / "last.pt")[0]
+    assert torch.equal(trained.head.anchors, detector.head.anchors) == keeps

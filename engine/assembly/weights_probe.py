@@ -1,14 +1,15 @@
-"""``lr_mult: null``: the learning rate of loaded weights follows from how well they detect the training objects.
+"""Probes the weights of a new run: what the data may change in them follows from how well they detect its objects.
 
 A detector that finds the objects, even as another class, has features that large steps would distort (Kumar et al.,
-ICLR 2022). A detector that finds none of them has to relearn most of its layers.
+ICLR 2022), and boxes that other anchors would displace. A detector that finds none of them has to relearn most of its
+layers. The probe decides ``lr_mult: null``, and whether anchors may be refitted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from data.index.index import DatasetIndex
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
+from engine.run.run import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import class_count
@@ -58,28 +60,41 @@ class ObjectScore(NamedTuple):
     objects: int
 
 
-class Measurement(NamedTuple):
-    """A measurement of how well the weights of a run find the objects of its training split."""
+@dataclass(frozen=True)
+class WeightsProbe:
+    """How well the weights of a new run detect the objects of its training split."""
 
+    source: str  # the weights, as ``--weights`` names them
     score: float  # mean of `score_on_objects`; NaN: not measured
     details: str  # number of objects, or why it was not measured
 
+    @property
+    def detects(self) -> bool:
+        """True if the weights detect at least some of the objects."""
+        return self.score >= FAMILIAR_SCORE  # False for NaN
 
-def probe_lr_mult(
-    ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, steps: StepPlan
-) -> float:
-    """Returns ``lr_mult`` for a new run from ``--weights``, and logs it. All processes must call this; each tests the
-    weights on its share of the images."""
+    def choose_lr_mult(self, config: TrainConfig, steps: StepPlan) -> float:
+        """Returns ``lr_mult`` for the run, and logs it."""
+        epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
+        lr_mult = lr_mult_by_score(self.score, epochs, steps.planned_steps)
+        get_logger().info("lr_mult %g: %s %s (%s)", lr_mult.value, self.source, lr_mult.reason, self.details)
+        return lr_mult.value
+
+
+def probe_weights(
+    ctx: DistributedContext, settings: RunSettings, dataset: AugmentedImages, model: Detector
+) -> WeightsProbe | None:
+    """Measures how well the ``--weights`` of a new run detect its training objects; None if nothing depends on it. All
+    processes must call this; each tests the weights on its share of the images."""
+    config = settings.config
+    if not config.weights or (settings.hyp.lr_mult is not None and model.head.anchors is None):
+        return None
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     max_images = min(MAX_PROBE_IMAGES, len(_images_with_objects(dataset.sample_index)))
-    if not steps.is_timed:
+    if not config.time:
         max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
-    get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
-    measured = _measure(read_weights(path), model, dataset, ctx, max_images)
-    epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
-    lr_mult = lr_mult_by_score(measured.score, epochs, steps.planned_steps)
-    get_logger().info("lr_mult %g: %s %s (%s)", lr_mult.value, config.weights, lr_mult.reason, measured.details)
-    return lr_mult.value
+    get_logger().info("testing %s on %s", config.weights, counted(max_images, "training image"))
+    return _measure(config.weights, read_weights(path), model, dataset, ctx, max_images)
 
 
 def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> LrMult:
@@ -106,24 +121,28 @@ def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> LrMult:
 
 
 def _measure(
-    stored: StoredWeights, model: Detector, dataset: AugmentedImages, ctx: DistributedContext, max_images: int
-) -> Measurement:
-    """Measures `score_on_objects` of the run's ``model`` with all stored weights, including those of the class
-    layers."""
+    source: str,
+    stored: StoredWeights,
+    model: Detector,
+    dataset: AugmentedImages,
+    ctx: DistributedContext,
+    max_images: int,
+) -> WeightsProbe:
+    """Measures `score_on_objects` of the run's ``model`` with all stored weights, including those of the class layers
+    and the anchors."""
     classes = class_count(model, stored.shapes)
     if not classes:
-        return Measurement(math.nan, "its class layers are not the model's")
+        return WeightsProbe(source, math.nan, "its class layers are not the model's")
     detector = build_detector(model.spec, classes)
     report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
     missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
     if missing:
-        return Measurement(
-            math.nan, f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
-        )
+        details = f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
+        return WeightsProbe(source, math.nan, details)
     score = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
     if not score.objects:
-        return Measurement(math.nan, "no object in the images examined")
-    return Measurement(score.mean, f"mean score {score.mean:.3f} of {counted(score.objects, 'object')}")
+        return WeightsProbe(source, math.nan, "no object in the images examined")
+    return WeightsProbe(source, score.mean, f"mean score {score.mean:.3f} of {counted(score.objects, 'object')}")
 
 
 def _images_with_objects(index: DatasetIndex) -> np.ndarray:
