@@ -8,6 +8,7 @@ layers. The probe decides ``lr_mult: null``, and whether anchors may be refitted
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,19 +24,22 @@ from engine.run.run import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import class_count
-from models.weights.read import COUNTERS, StoredWeights, read_weights
+from models.weights.read import COUNTERS, read_weights
 from models.weights.transfer import transfer_weights
 from utils.batches import Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
+from utils.class_names import class_key
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
 from utils.logger import get_logger
-from utils.strings import counted
+from utils.strings import counted, listed
 
 MAX_PROBE_IMAGES = 100  # maximum number of training images that are examined
 BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # maximum fraction of the run's images; a forward pass takes at most a third of a step
 FOUND_IOU = 0.5  # minimum IoU at which a predicted box counts as finding an object
+DETECTED_SCORE = 0.5  # minimum score at which a class counts as detected where nothing is labeled
+MAX_LISTED = 8  # most classes that an advised flag lists
 # Minimum mean scores of weights that know the objects, or know them well. Measured on seven data sets, see
 # `benchmarks/LOG.md`.
 FAMILIAR_SCORE = 0.05
@@ -53,11 +57,16 @@ class LrMult(NamedTuple):
     reason: str  # for the log, such as "detects the training objects well"
 
 
-class ObjectScore(NamedTuple):
-    """A measure of how well a detector finds objects, see `score_on_objects`."""
+class ObjectScores(NamedTuple):
+    """How well a detector of C classes finds objects, see `score_on_objects`."""
 
-    mean: float  # NaN without objects
-    objects: int
+    objects: np.ndarray  # float64 (n,), highest score of any class at each object
+    elsewhere: np.ndarray  # float32 (images, C), highest score of each class away from all objects
+
+    @property
+    def mean(self) -> float:
+        """Mean over the objects, NaN without objects."""
+        return self.objects.mean().item() if len(self.objects) else math.nan
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,54 @@ def probe_weights(
     if not config.time:
         max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
     get_logger().info("testing %s on %s", config.weights, counted(max_images, "training image"))
-    return _measure(config.weights, read_weights(path), model, dataset, ctx, max_images)
+    stored = read_weights(path)
+    classes = class_count(model, stored.shapes)
+    if not classes:
+        return WeightsProbe(config.weights, math.nan, "its class layers are not the model's")
+    detector = build_detector(model.spec, classes)
+    report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
+    missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
+    if missing:
+        details = f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
+        return WeightsProbe(config.weights, math.nan, details)
+    scores = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
+    if not len(scores.objects):
+        return WeightsProbe(config.weights, math.nan, "no object in the images examined")
+    if ctx.is_main and not config.keep_old:
+        labeled = dataset.reader.index.boxes_per_class(model.num_classes) > 0
+        _warn_of_unlearning(config.weights, stored.names or (), scores.elsewhere, model, labeled)
+    details = f"mean score {scores.mean:.3f} of {counted(len(scores.objects), 'object')}"
+    return WeightsProbe(config.weights, scores.mean, details)
+
+
+def _warn_of_unlearning(
+    source: str, weights_names: Sequence[str], elsewhere: np.ndarray, model: Detector, labeled: np.ndarray
+) -> None:
+    """Warns of classes that the weights ``source`` detect in training images although no training image labels them:
+    their objects are background to the loss.
+
+    Args:
+        weights_names: names of the C classes of the weights; empty if the file has none.
+        elsewhere: see `ObjectScores`.
+        labeled: whether each class of the model has a label: bool (C of the model,).
+    """
+    number = {class_key(name): i for i, name in reversed(list(enumerate(weights_names)))}
+    unlabeled = [name for name, is_labeled in zip(model.names, labeled) if not is_labeled and class_key(name) in number]
+    images = {name: np.count_nonzero(elsewhere[:, number[class_key(name)]] >= DETECTED_SCORE) for name in unlabeled}
+    detected = sorted((name for name in unlabeled if images[name]), key=images.__getitem__, reverse=True)
+    if sum(images.values()) < 2:  # one may be a mistake
+        return
+    kept = [shlex.quote(name) for name, is_labeled in zip(model.names, labeled) if is_labeled]
+    classes = " ".join(kept) if len(kept) <= MAX_LISTED else "and the labeled classes"
+    advice = f"--keep-old --classes {classes} keeps them (best with --freeze {len(model.model) - 1})"
+    if not model.head.distills:
+        advice = "--keep-old, which would keep them, needs weights of YOLOv8, YOLOv9, YOLO11 or YOLO26"
+    get_logger().warning(
+        "no training image labels %s, but %s detects them: training will unlearn them; %s",
+        listed(detected),
+        source,
+        advice,
+    )
 
 
 def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> LrMult:
@@ -120,31 +176,6 @@ def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> LrMult:
     return LrMult(lr_mult, f"detects some of the training objects{few}")
 
 
-def _measure(
-    source: str,
-    stored: StoredWeights,
-    model: Detector,
-    dataset: AugmentedImages,
-    ctx: DistributedContext,
-    max_images: int,
-) -> WeightsProbe:
-    """Measures `score_on_objects` of the run's ``model`` with all stored weights, including those of the class layers
-    and the anchors."""
-    classes = class_count(model, stored.shapes)
-    if not classes:
-        return WeightsProbe(source, math.nan, "its class layers are not the model's")
-    detector = build_detector(model.spec, classes)
-    report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
-    missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
-    if missing:
-        details = f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
-        return WeightsProbe(source, math.nan, details)
-    score = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
-    if not score.objects:
-        return WeightsProbe(source, math.nan, "no object in the images examined")
-    return WeightsProbe(source, score.mean, f"mean score {score.mean:.3f} of {counted(score.objects, 'object')}")
-
-
 def _images_with_objects(index: DatasetIndex) -> np.ndarray:
     """Returns the indices of images that have an object: int64 (m,), ascending."""
     return np.unique(index.image_of_box[~index.crowd])
@@ -153,12 +184,11 @@ def _images_with_objects(index: DatasetIndex) -> np.ndarray:
 @torch.no_grad()
 def score_on_objects(
     detector: Detector, dataset: AugmentedImages, max_images: int, ctx: DistributedContext
-) -> ObjectScore:
+) -> ObjectScores:
     """Measures how well a detector finds objects.
 
     The score of an object is the highest score of any predicted box, of any class, that overlaps it with an IoU of at
-    least `FOUND_IOU`; 0 if there is none. Returns the mean over the objects, NaN without objects: the same on all
-    processes and for any number of processes.
+    least `FOUND_IOU`; 0 if there is none. The result is the same on all processes and for any number of processes.
 
     Args:
         detector: in eval mode, with any classes.
@@ -172,27 +202,33 @@ def score_on_objects(
     count = min(max_images, len(images_with_objects))
     sampled = images_with_objects[np.linspace(0, len(images_with_objects) - 1, count).round().astype(np.int64)]
     batches = [sampled[first : first + BATCH_IMAGES] for first in range(0, count, BATCH_IMAGES)]
-    scores_by_batch = {}
+    scores_by_batch: dict[str, np.ndarray] = {}
     for number in range(ctx.rank, len(batches), ctx.world_size):
         keys = tuple(SampleKey(i, 0, 0, (side, side)) for i in batches[number].tolist())
         samples = plain.render(BatchRequest(keys, (side, side)))
-        scores_by_batch[str(number)] = _object_scores(detector, samples, side)
+        scores = _batch_scores(detector, samples, side)
+        scores_by_batch |= {f"{name} {number}": array for name, array in scores._asdict().items()}
     shards = broadcast_object(ctx, gather_arrays(ctx, scores_by_batch)) or []
-    gathered = {int(number): scores for shard in shards for number, scores in shard.items()}
-    scores = np.concatenate([np.zeros(0), *(gathered[number] for number in sorted(gathered))])
-    return ObjectScore(scores.mean().item() if len(scores) else math.nan, len(scores))
+    gathered = {name: array for shard in shards for name, array in shard.items()}
+    if not batches:
+        return ObjectScores(np.zeros(0), np.zeros((0, 0), np.float32))
+    return ObjectScores(
+        *(np.concatenate([gathered[f"{name} {i}"] for i in range(len(batches))]) for name in ObjectScores._fields)
+    )
 
 
-def _object_scores(detector: Detector, samples: Sequence[Sample], side: int) -> np.ndarray:
-    """Returns the scores of the objects in square images of ``side`` pixels, see `score_on_objects`: float64 (n,)."""
+def _batch_scores(detector: Detector, samples: Sequence[Sample], side: int) -> ObjectScores:
+    """Returns the scores in square images of ``side`` pixels, see `score_on_objects`."""
     device = next(detector.parameters()).device
     pixels = torch.from_numpy(np.stack([sample.image.transpose(2, 0, 1) for sample in samples]))
     images = to_float(pixels, device, torch.float32, channels_last=False)
     boxes, scores = detector.decode([level.float() for level in detector(images)])
     object_scores = []
-    for sample, image_boxes, image_scores in zip(samples, boxes, scores.amax(-1), strict=True):
+    elsewhere = []
+    for sample, image_boxes, image_scores in zip(samples, boxes, scores, strict=True):
         labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
         objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
         overlaps = iou(objects[:, None], image_boxes, eps=0.0) >= FOUND_IOU
-        object_scores.append((overlaps * image_scores).amax(1))
-    return torch.cat(object_scores).double().cpu().numpy()
+        object_scores.append((overlaps * image_scores.amax(-1)).amax(1))
+        elsewhere.append((~overlaps.any(0)[:, None] * image_scores).amax(0))
+    return ObjectScores(torch.cat(object_scores).double().cpu().numpy(), torch.stack(elsewhere).cpu().numpy())
