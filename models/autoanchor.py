@@ -86,9 +86,10 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
 
 
 def check_anchors(
-    boxes_wh_px_at_imgsz: np.ndarray, head: DetectionHead, *, anchor_t: float, refit: bool, seed: int = 0
+    boxes_wh_px_at_imgsz: np.ndarray, head: DetectionHead, *, anchor_t: float, reason_to_keep: str = "", seed: int = 0
 ) -> str:
-    """Measures the best possible recall of an anchor head, and fits new anchors if it is below 0.98 and ``refit``.
+    """Measures the best possible recall of an anchor head, and fits new anchors if it is below 0.98, unless there is
+    a ``reason_to_keep`` them.
 
     New anchors are written to ``head.anchors``, smaller ones on finer levels, if recall and fitness improve.
 
@@ -96,7 +97,7 @@ def check_anchors(
         boxes_wh_px_at_imgsz: sides of the training boxes (M, 2), pixels at the training size.
         head: predicts boxes relative to anchors.
         anchor_t: a box matches if neither side differs by this factor or more.
-        refit: whether anchors may be changed.
+        reason_to_keep: why the anchors may not be changed, for the log; empty if they may.
         seed: seed of the fit's random numbers.
 
     Returns a line for the log. Raises ValueError for a head without anchors.
@@ -112,8 +113,8 @@ def check_anchors(
     measured = f"anchors: {recall:.1%} of boxes can be matched"
     if recall >= _TARGET_RECALL:
         return f"{measured}; they are kept"
-    if not refit:
-        return f"{measured}; refitting is off, so they are kept"
+    if reason_to_keep:
+        return f"{measured}; {reason_to_keep}, so they are kept"
     fit = _fit_better(boxes, anchors, anchor_t=anchor_t, seed=seed)
     if fit.anchors is not None:
         _set_anchors(head, head.anchors, fit.anchors)

@@ -76,7 +76,7 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
     """Yields how well trained weights find the training objects, which determines ``lr_mult``. Raises SystemExit if the
     device's score differs from the CPU's, or is below ``--at-least``."""
     from benchmarks.gpu.batches import open_loader
-    from engine.assembly.lr_probe import MAX_PROBE_IMAGES, score_on_objects
+    from engine.assembly.weights_probe import MAX_PROBE_IMAGES, score_on_objects
     from models.weights.load import load_detector
 
     score_by_device = {}
@@ -85,8 +85,10 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
         detector = load_detector(options.weights)[0].eval().fuse().to(ctx.device)
         loader = open_loader(options, ctx)
         started = time.monotonic()
-        score_by_device[device], objects = score_on_objects(detector, loader.samples, MAX_PROBE_IMAGES, ctx)
-        yield f"device {device}: {score_by_device[device]:.5f} of {objects} objects, {time.monotonic() - started:.1f} s"
+        scores = score_on_objects(detector, loader.samples, MAX_PROBE_IMAGES, ctx)
+        score_by_device[device] = scores.mean
+        objects = len(scores.objects)
+        yield f"device {device}: {scores.mean:.5f} of {objects} objects, {time.monotonic() - started:.1f} s"
         loader.close()
     if abs(score_by_device[options.device] - score_by_device["cpu"]) > SAME_SCORE:
         sys.exit("the scores differ")

@@ -22,6 +22,7 @@ from engine.assembly.run_hooks import build_hooks, open_hook_resources
 from engine.assembly.start_log import log_start
 from engine.assembly.starting_model import build_run_model
 from engine.assembly.unused_settings import warn_of_unused_settings
+from engine.assembly.weights_probe import probe_weights
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.data_identity import DataIdentity
 from engine.export.trial import try_export
@@ -68,8 +69,10 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.image_index
     teacher = data.build_teacher(model)
+    probe = None
     if checkpoint is None:
-        fit_model_anchors(ctx, settings, model, train_index)
+        probe = probe_weights(ctx, settings, samples, model)
+        fit_model_anchors(ctx, settings, model, train_index, probe)
     class_weights = choose_class_weights(settings.config, model, train_index)
     criterion = build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
 
@@ -83,7 +86,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The steps, whose number decides the last open settings.
     batches = StepBatches.of(train_loader, settings.config)
     steps = batches.steps
-    settings, optimizer_reason = choose_remaining(ctx, settings, samples, model, steps)
+    settings, optimizer_reason = choose_remaining(settings, probe, steps)
     try_export(ctx, settings.config, model)
     loaded = loaded_parameters(starting_model.pretrained, settings, steps, checkpoint)
     step = build_step(ctx, settings, model, criterion, batches, loaded)

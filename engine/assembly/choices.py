@@ -14,8 +14,8 @@ from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
 from data.samples.dataset import AugmentedImages
 from engine.assembly.batch_size import BatchSearch, batch_that_fits
-from engine.assembly.lr_probe import probe_lr_mult
 from engine.assembly.run_checks import check_batch_size
+from engine.assembly.weights_probe import WeightsProbe
 from engine.optim.build import SHORT_RUN, resolve_optimizer
 from engine.optim.schedule import StepPlan, step_plan
 from engine.run.run import RunSettings
@@ -81,15 +81,17 @@ def choose_batch_size(
     return replace(settings, config=config)
 
 
-def choose_remaining(
-    ctx: DistributedContext, settings: RunSettings, samples: AugmentedImages, model: Detector, steps: StepPlan
-) -> ChosenSettings:
+def choose_remaining(settings: RunSettings, probe: WeightsProbe | None, steps: StepPlan) -> ChosenSettings:
     """Chooses the optimizer and ``lr_mult``, which depend on the planned steps. The settings do not change
-    afterwards."""
+    afterwards.
+
+    ``probe``: that of the weights; None for a run that needs none.
+    """
     reason = _reason_for_auto(steps) if settings.config.optimizer == "auto" else ""
-    optimizer = resolve_optimizer(settings.config.optimizer, steps.planned_steps)
-    lr_mult = _choose_lr_mult(ctx, settings, samples, model, steps)
-    config = replace(settings.config, optimizer=optimizer)
+    config = replace(settings.config, optimizer=resolve_optimizer(settings.config.optimizer, steps.planned_steps))
+    lr_mult = settings.hyp.lr_mult
+    if lr_mult is None:
+        lr_mult = 1.0 if probe is None else probe.choose_lr_mult(config, steps)
     return ChosenSettings(replace(settings, config=config, hyp=replace(settings.hyp, lr_mult=lr_mult)), reason)
 
 
@@ -99,15 +101,3 @@ def _reason_for_auto(steps: StepPlan) -> str:
         return "auto: --time leaves the number of steps open"
     length = "at most" if steps.total <= SHORT_RUN else "more than"
     return f"auto: {length} {SHORT_RUN:,} steps"
-
-
-def _choose_lr_mult(
-    ctx: DistributedContext, settings: RunSettings, samples: AugmentedImages, model: Detector, steps: StepPlan
-) -> float:
-    """Returns the ``lr_mult`` of the settings or, if they leave it open, chooses it by how well the weights detect the
-    objects in ``samples``."""
-    if settings.hyp.lr_mult is not None:
-        return settings.hyp.lr_mult
-    if not settings.config.weights:
-        return 1.0
-    return probe_lr_mult(ctx, settings.config, samples, model, steps)

@@ -14,6 +14,7 @@ from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex
 from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
+from engine.assembly.weights_probe import WeightsProbe
 from engine.evaluation.evaluator import build_evaluator
 from engine.run.run import RunSettings
 from engine.train.validation import RunValidation
@@ -28,21 +29,29 @@ from utils.logger import get_logger
 from utils.strings import listed
 
 
-def fit_model_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
+def fit_model_anchors(
+    ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex, probe: WeightsProbe | None
+) -> None:
     """Checks the anchors of a model, if it has any, against the boxes of the training split, and refits them if needed.
 
-    All ranks use the anchors of rank 0: the search compares sums of floats, which other processors may round
-    differently.
+    Loaded weights predict boxes relative to their anchors, so weights that detect the objects keep them. All ranks use
+    the anchors of rank 0: the search compares sums of floats, which other processors may round differently.
     """
     anchors = model.head.anchors
     if anchors is None:
         return
     config = settings.config
+    reason_to_keep = ""
+    if config.noautoanchor:
+        reason_to_keep = "refitting is off"
+    elif probe is not None and probe.detects:
+        reason_to_keep = f"{probe.source} detects training objects with them ({probe.details})"
     fitted = None
     if ctx.is_main:
         sides = train.sides_at(config.imgsz)
-        refit = not config.noautoanchor
-        message = check_anchors(sides, model.head, anchor_t=settings.hyp.anchor_t, refit=refit, seed=config.seed)
+        message = check_anchors(
+            sides, model.head, anchor_t=settings.hyp.anchor_t, reason_to_keep=reason_to_keep, seed=config.seed
+        )
         get_logger().info("%s", message)
         fitted = anchors.cpu()
     anchors.copy_(broadcast_object(ctx, fitted))

@@ -38,7 +38,7 @@ def test_recall_and_fitness_equal_loops():
 def test_recall_equals_the_fraction_that_the_assigner_matches():
     head = anchor_head()
     boxes = np.exp(np.random.default_rng(1).uniform(np.log(3), np.log(500), (300, 2)))
-    line = check_anchors(boxes, head, anchor_t=4.0, refit=False)
+    line = check_anchors(boxes, head, anchor_t=4.0, reason_to_keep="not here")
     targets = torch.zeros(300, 6)
     targets[:, 2:4] = 0.5
     targets[:, 4:] = torch.from_numpy(boxes / 640).float()
@@ -59,7 +59,7 @@ def test_good_anchors_are_kept():
     head = anchor_head()
     before = head.anchors.clone()
     boxes = np.random.default_rng(0).uniform(20, 300, (200, 1)) * np.array([[1.0, 1.2]])
-    line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
+    line = check_anchors(boxes, head, anchor_t=4.0)
     assert line == "anchors: 100.0% of boxes can be matched; they are kept"
     assert torch.equal(head.anchors, before)
 
@@ -70,7 +70,7 @@ def test_poor_anchors_are_refitted(strides):
     buffer = head.anchors
     boxes = clustered()
     before, _ = recall_and_fitness(boxes, np.array(COCO_PX, dtype=float).reshape(-1, 2), 4.0)
-    line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
+    line = check_anchors(boxes, head, anchor_t=4.0)
     assert head.anchors is buffer, "written in place: state dicts and devices stay valid"
     pixels = buffer.double().numpy() * np.array(strides)[:, None, None]
     after, _ = recall_and_fitness(boxes, pixels.reshape(-1, 2), 4.0)
@@ -84,7 +84,7 @@ def test_poor_anchors_are_refitted(strides):
 def test_too_few_boxes_keep_the_anchors(boxes):
     head = anchor_head()
     before = head.anchors.clone()
-    line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
+    line = check_anchors(boxes, head, anchor_t=4.0)
     assert torch.equal(head.anchors, before)
     too_few = "too few boxes (4) to refit 9 anchors, which are kept"
     assert ("no boxes to check against; the anchors are kept" if len(boxes) < 2 else too_few) in line

@@ -1,8 +1,10 @@
-"""The learning rate of loaded weights, chosen by how well they detect the training objects."""
+"""What the data may change in loaded weights, by how well they detect the training objects."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +15,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import train
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader, TileReader
 from data.samples.tiles import TiledIndex
-from engine.assembly import lr_probe
-from engine.assembly.lr_probe import ObjectScore, lr_mult_by_score, probe_lr_mult, score_on_objects
+from engine.assembly import weights_probe
+from engine.assembly.weights_probe import ObjectScores, lr_mult_by_score, probe_weights, score_on_objects
 from engine.optim.schedule import StepPlan
+from engine.run.run import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scoring import reference_iou
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
+from tests.helpers.scripts import SMALL, call
+from tests.helpers.tiny import (
+    TINY_ANCHOR_MODEL,
+    TINY_MODEL,
+    write_dataset,
+    write_detector,
+    write_tiled_dataset,
+    write_weights,
+)
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
@@ -87,9 +99,9 @@ def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
     files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
     value = expected(detector, [file.read_text() for file in files])
     assert 0.1 < value < 0.9
-    score, objects = score_on_objects(detector, dataset, 100, ALONE)
-    assert score == pytest.approx(value, abs=1e-6)
-    assert objects == sum(len(file.read_text().splitlines()) for file in files)
+    scores = score_on_objects(detector, dataset, 100, ALONE)
+    assert scores.mean == pytest.approx(value, abs=1e-6)
+    assert len(scores.objects) == sum(len(file.read_text().splitlines()) for file in files)
     assert all(image.shape[1:] == (3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
 
 
@@ -100,9 +112,10 @@ def test_images_with_objects_are_taken_at_equal_distances(dataset, tmp_path):
     assert len(with_objects) < len(texts)
     chosen = [with_objects[i] for i in np.linspace(0, len(with_objects) - 1, 4).round().astype(int)]
     detector = planned()
-    score, objects = score_on_objects(detector, dataset, 4, ALONE)
+    scores = score_on_objects(detector, dataset, 4, ALONE)
     assert [len(images) for images in detector.seen] == [4]
-    assert (score, objects) == (pytest.approx(expected(detector, chosen), abs=1e-6), len("".join(chosen).splitlines()))
+    assert scores.mean == pytest.approx(expected(detector, chosen), abs=1e-6)
+    assert len(scores.objects) == len("".join(chosen).splitlines())
 
 
 def test_backgrounds_do_not_change_the_score(dataset, tmp_path):
@@ -112,30 +125,30 @@ def test_backgrounds_do_not_change_the_score(dataset, tmp_path):
         (labels / f"{i % 12:03}_{i}.txt").write_text("")
     more = samples(tmp_path / "set" / "data.yaml", tmp_path / "other")
     assert len(more) == 72
-    assert score_on_objects(planned(), more, 5, ALONE) == score_on_objects(planned(), dataset, 5, ALONE)
+    assert score_on_objects(planned(), more, 5, ALONE).mean == score_on_objects(planned(), dataset, 5, ALONE).mean
 
 
-def _scored(ctx: DistributedContext, yaml: Path, cache: Path) -> tuple[float, int, int]:
+def _scored(ctx: DistributedContext, yaml: Path, cache: Path) -> tuple[list[list], int]:
     detector = planned()
-    return *score_on_objects(detector, samples(yaml, cache), 25, ctx), sum(map(len, detector.seen))
+    scores = score_on_objects(detector, samples(yaml, cache), 25, ctx)
+    return [array.tolist() for array in scores], sum(map(len, detector.seen))
 
 
 def test_processes_share_the_images_and_get_the_same_score(tmp_path):
     yaml = write_dataset(tmp_path / "set", train=40)
-    score, objects, images = _scored(ALONE, yaml, tmp_path)
-    assert score > 0
-    two = run_ranks(2, _scored, yaml, tmp_path)
-    assert [found[:2] for found in two] == [(score, objects)] * 2
-    assert [found[2] for found in two] == [15, 10]
+    scores, images = _scored(ALONE, yaml, tmp_path)
+    assert max(scores[0]) > 0
+    assert len(scores[1]) == 25
+    assert run_ranks(2, _scored, yaml, tmp_path) == [(scores, 15), (scores, 10)]
     assert images == 25
 
 
 def test_without_objects_there_is_no_score(dataset, tmp_path):
     index = dataset.sample_index.with_boxes(np.zeros_like(dataset.sample_index.crowd))
     without = AugmentedImages(ImageReader(index, imgsz=SIDE))
-    score, objects = score_on_objects(planned(), without, 5, ALONE)
-    assert math.isnan(score)
-    assert objects == 0
+    scores = score_on_objects(planned(), without, 5, ALONE)
+    assert math.isnan(scores.mean)
+    assert len(scores.objects) == 0
 
 
 def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
@@ -151,8 +164,8 @@ def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
     tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
     moving = AugmentedImages(TileReader(tiles, imgsz=SIDE, image_cache=images), seed=3)
     detector = planned(200)
-    score, objects = score_on_objects(detector, moving, 100, ALONE)
-    assert (score, objects) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
+    scores = score_on_objects(detector, moving, 100, ALONE)
+    assert (scores.mean, len(scores.objects)) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
 
 
 @pytest.mark.parametrize(("score", "epochs", "steps", "lr_mult"), [
@@ -177,13 +190,15 @@ def test_well_known_objects_move_weights_as_far_in_long_runs_as_in_20_epochs(ste
 def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
     model = model or build_detector(TINY_MODEL, 2)
     plan = StepPlan(accumulate=1, per_epoch=steps, epochs=1, is_timed=config.time > 0)
-    return probe_lr_mult(ALONE, config, dataset, model, plan)
+    probe = probe_weights(ALONE, RunSettings(config, Hyperparameters(lr_mult=None)), dataset, model)
+    return probe.choose_lr_mult(config, plan)
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:
     """Gives the score to all detectors; returns what is asked for."""
     asked = []
-    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or ObjectScore(score, 7))
+    scores = ObjectScores(np.full(7, score), np.zeros((1, 3), np.float32))
+    monkeypatch.setattr(weights_probe, "score_on_objects", lambda *given: asked.append(given) or scores)
     return asked
 
 
@@ -238,4 +253,54 @@ def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch
     weights = str(write_weights(tmp_path / "a.pt", ["x"]))
     choose(TrainConfig(data="d.yaml", weights=weights, epochs=epochs), dataset)
     assert asked[0][2] == images
-    assert f"lr_mult: testing {weights} on {images} training images" in caplog.messages
+    assert f"testing {weights} on {images} training images" in caplog.messages
+
+
+@pytest.mark.parametrize(("objectness", "keeps"), [(2.0, True), (-9.0, False)], ids=["detects", "detects nothing"])
+@pytest.mark.parametrize("lr_mult", ["null", "0.1"])
+def test_weights_that_detect_the_objects_keep_their_anchors(tmp_path, objectness, keeps, lr_mult):
+    """yolov5#13629: every pretrained box was wrong after the anchors had been refitted."""
+    detector = build_detector({**TINY_ANCHOR_MODEL, "anchors": [[16, 16, 24, 24, 40, 20]] * 3}, 2, names=["x", "y"])
+    with torch.no_grad():
+        for conv in detector.head.m:
+            conv.bias.view(3, 7)[:, 4:] = objectness
+    weights = write_detector(tmp_path / "old.pt", detector)
+    data = write_dataset(tmp_path / "set")
+    call(train.main, "--data", data, "--weights", weights, "--epochs", "1", "--project", tmp_path, *SMALL, "--set",
+         "anchor_t=1.2", f"lr_mult={lr_mult}")  # fmt: skip
+    trained = load_detector(tmp_path / "exp" / "last.pt")[0]
+    assert torch.equal(trained.head.anchors, detector.head.anchors) == keeps
+
+
+def unlearning_lines(out: str) -> list[str]:
+    return [line for line in out.splitlines() if "--keep-old" in line]
+
+
+@pytest.mark.parametrize(("names", "drops_dark", "warns"), [
+    (["light", "dark"], True, True), (["light", "dark"], False, False), (["light"], True, False),
+])  # fmt: skip
+def test_known_classes_without_a_label_are_named_with_the_flags_that_keep_them(
+    tmp_path, capsys, names, drops_dark, warns
+):
+    """ultralytics#3138: person alone was labeled under COCO's names, and all other classes were unlearned in silence.
+    The second run takes the flags of the first one's line."""
+    detector = build_detector(TINY_MODEL, 2, names=["light", "Dark"])
+    with torch.no_grad():
+        for *_, output in detector.head.cv3:
+            output.bias.fill_(3.0)
+    weights = write_detector(tmp_path / "old.pt", detector)
+    data = write_dataset(tmp_path / "set")
+    data.write_text(json.dumps({"train": "images/train", "val": "images/train", "names": names}))
+    for file in (tmp_path / "set" / "labels" / "train").iterdir():
+        rows = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(row for row in rows if row[0] == "0" or not drops_dark))
+    flags = ["--data", data, "--weights", weights, "--epochs", "1", "--project", tmp_path, *SMALL]
+    call(train.main, *flags)
+    lines = unlearning_lines(capsys.readouterr().out)
+    assert len(lines) == warns
+    if warns:
+        assert "dark" in lines[0]
+        advice = re.findall(r"--keep-old|--classes light|--freeze \d+", lines[0])
+        assert len(advice) == 3
+        call(train.main, *flags, *" ".join(advice).split())
+        assert load_detector(tmp_path / "exp2" / "last.pt")[0].names == ("light", "Dark")
