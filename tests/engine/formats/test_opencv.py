@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_each_minor_version_of_opencv_reads_each_family(tmp_path: Path):
         if subprocess.run(command, check=False).returncode:
             pytest.skip(f"OpenCV {version} cannot be installed")
         result = subprocess.run([python, "-c", READER, *files], capture_output=True, text=True, check=False)
+        shutil.rmtree(environment)  # tests keep their files in memory
         if result.returncode:
             failures.append((version, result.stderr[-500:]))
     assert failures == []
