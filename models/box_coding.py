@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Shapes = tuple[tuple[int, int], ...]  # rows and columns of each level
@@ -71,16 +72,27 @@ def flatten_cells(raw: Sequence[Tensor]) -> Tensor:
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
-def expected_distances(logits: Tensor, dim: int = -1) -> Tensor:
+def expected_distances(logits: Tensor) -> Tensor:
     """Computes the mean of each side's distribution over distances 0..R-1 (Li et al. 2020): (*S, R) -> (*S), cells.
 
-    ``dim`` is the dimension of the R bins, negative. A single bin is the distance itself.
+    A single bin is the distance itself.
     """
-    if logits.shape[dim] == 1:
-        return logits.squeeze(dim)
-    bins = torch.arange(logits.shape[dim], dtype=logits.dtype, device=logits.device)
-    dims_after = -1 - dim
-    return (logits.softmax(dim) * bins.view(-1, *[1] * dims_after)).sum(dim)
+    if logits.shape[-1] == 1:
+        return logits.squeeze(-1)
+    bins = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    return (logits.softmax(-1) * bins).sum(-1)
+
+
+def convolved_distances(logits: Tensor, bins: int) -> Tensor:
+    """Computes `expected_distances` for ONNX graphs: (B, 4 * R, N) -> (B, 4, N), R = ``bins``.
+
+    The mean is a convolution with constant weights: OpenCV 4.8 gives wrong results for sums over one dimension.
+    """
+    if bins == 1:
+        return logits
+    probabilities = logits.unflatten(1, (4, bins)).softmax(2).flatten(1, 2)
+    weight = torch.arange(bins, dtype=logits.dtype, device=logits.device).view(1, bins, 1, 1).repeat(4, 1, 1, 1)
+    return F.conv2d(probabilities.unsqueeze(2), weight, groups=4).squeeze(2)
 
 
 def distances_to_xyxy(distances: Tensor, centers: Tensor, strides: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def probe_weights(
     if not len(scores.objects):
         return WeightsProbe(config.weights, math.nan, "no object in the images examined")
     if ctx.is_main and not config.keep_old:
-        labeled = dataset.reader.index.boxes_per_class(model.num_classes) > 0
+        labeled = dataset.reader.image_index.boxes_per_class(model.num_classes) > 0
         _warn_of_unlearning(config.weights, stored.names or (), scores.elsewhere, model, labeled)
     details = f"mean score {scores.mean:.3f} of {counted(len(scores.objects), 'object')}"
     return WeightsProbe(config.weights, scores.mean, details)

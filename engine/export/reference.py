@@ -27,6 +27,7 @@ from utils.labels import GroundTruth
 from utils.strings import counted
 
 BATCH = 8
+JACKKNIFE_GROUPS = 64
 
 
 class Reference:
@@ -82,6 +83,9 @@ class Reference:
 
         result, table = self._score(exported, postprocess)
         differences = match_tables(self.table, table, allowed.min_iou)
+        ap_spread = 0.0
+        if allowed.ap_may_spread and not abs(result.ap - self.result.ap) <= allowed.ap:
+            ap_spread = 2 * ap_difference_error(self._truth, self.table, table, num_classes=exported.num_classes)
         samples = self._reader.sample_index
         return Parity(
             images=len(self._reader.image_index),
@@ -93,6 +97,7 @@ class Reference:
             mean_score=_mean(differences.score),
             ap=float(np.nan_to_num(result.ap)),
             ap_checkpoint=float(np.nan_to_num(self.result.ap)),
+            ap_spread=ap_spread,
             f1=f1_at(result, threshold),
             f1_checkpoint=f1_at(self.result, threshold),
             threshold=threshold,
@@ -121,6 +126,38 @@ def _ground_truth_of(reader: SampleReader) -> GroundTruth:
     boxes = truth.boxes_xywh_px.copy()
     boxes[:, :2] += np.repeat(reader.tiles.windows[:, :2], np.diff(truth.offsets), axis=0)
     return replace(truth, boxes_xywh_px=boxes)
+
+
+def ap_difference_error(
+    truth: GroundTruth, first: DetectionTable, second: DetectionTable, *, num_classes: int
+) -> float:
+    """Returns the standard error of the difference between two models' APs in the same images, by the jackknife (Efron
+    and Stein 1981) over at most `JACKKNIFE_GROUPS` groups of images; 0 for a single image."""
+    groups = min(truth.num_images, JACKKNIFE_GROUPS)
+    differences = []
+    for group in range(groups):
+        is_kept = np.arange(truth.num_images) % groups != group
+        remaining = _objects_of(truth, is_kept)
+        aps = []
+        for table in (first, second):
+            rows = table.take(is_kept[table.image_index])
+            aps.append(score_detections(remaining, rows, num_classes).ap)
+        differences.append(aps[1] - aps[0])
+    return float(np.sqrt((groups - 1) * np.nan_to_num(np.nanvar(differences))))
+
+
+def _objects_of(truth: GroundTruth, is_kept: np.ndarray) -> GroundTruth:
+    """Removes the objects of the images that are not kept. ``is_kept``: bool (N,)."""
+    boxes = is_kept[truth.image_of_box]
+    counts = np.diff(truth.offsets) * is_kept
+    return replace(
+        truth,
+        offsets=np.r_[0, counts.cumsum()],
+        boxes_xywh_px=truth.boxes_xywh_px[boxes],
+        classes=truth.classes[boxes],
+        crowd=truth.crowd[boxes],
+        area_px=truth.area_px[boxes],
+    )
 
 
 def _mean(values: np.ndarray) -> float:

@@ -40,16 +40,27 @@ class Node(Protocol):
 
 
 def last_convolutions(nodes: Sequence[Node]) -> list[str]:
-    """Lists the names of the convolutions that no other convolution follows: the output layers of the head."""
-    before: set[str] = set()  # tensors from which a convolution is reached; nodes are walked backwards
+    """Lists the names of the convolutions that no layer follows: the output layers of the head, and the convolution
+    that computes box sides (`models.box_coding.convolved_distances`)."""
+    producer = {output: node for node in nodes for output in node.output}
+    before: set[str] = set()  # tensors from which a layer's convolution is reached; nodes are walked backwards
     last = []
     for node in reversed(nodes):
         leads_to_convolution = any(output in before for output in node.output)
         if node.op_type == "Conv" and not leads_to_convolution:
             last.append(node.name)
-        if node.op_type == "Conv" or leads_to_convolution:
+        if leads_to_convolution or (node.op_type == "Conv" and not _reads_probabilities(node, producer)):
             before.update(node.input)
     return last
+
+
+def _reads_probabilities(node: Node, producer: dict[str, Node]) -> bool:
+    """Returns whether the input of ``node`` is a softmax, possibly reshaped. ``producer``: node that writes a
+    tensor."""
+    source = producer.get(node.input[0])
+    while source is not None and source.op_type in ("Reshape", "Unsqueeze"):
+        source = producer.get(source.input[0])
+    return source is not None and source.op_type == "Softmax"
 
 
 def rounded_tensors(nodes: Sequence[Node]) -> list[str]:

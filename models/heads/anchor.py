@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.box_coding import anchor_to_cxcywh, cell_centers, grid_shapes
 from models.heads.base import REFERENCE_SIZE, DetectionHead, output_bias
+from models.layers.ops import split_parts
 from utils.boxes import cxcywh_to_xyxy
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class AnchorHead(DetectionHead):
             centers, _ = cell_centers(grid_shapes([level]), (stride,), level.device)
             by_anchor = level.float().unflatten(1, (self.num_anchors, 5 + self.num_classes))  # (B, A, 5 + C, h, w)
             outputs = by_anchor.permute(0, 1, 3, 4, 2).flatten(2, 3)  # (B, A, h * w, 5 + C)
-            coordinates, objectness, classes = outputs.split((4, 1, self.num_classes), -1)
+            coordinates, objectness, classes = split_parts(outputs, (4, 1, self.num_classes), -1)
             center, size = anchor_to_cxcywh(coordinates, anchors.float()[:, None]).split(2, -1)
             cxcywh = torch.cat((center + (centers - 0.5), size), -1) * stride
             boxes.append(cxcywh_to_xyxy(cxcywh).flatten(1, 2))

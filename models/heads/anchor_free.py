@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.box_coding import (
     cell_centers,
+    convolved_distances,
     distances_to_xyxy,
     expected_distances,
     flatten_cells,
@@ -21,6 +22,7 @@ from models.box_coding import (
 )
 from models.heads.base import REFERENCE_SIZE, DetectionHead, output_bias
 from models.layers.conv import Conv, DWConv
+from models.layers.ops import split_parts
 
 if TYPE_CHECKING:
     from models.losses.anchor_free import AnchorFreeLoss
@@ -31,7 +33,8 @@ class DFL(nn.Module):
     """Holds the values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020) as a frozen convolution
     weight.
 
-    It exists only for the names of public state dicts and is never run: `expected_distances` computes the mean.
+    It exists only for the names of public state dicts and is never run: `expected_distances` computes the mean, and
+    `convolved_distances` in ONNX graphs.
     """
 
     def __init__(self, bins: int) -> None:
@@ -113,15 +116,15 @@ class AnchorFreeHead(DetectionHead):
         return [torch.cat((box(x), cls(x)), 1) for x, box, cls in zip(features, boxes, classes)]
 
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        sizes = (4 * self.reg_max, self.num_classes)
         # ONNX runtimes are faster with channels before cells, torch with cells before channels.
-        channels_first = torch.onnx.is_in_onnx_export()
-        channel_dim = 1 if channels_first else 2
-        flat = flatten_cells(raw) if channels_first else flatten_levels(raw)
-        sides, logits = flat.split((4 * self.reg_max, self.num_classes), channel_dim)
-        distances = expected_distances(sides.unflatten(channel_dim, (4, self.reg_max)), dim=channel_dim - 3)
-        scores = logits.sigmoid()
-        if channels_first:
-            distances = distances.transpose(1, 2)
-            scores = scores.transpose(1, 2)
-        centers, strides = cell_centers(grid_shapes(raw), self.strides, flat.device)
+        if torch.onnx.is_in_onnx_export():
+            sides, logits = split_parts(flatten_cells(raw), sizes, 1)
+            distances = convolved_distances(sides, self.reg_max).transpose(1, 2)
+            scores = logits.sigmoid().transpose(1, 2)
+        else:
+            sides, logits = flatten_levels(raw).split(sizes, 2)
+            distances = expected_distances(sides.unflatten(2, (4, self.reg_max)))
+            scores = logits.sigmoid()
+        centers, strides = cell_centers(grid_shapes(raw), self.strides, sides.device)
         return distances_to_xyxy(distances, centers, strides), scores

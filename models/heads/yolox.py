@@ -15,6 +15,7 @@ from models.box_coding import cell_centers, flatten_levels, grid_shapes, offsets
 from models.heads.base import REFERENCE_SIZE, DetectionHead, output_bias
 from models.layers.conv import Conv
 from models.layers.csp import SeparableConv
+from models.layers.ops import split_parts
 from utils.boxes import cxcywh_to_xyxy
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class YOLOXHead(DetectionHead):
 
     def decode_branch(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Decodes boxes and scores, which are objectness times class score."""
-        box, objectness, classes = flatten_levels(raw).split((4, 1, self.num_classes), -1)
+        box, objectness, classes = split_parts(flatten_levels(raw), (4, 1, self.num_classes), -1)
         centers, strides = cell_centers(grid_shapes(raw), self.strides, box.device)
         boxes = cxcywh_to_xyxy(offsets_to_cxcywh(box, centers, strides))
         return boxes, objectness.sigmoid() * classes.sigmoid()

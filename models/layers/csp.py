@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.conv import Conv
+from models.layers.ops import split_parts
 
 
 class Bottleneck(nn.Module):
@@ -192,13 +193,18 @@ class Attention(nn.Module):
         batch, channels, height, width = x.shape
         # Cells before channels: no copies in channels_last, and the layout that attention kernels expect.
         tokens = self.qkv(x).flatten(2).transpose(1, 2).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        query, key, value = tokens.split((self.key_width, self.key_width, self.value_width), -1)
+        query, key, value = split_parts(tokens, (self.key_width, self.key_width, self.value_width), -1)
         mixed = F.scaled_dot_product_attention(query, key, value)  # (B, heads, cells, value_width)
 
         def to_map(t: Tensor) -> Tensor:
             return t.transpose(1, 2).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
 
-        return self.proj(to_map(mixed) + self.pe(to_map(value)))
+        attended = to_map(mixed)
+        position = self.pe(to_map(value))
+        if torch.onnx.is_in_onnx_export():  # OpenCV 4.7 cannot add to a depthwise convolution
+            total = attended.flatten(2) + position.flatten(2)
+            return self.proj(total.unflatten(2, (height, width)))
+        return self.proj(attended + position)
 
 
 def attention_heads(channels: int) -> int:
@@ -240,7 +246,7 @@ class C2PSA(nn.Module):
         self.m = nn.Sequential(*(PSABlock(self.hidden, heads) for _ in range(repeats)))
 
     def forward(self, x: Tensor) -> Tensor:
-        kept, mixed = self.cv1(x).split(self.hidden, 1)
+        kept, mixed = split_parts(self.cv1(x), (self.hidden, self.hidden), 1)
         return self.cv2(torch.cat((kept, self.m(mixed.clone())), 1))  # made contiguous once, as in C2f
 
 

@@ -1,4 +1,5 @@
-"""Functions with a hand-written backward pass, which reads and writes memory less often than autograd's.
+"""Functions with a hand-written backward pass, which reads and writes memory less often than autograd's, and one that
+becomes other operators in ONNX graphs.
 
 Legend: B images, I images with ignore regions, N cells over all levels, C classes, D channels, P selected cells.
 """
@@ -6,6 +7,7 @@ Legend: B images, I images with ignore regions, N cells over all levels, C class
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -163,3 +165,11 @@ def sparse_cross_entropy(
         ignored: images int64 (I,), and bool (I, N, C), logits without a loss; their targets must be 0.
     """
     return _SparseCrossEntropy.apply(logits, cells, targets, weights, *(ignored or ()))
+
+
+def split_parts(x: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
+    """Computes ``x.split(sizes, dim)``. ONNX graphs get slices: OpenCV 4.7 splits into equal parts only, and cannot add
+    a convolution to one of them."""
+    if not torch.onnx.is_in_onnx_export():
+        return x.split(sizes, dim)
+    return [x.narrow(dim, end - size, size) for size, end in zip(sizes, accumulate(sizes))]

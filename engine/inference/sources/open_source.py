@@ -40,14 +40,15 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
             list's folder; each is read once), the number of a webcam, or the URL of an image, a video or a stream.
 
     Raises UserError: at the call for a missing source, an unknown file type, or a single image if ``options`` are for
-    tracking; at iteration for an unreadable file, which is skipped if the source has others.
+    tracking; at iteration for an unreadable file, which is skipped if the source has others, and for a live source
+    that is lost and does not come back.
     """
     if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
         if options.in_sequences:
             raise _single_image(source)
         return _url_frames(source, read_url(source, max_bytes=MAX_IMAGE_BYTES), options.pixels)
     if is_stream(source):
-        return stream_frames(without_login(source), open_stream(source), options)
+        return stream_frames(source, open_stream(source), options)
     order = by_number if options.in_sequences else None
     files, unread = list_files(source, image_suffixes(options.pixels), order)
     if options.in_sequences:

@@ -8,6 +8,8 @@ import math
 import os
 import queue
 import threading
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 import cv2
@@ -15,14 +17,17 @@ import numpy as np
 
 from data.images.decode import to_format
 from engine.inference.sources.frames import FileProblem, Frame, FrameStream, SourceOptions
-from engine.inference.sources.source_files import is_webcam
+from engine.inference.sources.source_files import VIDEO_SUFFIXES, is_webcam
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import open_regular
-from utils.files.url import without_login
+from utils.files.url import is_http, url_path, without_login
+from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead
 
 DEFAULT_FPS = 25.0  # for videos and streams that state no rate
-STREAM_TIMEOUT_S = 30.0
+STREAM_TIMEOUT_S = 30.0  # a live source without a frame for so long is lost
+LOST_SOURCE_S = 60.0  # how long a lost live source is opened again before that is an error
+RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each attempt to open it; the last one repeats
 MIN_READ_FRACTION = 0.95  # fraction of the container's frame count, an estimate; below it, the video is damaged
 
 
@@ -86,10 +91,18 @@ def open_stream(source: str) -> cv2.VideoCapture:
 
 
 def stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
-    """Yields all frames of a video, which is a URL of known length, or the newest frames of a live stream."""
+    """Yields all frames of a video, which is a URL of known length, or the newest frames of a live source.
+
+    Args:
+        source: the URL with its login, or the number of a webcam.
+        capture: as `open_stream` returns it.
+        options: how many frames are read.
+
+    A live source that is lost is opened again for `LOST_SOURCE_S`; then UserError is raised.
+    """
     if _length(capture) is None:
         return _live_frames(source, capture, options)
-    return _url_video_frames(source, capture, options)
+    return _url_video_frames(without_login(source), capture, options)
 
 
 def _url_video_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
@@ -103,20 +116,71 @@ def _url_video_frames(source: str, capture: cv2.VideoCapture, options: SourceOpt
 
 
 def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
+    name = without_login(source)
     fps = _fps(capture)
     taken = 0
     due = 0  # index of the next frame to yield
-    with contextlib.closing(NewestFrames(capture, source)) as frames:
+    with contextlib.closing(_frames_across_losses(source, capture, fps)) as frames:
         for index, frame in frames:
             if index >= due:
-                image = to_format(frame, source, options.pixels)
-                yield Frame(source, image, index, fps, is_video=True, total=None, is_live=True, sequence=source)
+                image = to_format(frame, name, options.pixels)
+                yield Frame(name, image, index, fps, is_video=True, total=None, is_live=True, sequence=name)
                 taken += 1
                 due = index + options.vid_stride
                 if taken == options.max_frames:
                     return
     if not taken:
-        raise UserError(f"{source}: ended before its first frame")
+        raise UserError(f"{name}: ended before its first frame")
+
+
+def _frames_across_losses(
+    source: str, capture: cv2.VideoCapture, fps: float
+) -> Generator[tuple[int, np.ndarray], None, None]:
+    """Yields the positions, which also count the frames of the time in which the source was lost, and BGR images of the
+    newest frames. Ends where a video ends whose length is unknown. Raises UserError if the source is lost for good."""
+    name = without_login(source)
+    position = -1
+    lost_at: float | None = None
+    while True:
+        reason = f"{name}: the stream has ended"
+        first = position + 1
+        try:
+            with contextlib.closing(NewestFrames(capture, name)) as frames:
+                for number, frame in frames:
+                    if lost_at is not None:
+                        seconds = time.monotonic() - lost_at
+                        get_logger().info("%s: is back after %.0f s", name, seconds)
+                        first += round(seconds * fps)
+                        lost_at = None
+                    position = first + number
+                    yield position, frame
+        except UserError as error:
+            if position < 0:
+                raise
+            reason = str(error)
+        if position < 0 or _is_video_file(source):
+            return
+        if lost_at is None:
+            lost_at = time.monotonic()
+            get_logger().warning("%s; trying to open it again for %g s", reason, LOST_SOURCE_S)
+        capture = _open_again(source, lost_at + LOST_SOURCE_S)
+
+
+def _is_video_file(source: str) -> bool:
+    """Returns whether a URL names a video file: its end is not a loss."""
+    return is_http(source) and os.path.splitext(url_path(source))[1].lower() in VIDEO_SUFFIXES
+
+
+def _open_again(source: str, deadline: float) -> cv2.VideoCapture:
+    """Opens a lost source. Raises UserError if that has not succeeded by ``deadline``, of `time.monotonic`."""
+    for pause in itertools.chain(RETRY_PAUSES_S, itertools.repeat(RETRY_PAUSES_S[-1])):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        time.sleep(min(pause, remaining))
+        with contextlib.suppress(UserError):
+            return open_stream(source)
+    raise UserError(f"{without_login(source)}: was lost, and is not back after {LOST_SOURCE_S:g} s")
 
 
 class NewestFrames:

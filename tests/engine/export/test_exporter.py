@@ -18,7 +18,7 @@ from models.postprocess.selection import DEFAULT_CONFIDENCE
 from tests.helpers.exports import options
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.settings import ExportConfig
-from utils.errors import UserError
+from utils.errors import FailedCheck, UserError
 
 PROGRESS = {"confidence": 0.4, "plain_confidence": 0.3, "scored_confidence": 0.5}
 
@@ -113,6 +113,33 @@ def test_an_error_of_the_check_is_not_one_of_writing(tmp_path: Path, monkeypatch
         "[Errno 2]" if failing == "check" else f"{tmp_path}/best.torchscript: cannot be"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("openvino_passes", [True, False])
+def test_a_refused_8_bit_file_names_openvino_if_that_passes(tmp_path: Path, monkeypatch, openvino_passes: bool):
+    """yolov5#10164."""
+    pytest.importorskip("openvino")
+
+    def write(graph: object, path: Path, metadata: object) -> None:
+        path.touch()
+
+    def compare(file: Path, *_: object, **__: object) -> SimpleNamespace:
+        passes = openvino_passes and "openvino" in file.name
+        return SimpleNamespace(violations=lambda allowed: [] if passes else ["AP"], worst_image="a.png", ap=0.5)
+
+    file_format = SimpleNamespace(build=lambda graphs: None, write=write, requirements=lambda graph: "")
+    monkeypatch.setattr("engine.export.exporter.load_format", lambda name: file_format)
+    monkeypatch.setattr("engine.export.exporter.open_model", lambda file, **_: file)
+    monkeypatch.setattr("engine.export.exporter.Reference", lambda *_: SimpleNamespace(compare=compare))
+    detector = build_detector(TINY_MODEL, 2, names=("a", "b")).fuse()
+    model = CheckpointModel(detector, {"imgsz": 64, "progress": PROGRESS}, tmp_path / "best.pt", torch.device("cpu"))
+    data = SimpleNamespace(checked=[], checks_all_images=False, spec=None, calibration=None)
+    exporter = Exporter(detector=detector, model=model, options=options(int8=True), data=data)
+    with pytest.raises(FailedCheck) as caught:
+        exporter.export("onnx", lambda path: None)
+    assert ("--format openvino --int8" in str(caught.value)) == openvino_passes
+    assert "--no-check" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["best_int8.onnx.failed"]
 
 
 @pytest.mark.parametrize(("tile", "stored"), [(0, 0.9), (96, 0.3)])

@@ -43,7 +43,7 @@ def test_ranges_are_those_that_torch_sees(graph):
 def test_silus_are_found(graph):
     _, proto = graph
     last = last_convolutions(proto.graph.node)
-    assert len(last) == 6  # boxes and classes of three levels
+    assert len(last) == 6 + 1  # boxes and classes of three levels; the mean of the bins
     kept = [node.output[0] for node in proto.graph.node if node.op_type == "Conv" and node.name not in last]
     assert silu_inputs(proto.graph.node) == set(kept)  # every layer but the last ones has a SiLU
 

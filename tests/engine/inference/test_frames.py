@@ -408,13 +408,15 @@ def test_a_live_stream_returns_the_newest_frame():
 def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monkeypatch):
     camera = Camera(5)
     monkeypatch.setattr(video_module.cv2, "VideoCapture", lambda source: camera)
+    monkeypatch.setattr(video_module, "LOST_SOURCE_S", 0)
     camera.gate.release()
     seen = []
-    for frame in open_source("rtsp://camera/1", SourceOptions(vid_stride=2)):
-        seen.append(frame.index)
-        assert frame.is_live
-        camera.gate.release()
-        camera.gate.release()
+    with refused("rtsp://camera/1: was lost, and is not back after 0 s"):
+        for frame in open_source("rtsp://camera/1", SourceOptions(vid_stride=2)):
+            seen.append(frame.index)
+            assert frame.is_live
+            camera.gate.release()
+            camera.gate.release()
     assert seen[0] == 0
     assert all(b - a >= 2 for a, b in itertools.pairwise(seen))
     assert frame.fps == video_module.DEFAULT_FPS

@@ -1,0 +1,75 @@
+"""OpenCV's DNN module reads the raw ONNX layout (opencv#21031), in each minor version from 4.7 on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.formats.graphs import build_onnx
+from engine.formats.layouts import make_layout
+from tests.helpers.exports import FAMILIES, calibrated_detector, noise_images, options, shallow_spec
+
+NAMES = ("light", "dark", "green")
+OLD_VERSIONS = ("4.7.0.72", "4.8.1.78", "4.9.0.80")  # need NumPy 1
+VERSIONS = (*OLD_VERSIONS, "4.10.0.84", "4.11.0.86", "4.12.0.88", "4.13.*", "*")
+READER = """
+import sys, cv2, numpy as np
+for path in sys.argv[1:]:
+    case = np.load(path + ".npz")
+    network = cv2.dnn.readNetFromONNX(path)
+    network.setInput(case["images"])
+    output = network.forward()
+    assert output.shape == case["output"].shape, (path, output.shape)
+    pixels = np.abs(output - case["output"])[:, :4].max()
+    scores = np.abs(output - case["output"])[:, 4:].max()
+    assert pixels < 1 and scores < 0.01, (cv2.__version__, path, pixels, scores)
+"""
+
+
+@torch.no_grad()
+def write_family(folder: Path, family: str) -> str:
+    """Writes a shallow model as an ONNX file, and next to it an image with the detector's output."""
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    fused = calibrated_detector(shallow_spec(family), NAMES).fuse()
+    module = make_layout(fused, "raw", nms_iou=fused.nms_iou)
+    images = noise_images()[:1]
+    path = folder / f"{family}.onnx"
+    path.write_bytes(build_onnx(module, options()).SerializeToString())
+    np.savez(f"{path}.npz", images=images.numpy(), output=module(images).numpy())
+    return str(path)
+
+
+# YOLO11 has all operators that OpenCV 4.7 or 4.8 misreads.
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[] if f == "yolo11n" else pytest.mark.slow) for f in FAMILIES]
+)
+def test_the_installed_opencv_reads_each_family(tmp_path: Path, family: str):
+    subprocess.run([sys.executable, "-c", READER, write_family(tmp_path, family)], check=True)
+
+
+@pytest.mark.slow
+def test_each_minor_version_of_opencv_reads_each_family(tmp_path: Path):
+    """Installs the versions from PyPI, into environments of their own."""
+    files = [write_family(tmp_path, family) for family in FAMILIES]
+    failures = []
+    for version in VERSIONS:
+        environment = tmp_path / f"opencv-{version.replace('*', 'x')}"
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        python = str(environment / "bin" / "python")
+        numpy = "numpy<2" if version in OLD_VERSIONS else "numpy"
+        opencv = "opencv-python-headless" if version == "*" else f"opencv-python-headless=={version}"
+        command = [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", opencv, numpy]
+        if subprocess.run(command, check=False).returncode:
+            pytest.skip(f"OpenCV {version} cannot be installed")
+        result = subprocess.run([python, "-c", READER, *files], capture_output=True, text=True, check=False)
+        shutil.rmtree(environment)  # tests keep their files in memory
+        if result.returncode:
+            failures.append((version, result.stderr[-500:]))
+    assert failures == []
