@@ -167,8 +167,8 @@ def form_digests(sets: Path, folder: Path) -> dict[str, Any]:
     one = write_json(bccd / "all.json", united)
     results["one coco"] = digests(write_yaml(bccd, "one.yaml", **both, annotations=dict.fromkeys(both, one)))
     crowds = write_json(coco / "crowds.json", coco_part(sets / "coco128", "train2017", coco))
-    splits = {"train": "images/train2017", "val": "images/train2017"}
-    crowd_yaml = write_yaml(coco, **splits, names=names["coco128"], annotations=dict.fromkeys(splits, crowds))
+    one_folder = {"train": "images/train2017", "val": "images/train2017"}
+    crowd_yaml = write_yaml(coco, **one_folder, names=names["coco128"], annotations=dict.fromkeys(one_folder, crowds))
     results["crowds"] = digests(crowd_yaml)
 
     rows = {split: sorted(os.listdir(bccd / "images" / split)) for split in both}

@@ -54,17 +54,18 @@ def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
         return values, yaml, f"{folder}: its YAML is {yaml.name}"
     values["path"] = folder
     splits = _find_splits(folder)
-    annotations = {name: path for name in splits if (path := _find_annotations(folder, name, splits[name]))}
+    found = {name: _find_annotations(folder, name, images) for name, images in splits.items()}
+    annotations = {name: path for name, path in found.items() if path is not None}
+    others: list[str] = []  # splits and folders that are not used
     if annotations:
-        others = [name for name in splits if name not in annotations]
+        others += [name for name in splits if name not in annotations]
         splits = {name: splits[name] for name in annotations}
-        values |= {"annotations": annotations}
+        values["annotations"] = annotations
         voc_folders = [path for path in annotations.values() if path.is_dir()]
         if voc_folders and "names" not in values:
             values["names"] = _names_in_voc(voc_folders)
         layout = "Pascal VOC" if voc_folders else "COCO JSON"
     else:
-        others = []
         values.setdefault("names", _listed_names([folder, *splits.values(), folder / "labels"]))
         layout = "YOLO txt"
     if not annotations and not values["names"]:
@@ -75,7 +76,9 @@ def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
         )
     used = ", ".join(f"{name} {path.relative_to(folder)}" for name, path in splits.items())
     others += _other_folders(folder, splits.values())
-    note = f"{folder}: {layout}; {used}" + (f"; not used: {', '.join(others)}" if others else "")
+    note = f"{folder}: {layout}; {used}"
+    if others:
+        note += f"; not used: {', '.join(others)}"
     return {**values, **splits}, folder, note
 
 
