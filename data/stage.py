@@ -33,7 +33,6 @@ from data.dataset.spec import DEMO, DatasetSpec, DataSource
 from data.dataset.yaml_file import load_dataset_spec
 from data.images.kinds import image_suffixes, is_image
 from data.index.messages import check_labels
-from data.labels.coco import undeclared_images
 from data.listing.listing import Listing, list_split
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.distributed.file_exchange import exchange_items
@@ -98,8 +97,8 @@ class StagePlan:
             listing = list_split(spec, split)
             check_labels(listing, spec, split)
             if not listing.label_format.is_per_image:
-                undeclared = undeclared_images(listing.label_request(names=None))
-                listing = replace(listing, json_undeclared=undeclared)
+                source = listing.label_format.read(listing.label_request(names=None))
+                listing = replace(listing, json_undeclared=source.undeclared_images)
             listings[split] = listing
             files = [*zip(listing.images, listing.image_stamps.tolist())]
             files += zip(listing.labels, listing.label_stamps.tolist())

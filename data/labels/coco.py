@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from data.labels.categories import COCO_JSON, Category, category_names, checked_categories, same_name_error
-from data.labels.findings import BAD_ROW, NO_LABEL, ORPHAN, UNDECLARED, UNKNOWN_CLASS, Finding
+from data.labels.findings import BAD_ROW, ORPHAN, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, shown
 from data.labels.label_format import LabelFormat, LabelRequest, LabelRow, RawLabels, RowProblem, shape_of
-from data.labels.match import AMBIGUOUS, match_entries, name_parts
-from utils.errors import UserError, one_line
+from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
+from utils.errors import UserError
 from utils.files.paths import path_of
-from utils.strings import counted
 
 _MAX = 1e300  # larger numbers count as infinite
 _MAX_SIDE = 2**32  # pixels; no format of images stores a larger one
@@ -27,151 +22,12 @@ _NUMBERS_OF_BOX = 8  # length of a polygon with four corners
 _COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
 
-@dataclass(slots=True)
-class _Entry:
-    """An entry of the JSON's ``images``."""
-
-    file_name: str
-    image_id: int | str
-    labels: RawLabels
-
-
-@dataclass(slots=True)
-class _CocoFile:
-    """The content of a JSON."""
-
-    name: str  # relative to the data set's folder
-    entries: list[_Entry]
-    categories: tuple[Category, ...]
-    annotation_ids: list[Any]  # by position
-    strays: list[Finding] = field(default_factory=list)  # annotations without an entry
-
-
-class CocoLabels:
-    """A `LabelSource` that reads the labels of a split's images from a JSON. Images that it does not name are left
-    out."""
-
-    normalized = False
-
-    def __init__(self, request: LabelRequest, file: _CocoFile) -> None:
-        """Matches entries with the images of all splits that name the JSON, so that each split gets the same answer.
-        Raises UserError if no entry is of an image of this split."""
-        self._file = file
-        self.categories = file.categories
-        images = list(dict.fromkeys(request.json_images or request.images))
-        image_of_entry = match_entries([_below(entry.file_name, request.root) for entry in file.entries], images)
-        entry_of: dict[str, _Entry] = {}
-        unused: list[tuple[_Entry, str]] = []  # with the reason
-        not_found: list[_Entry] = []
-        # Entries with annotations first: without any, an image would be a background.
-        order = sorted(range(len(file.entries)), key=lambda i: not file.entries[i].labels.num_labeled)
-        for number in order:
-            entry = file.entries[number]
-            image = int(image_of_entry[number])
-            if image == AMBIGUOUS:
-                unused.append((entry, "fits several images"))
-            elif image < 0:
-                not_found.append(entry)
-            elif images[image] in entry_of:
-                unused.append((entry, f"fits {images[image]}, which has another entry"))
-            else:
-                entry_of[images[image]] = entry
-        self.images = [name for name in request.images if name in entry_of]
-        if not self.images:
-            raise UserError(
-                f"{file.name}: none of its {counted(len(file.entries), 'entry')}"
-                f"{_first([entry.file_name for entry in file.entries])} fits one of the split's "
-                f"{counted(len(request.images), 'image')} (first: {request.images[0]}); check 'annotations' and the "
-                "file names"
-            )
-        self._entries = [entry_of[name] for name in self.images]
-        self.image_ids: list[int | str] | None = [entry.image_id for entry in self._entries]
-        self.undeclared = not_found
-        if not request.has_missing_split:
-            if request.json_undeclared is None:
-                existing = _existing_images(entry_of, not_found, request.root)
-            else:
-                existing = set(request.json_undeclared)
-            self.undeclared = [entry for entry in not_found if entry.file_name in existing]
-            lost = [entry for entry in not_found if entry.file_name not in existing]
-            unused += [(entry, "is the file name of no image") for entry in lost]
-        self.findings = [
-            *file.strays,
-            *(self._orphan(entry, reason) for entry, reason in unused if entry.labels.num_labeled),
-            *self._undeclared_line(),
-            *(
-                Finding(name, NO_LABEL, f"not in {file.name}, left out")
-                for name in request.images
-                if name not in entry_of
-            ),
-        ]
-
-    def read(self, i: int) -> RawLabels | None:
-        return self._entries[i].labels
-
-    def where(self, i: int, row_number: int | None = None) -> str:
-        if row_number is None:
-            return f"{self._file.name}: image {self._entries[i].image_id}"
-        return f"{self._file.name}: annotation {self._file.annotation_ids[row_number]}"
-
-    def _orphan(self, entry: _Entry, reason: str) -> Finding:
-        where = f"{self._file.name}: image {entry.image_id}"
-        text = f"{one_line(entry.file_name)[:200]} {reason}"
-        return Finding(where, ORPHAN, text, lost_images=1, lost_objects=entry.labels.num_labeled)
-
-    def _undeclared_line(self) -> list[Finding]:
-        """Returns one finding about all entries with annotations whose images are not declared."""
-        labeled = [entry for entry in self.undeclared if entry.labels.num_labeled]
-        if not labeled:
-            return []
-        num_objects = sum(entry.labels.num_labeled for entry in labeled)
-        count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
-        return [Finding(self._file.name, UNDECLARED, f"{count}{_first([entry.file_name for entry in labeled])}")]
-
-
-def _below(file_name: str, root: Path) -> str:
-    """Returns an absolute path in the data set's folder relative to it, and any other file name as it is."""
-    return file_name[len(str(root)) :] if file_name.startswith(f"{root}{os.sep}") else file_name
-
-
-def _first(names: Sequence[str]) -> str:
-    return f" (first: {one_line(names[0])[:200]})" if names else ""
-
-
-def _existing_images(entry_of: dict[str, _Entry], entries: Sequence[_Entry], root: Path) -> set[str]:
-    """Returns the file names of those of ``entries`` whose image exists without being declared: where the images with
-    entries are, as ``images/train`` is the place of "7.png" in ``images/train/7.png``, or in the data set's folder.
-    Each folder is read once."""
-    places = {""}
-    for image, entry in entry_of.items():
-        parts = image.split("/")
-        places.add("/".join(parts[: -len(name_parts(entry.file_name))]))
-    files_of: dict[str, set[str]] = {}
-    existing = set()
-    for entry in entries:
-        folder, _, name = "/".join(name_parts(unquote(entry.file_name))).rpartition("/")
-        if folder not in files_of:
-            files_of[folder] = set()
-            for place in places:
-                with contextlib.suppress(OSError, ValueError):  # no such folder
-                    files_of[folder].update(os.listdir(path_of(os.path.join(place, folder), root)))
-        if name in files_of[folder]:
-            existing.add(entry.file_name)
-    return existing
-
-
-def undeclared_images(request: LabelRequest) -> list[str]:
-    """Returns `LabelRequest.json_undeclared` for a copy of the data set, in which these images do not exist. Raises
-    UserError for an unusable JSON."""
-    return [entry.file_name for entry in _read(replace(request, names=None)).undeclared]
-
-
-def _read(request: LabelRequest) -> CocoLabels:
+def _read(request: LabelRequest) -> LabelsPerSplit:
     path = Path(path_of(request.labels[0], request.root))
-    return CocoLabels(request, read_coco(path, request.labels[0], request.names))
+    return LabelsPerSplit(request, read_coco(path, request.labels[0], request.names))
 
 
-def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> _CocoFile:
+def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile:
     """Reads a COCO JSON. If ``names`` is None, every object is of class 0. Raises UserError for any other file."""
     data = load_json(path, COCO_JSON)
     if not isinstance(data, dict):
@@ -208,10 +64,10 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> _CocoFile
         entry.labels.add(_parse_annotation(annotation, position, class_id, class_name))
     _check_used_names(used_categories, name_of, names or (), path)
     categories = tuple(Category(i, name_of[i], i in used_categories) for i in sorted(name_of))
-    return _CocoFile(name, entries, categories, annotation_ids, strays)
+    return SplitFile(name, entries, categories, annotation_ids, strays)
 
 
-def _entries(images: list[Any], path: Path) -> list[_Entry]:
+def _entries(images: list[Any], path: Path) -> list[ImageEntry]:
     """Returns the image entries, without labels. Raises UserError that names an invalid one."""
     position_of: dict[int | str, int] = {}
     entries = []
@@ -229,7 +85,7 @@ def _entries(images: list[Any], path: Path) -> list[_Entry]:
                 f"{location}: has the id {shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
             )
         position_of[image_id] = position
-        entries.append(_Entry(image["file_name"].replace("\\", "/"), image_id, RawLabels([], [], _size(image))))
+        entries.append(ImageEntry(image["file_name"].replace("\\", "/"), image_id, RawLabels([], [], _size(image))))
     return entries
 
 

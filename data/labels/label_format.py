@@ -95,6 +95,7 @@ class LabelSource(Protocol):
     image_ids: list[int | str] | None  # of ``images``; None if the format has none
     categories: tuple[Category, ...]  # categories of the label file; empty if the format has none
     findings: list[Finding]  # about labels that are of none of ``images``
+    undeclared_images: list[str]  # file names of images that exist but are in no declared split
 
     def read(self, i: int) -> RawLabels | None:
         """Reads the labels of ``images[i]``, None without a label file. Raises LabelFileError if it is unusable."""
@@ -127,6 +128,7 @@ class LabelPerImage:
         self.images = request.images
         self.normalized = normalized
         self.findings: list[Finding] = []
+        self.undeclared_images: list[str] = []
         self._labels = request.labels
         self._exists = (request.label_stamps[:, 0] >= 0).tolist()
         self._root = request.root
