@@ -20,7 +20,7 @@ from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, render_samples, write_rectangles
-from tools.check.scan_splits import scan_dataset
+from tools.check.scan import scan_split
 from tools.shard.write_shards import write_set as write_shards
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -193,7 +193,7 @@ def test_shards_keep_the_format(tmp_path):
     index = load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert index.pixels == PixelFormat(5, 16)
     np.testing.assert_array_equal(ImageReader(index, imgsz=40).read(1, 0), image)
-    (checked,) = scan_dataset(load_dataset_spec(tmp_path / "out"), ("val",), workers=1)
+    checked = scan_split(load_dataset_spec(tmp_path / "out"), "val", workers=1)
     assert checked.index.pixels == PixelFormat(5, 16)
 
 

@@ -30,7 +30,7 @@ from utils.process.result_file import write_result
 from utils.process.run_command import run_command
 
 if TYPE_CHECKING:
-    from tools.check.result import CheckResult
+    from tools.check.dataset_check import CheckResult
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,7 +67,7 @@ def _draw(config: CheckConfig, result: CheckResult) -> Path | None:
     """Writes the page, and returns its path; None with ``--noplots``, or after a warning."""
     if config.noplots:
         return None
-    from tools.check.page.write_page import write_page
+    from tools.check.page import write_page
 
     with _json_alone_on_stdout(config):
         report = write_page(result, Path(config.out) if config.out else None)

@@ -2,65 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from data.dataset.spec import DatasetSpec, DataSource
-from data.open import open_data
-from engine.inference.model import InferenceModel
+from data.open import open_data, problem_of_output
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
 from engine.inference.settings import resolve_imgsz
-from engine.issues.issue import CheckedSplit, Issue
-from tools.check.checks.box_pairs import box_pairs
-from tools.check.checks.box_sizes import box_sizes
-from tools.check.checks.class_use import class_use
-from tools.check.checks.duplicates import image_issues
-from tools.check.checks.examine_labels import examine_labels
-from tools.check.checks.scan import missing_splits, refused_splits, scan_issues, without_objects
-from tools.check.out_folder import check_out
-from tools.check.result import CheckResult, LabelErrors
-from tools.check.scan_splits import scan_dataset, scan_readable
+from engine.issues.issue import CheckedSplit, Issue, by_kind
+from tools.check.boxes import box_pairs, box_sizes
+from tools.check.class_use import class_use
+from tools.check.duplicates import image_issues
+from tools.check.issue_kinds import advice_about
+from tools.check.label_errors import LabelErrors, examine_labels
+from tools.check.scan import refused_splits, scan_issues, scan_splits
 from utils.class_names import class_difference
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.paths import check_output_folder
 from utils.machine.resources import available_cores
+
+MAX_LISTED = 3  # issues of each kind in the summary
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """All issues of a data set, for the terminal, the JSON and the page."""
+
+    spec: DatasetSpec
+    splits: list[CheckedSplit]
+    issues: list[Issue]  # including label errors
+    label_errors: LabelErrors
+    imgsz: int  # longer image side in training, pixels
+    weights: str  # "" without a model
+
+    def summary(self) -> list[str]:
+        """Returns the lines for the terminal: the number of issues of each kind, its meaning, and the first few."""
+        lines = list(self.label_errors.trust_notes)
+        for kind, group in by_kind(self.issues).items():
+            meaning = advice_about(kind).meaning
+            lines.append(f"{kind}: {len(group):,}{f' ({meaning})' if meaning else ''}")
+            lines += [f"  {issue}" for issue in group[:MAX_LISTED]]
+            if len(group) > MAX_LISTED:
+                lines.append(f"  ... and {len(group) - MAX_LISTED:,} more")
+        return lines if self.issues else [*lines, "nothing to report"]
+
+    def content(self, report: Path | None) -> dict[str, Any]:
+        """Returns the content of the JSON. ``report``: path of the page; None if there is none."""
+        return {
+            "data": self.spec.source,
+            "root": str(self.spec.root),
+            "imgsz": self.imgsz,
+            "report": None if report is None else str(report),
+            "splits": {
+                split.name: split.index.counts() | {total.kind: total.number for total in split.index.report.kinds}
+                for split in self.splits
+            },
+            "model": self.label_errors.trust_notes,
+            "issues": [issue.content() for issue in self.issues],
+        }
 
 
 def check_dataset(config: CheckConfig) -> CheckResult:
-    """Checks the data set. Raises UserError if the settings or the data cannot be used."""
-    validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
-    model = _open_model(config)
-    spec = _open_data(config, model)
-    if config.out:
-        check_out(spec, Path(config.out))
-    workers = available_cores() if config.workers < 0 else config.workers
-    splits, split_issues = _scan(config, spec, workers)
+    """Checks the data set. Raises UserError if the settings or the data cannot be used, if the model has other classes
+    or channels, or cannot detect at ``--imgsz``, or if ``--out`` is among the images. Creates nothing."""
+    model = None
     imgsz = config.imgsz or TrainConfig.imgsz
-    if model is not None:
+    if config.weights:
+        model = open_weights(config.weights, device=config.device, trust=config.trust)
         imgsz = resolve_imgsz(config.imgsz, model)
-    issues = [*split_issues, *_data_issues(splits, imgsz, workers)]
-    label_errors = LabelErrors()
-    if model is not None:
-        label_errors = examine_labels(validation, model, spec, splits, min_score=config.min_score)
-    issues += label_errors.issues
-    return CheckResult(
-        spec=spec, splits=splits, issues=issues, label_errors=label_errors, imgsz=imgsz, weights=config.weights
-    )
-
-
-def _open_model(config: CheckConfig) -> InferenceModel | None:
-    """Opens the model; returns None if none is given. Raises UserError if it cannot detect at ``--imgsz``."""
-    if not config.weights:
-        return None
-    model = open_weights(config.weights, device=config.device, trust=config.trust)
-    resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
-    return model
-
-
-def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec:
-    """Opens the data set. Raises UserError if a split is missing, or the model has other classes or channels."""
     spec = open_data(DataSource(config.data), DistributedContext.single())
     if model is not None:
         difference = class_difference(model.names, spec.names)
@@ -69,30 +83,24 @@ def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec
                 f"--weights {config.weights}: the classes of the model and of the data set differ ({difference})"
             )
         check_channels(model, spec)
-    for split in config.split:
-        spec.split(split)
-    return spec
-
-
-def _scan(config: CheckConfig, spec: DatasetSpec, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
-    """Scans the splits that the settings name, or all.
-
-    Returns them and, if all are scanned, issues about splits that are missing or cannot be read. A split that the
-    settings name raises UserError if it cannot be read.
-    """
-    if config.split:
-        return scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers), []
-    splits, unreadable = scan_readable(spec, workers=workers)
-    return splits, [*missing_splits(spec), *unreadable]
-
-
-def _data_issues(splits: list[CheckedSplit], imgsz: int, workers: int) -> list[Issue]:
-    """Returns the issues that can be found without a model."""
-    issues = refused_splits(splits)
-    issues += without_objects(splits)
+    for name in config.split:
+        spec.split(name)
+    if config.out:
+        problem = problem_of_output(Path(config.out), spec)
+        if problem:
+            raise UserError(f"--out {config.out}: {problem}; name another folder")
+        check_output_folder(Path(config.out))
+    workers = available_cores() if config.workers < 0 else config.workers
+    splits, issues = scan_splits(spec, config.split, workers=workers)
+    issues += refused_splits(splits)
     issues += [issue for split in splits for issue in scan_issues(split)]
     issues += image_issues(splits, max(workers, 1))
     issues += [issue for split in splits for issue in box_pairs(split)]
     issues += box_sizes(splits, imgsz)
     issues += class_use(splits)
-    return issues
+    label_errors = LabelErrors()
+    if model is not None:
+        validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
+        label_errors = examine_labels(validation, model, spec, splits, min_score=config.min_score)
+    issues += label_errors.issues
+    return CheckResult(spec, splits, issues, label_errors, imgsz, config.weights)

@@ -16,7 +16,6 @@ DAMAGED = "damaged image"
 COPIES_ACROSS_SPLITS = "copies of one image across splits"
 DUPLICATES_ACROSS_SPLITS = "near-duplicates across splits"
 DUPLICATES_WITHIN_SPLIT = "near-duplicates within a split"
-AUGMENTED_COPIES = "augmented copies within a split"
 DOUBLED = "doubled box"
 TWO_CLASSES = "one box, two classes"
 TINY = "tiny box"
@@ -62,9 +61,6 @@ ADVICE = {
     ),
     DUPLICATES_WITHIN_SPLIT: Advice(
         "training samples duplicated images more often", "keep one copy, unless several are intended"
-    ),
-    AUGMENTED_COPIES: Advice(
-        "Roboflow made them; training augments images by itself", "nothing, or export without augmentation"
     ),
     DOUBLED: Advice("two boxes of one class with IoU above 0.9: one object is counted twice", "delete one of the two"),
     TWO_CLASSES: Advice("two boxes of different classes with IoU above 0.9", "delete the wrong one"),

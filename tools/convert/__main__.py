@@ -1,6 +1,6 @@
 """Converts the export of an annotation tool to COCO JSON, ready for training.
 
-python -m tools.convert EXPORT out.json               # a folder or file of CVAT, LabelMe, CreateML, VoTT, KITTI, ...
+python -m tools.convert EXPORT out.json               # a folder or file of CVAT, LabelMe, CSV or Hugging Face
 python -m tools.convert EXPORT out.json --from csv
 
 Writes out.json, or one file per split (out-train.json, ...), and out.yaml for --data. The images stay where they are.

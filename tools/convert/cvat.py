@@ -3,99 +3,79 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
-from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
-from tools.convert.values import MAX_FILE_BYTES, image_name, number, parse_size
-from utils.errors import UserError, one_line
+from tools.convert.collect import Box, Entry, box_around, parse_boxes
+from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.files.xml_files import XmlError, parse_xml
 
-_WITHOUT_AREA = ("polyline", "points", "skeleton")
-_CUBOID_CORNERS = tuple(f"{corner}{face}" for face in (1, 2) for corner in ("tl", "bl", "tr", "br"))
+
+def is_cvat(head: bytes) -> bool:
+    """Returns whether an XML begins like one of CVAT."""
+    return b"<annotations>" in head
 
 
-def read_cvat(file: Path, annotations: Annotations) -> None:
-    """Adds the rectangles, and the boxes around polygons, ellipses, masks and cuboids."""
+def read_cvat(file: Path) -> Iterator[Entry]:
+    """Yields the images, or the frames of a video, whose images are called ``frame_000000.jpg``. Raises UserError for
+    malformed XML."""
     try:
-        root = parse_xml(read_regular(file, max_bytes=MAX_FILE_BYTES))
+        root = parse_xml(read_regular(file))
     except XmlError as error:
         raise UserError(f"{file}:{error}") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     for image in root.iter("image"):
-        name = image_name(image.get("name"), f"{file}: image {image.get('id', '')}")
-        location = f"{file}: image {one_line(name)[:100]!r}"
-        boxes = [_box(shape, shape.get("label", ""), location, annotations) for shape in image if _is_object(shape)]
-        size = parse_size(image.get("width"), image.get("height"), location)
-        annotations.add(
-            Entry(image=name, boxes=boxes, location=location, file=file, split=image.get("subset", ""), size=size)
-        )
-    for frame, boxes in sorted(_boxes_by_frame(root, file, annotations).items()):
-        annotations.add(Entry(image=f"frame_{frame:06}", boxes=boxes, location=f"{file}: frame {frame}", file=file))
-
-
-def _boxes_by_frame(
-    root: ElementTree.Element, file: Path, annotations: Annotations
-) -> dict[int, list[AnnotatedBox | None]]:
-    """Returns the objects of a video by frame, except where they are ``outside``, that is, not visible."""
-    frames: dict[int, list[AnnotatedBox | None]] = {}
+        name = image.get("name", "")
+        shapes = [shape for shape in image if shape.tag != "tag"]  # a tag labels the whole image
+        boxes = parse_boxes(shapes, lambda shape: _box(shape, shape.attrib["label"]))
+        width = image.get("width", "")
+        height = image.get("height", "")
+        size_wh = (int(width), int(height)) if width.isdecimal() and height.isdecimal() else None
+        yield Entry(name, boxes, f"{file}: {name}", file, split=image.get("subset", ""), size_wh=size_wh)
+    frames: dict[str, list[Box | str]] = {}
     for track in root.iter("track"):
-        location = f"{file}: track {track.get('id', '')}"
+        name = track.get("label", "")
         for shape in track:
-            if shape.get("outside") != "1":
-                frame = int(number(shape.get("frame"), location))
-                frames.setdefault(frame, []).append(_box(shape, track.get("label", ""), location, annotations))
-    return frames
+            if shape.get("outside") != "1":  # else the object is not visible
+                frame = shape.get("frame", "")
+                frames.setdefault(frame, []).extend(parse_boxes([shape], partial(_box, name=name)))
+    for frame, boxes in frames.items():
+        yield Entry(f"frame_{frame:>06}", boxes, f"{file}: frame {frame}", file, has_suffix=False)
 
 
-def _is_object(element: ElementTree.Element) -> bool:
-    """Returns whether an element of an image is an object; a ``tag`` labels the whole image."""
-    return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
+def _box(shape: Element, name: str) -> Box:
+    """Returns the box around a shape. Raises ValueError for a shape without area."""
 
+    def numbers(*keys: str) -> list[float]:
+        return [float(shape.attrib[key]) for key in keys]
 
-def _box(shape: ElementTree.Element, name: str, location: str, annotations: Annotations) -> AnnotatedBox | None:
-    """Returns the box around a shape of the class ``name``; None for one without area."""
-
-    def value(key: str) -> float:
-        return number(shape.get(key), f"{location}: {shape.tag}: {key}")
-
-    def rotation() -> float:
-        return value("rotation") if "rotation" in shape.attrib else 0.0
-
-    if shape.tag == "box":
-        x1, y1, x2, y2 = map(value, ("xtl", "ytl", "xbr", "ybr"))
-        return _box_around_rotated(name, ((x1 + x2) / 2, (y1 + y2) / 2), ((x2 - x1) / 2, (y2 - y1) / 2), rotation())
-    if shape.tag == "ellipse":
-        cx, cy, rx, ry = map(value, ("cx", "cy", "rx", "ry"))
-        return _box_around_rotated(name, (cx, cy), (rx, ry), rotation(), is_round=True)
+    if shape.tag in ("box", "ellipse"):
+        if shape.tag == "box":
+            x1, y1, x2, y2 = numbers("xtl", "ytl", "xbr", "ybr")
+            cx, cy, half_w, half_h = (x1 + x2) / 2, (y1 + y2) / 2, (x2 - x1) / 2, (y2 - y1) / 2
+        else:
+            cx, cy, half_w, half_h = numbers("cx", "cy", "rx", "ry")
+        degrees = float(shape.get("rotation", 0))
+        if degrees:
+            half_w, half_h = _half_sides_of_rotated(half_w, half_h, degrees, is_round=shape.tag == "ellipse")
+        return Box(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
     if shape.tag == "mask":
-        return AnnotatedBox.of_xywh(name, *map(value, ("left", "top", "width", "height")))
-    if shape.tag == "cuboid" and shape.get("points") is None:
-        return bounding_box(name, [(value(f"x{corner}"), value(f"y{corner}")) for corner in _CUBOID_CORNERS])
-    if shape.tag in _WITHOUT_AREA:
-        annotations.skipped.add(shape.tag, location)
-        return None
-    pairs = [pair.partition(",") for pair in shape.get("points", "").split(";") if pair]
-    points = [(number(x, location), number(y, location)) for x, _, y in pairs]
-    return around_polygon(name, points, shape.tag, location)
+        x, y, w, h = numbers("left", "top", "width", "height")
+        return Box(name, x, y, x + w, y + h)
+    if shape.tag == "cuboid" and "points" not in shape.attrib:
+        corners = [f"{corner}{face}" for face in (1, 2) for corner in ("tl", "bl", "tr", "br")]
+        return box_around(name, [numbers(f"x{corner}", f"y{corner}") for corner in corners])
+    if shape.tag in ("polyline", "points", "skeleton"):
+        raise ValueError(f"{shape.tag}: has no area")
+    return box_around(name, [pair.split(",") for pair in shape.attrib["points"].split(";")])
 
 
-def _box_around_rotated(
-    name: str, center: tuple[float, float], half_sides: tuple[float, float], degrees: float, *, is_round: bool = False
-) -> AnnotatedBox:
-    """Returns the box around a rectangle or an ellipse that is rotated about its center."""
-    cx, cy = center
-    half_w, half_h = half_sides
-    if degrees == 0:
-        return AnnotatedBox(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
+def _half_sides_of_rotated(half_w: float, half_h: float, degrees: float, *, is_round: bool) -> tuple[float, float]:
+    """Returns half the sides of the box around a rectangle or an ellipse that is rotated about its center."""
     c = abs(math.cos(math.radians(degrees)))
     s = abs(math.sin(math.radians(degrees)))
     if is_round:
-        w = math.hypot(half_w * c, half_h * s)
-        h = math.hypot(half_w * s, half_h * c)
-    else:
-        w = half_w * c + half_h * s
-        h = half_w * s + half_h * c
-    return AnnotatedBox(name, cx - w, cy - h, cx + w, cy + h)
+        return math.hypot(half_w * c, half_h * s), math.hypot(half_w * s, half_h * c)
+    return half_w * c + half_h * s, half_w * s + half_h * c

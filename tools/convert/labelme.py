@@ -1,52 +1,42 @@
-"""Reads LabelMe's and X-AnyLabeling's JSON: one file per image."""
+"""Reads LabelMe's and X-AnyLabeling's JSON: one file for each image."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data.labels.json_files import load_json
-from data.labels.match import loose
-from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
-from tools.convert.values import image_name, name_of, parse_size, points_of
-from utils.errors import UserError, one_line
-from utils.schema import check
-
-_WITHOUT_AREA = ("point", "points", "line", "linestrip")
-_TWO_POINT_SHAPES = ("rectangle", "mask")  # opposite corners
-_IGNORE = "__ignore__"  # class name of regions to ignore
+from tools.convert.collect import Box, Entry, box_around, parse_boxes
+from utils.errors import UserError
 
 
-def read_labelme(file: Path, annotations: Annotations) -> None:
-    """Adds the rectangles, and the boxes around circles, masks and all shapes of three or more points (polygons,
-    rotated rectangles, quadrilaterals, cuboids)."""
-    location = str(file)
-    content = check(load_json(file, "a LabelMe JSON"), dict, location)
-    image = annotations.source_images.find(image_name(content.get("imagePath"), location), location, file)
-    is_renamed = loose(image.stem) != loose(file.stem)  # or a copy, which still names the image of the original
-    if is_renamed and annotations.source_images.has_stem(file.stem):
-        raise UserError(f"{file}: its 'imagePath' is {image.name}, but another image has the name of this file")
-    shapes = check(content.get("shapes"), list, f"{file}: shapes")
-    boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]
-    annotations.ignored_names.add(_IGNORE)
-    size = parse_size(content.get("imageWidth"), content.get("imageHeight"), location)
-    annotations.add(Entry(image=image, boxes=boxes, location=location, file=file, size=size, is_complete=True))
+def is_labelme(head: bytes) -> bool:
+    """Returns whether a JSON begins like one of LabelMe."""
+    return b'"shapes"' in head
 
 
-def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | None:
-    """Returns the box around a shape; None for one without area."""
-    shape = check(entry, dict, location)
-    name = name_of(shape.get("label"), f"{location}: label")
-    kind = one_line(str(shape.get("shape_type") or "polygon"))[:60]
-    points = points_of(shape.get("points"), location)
-    if kind in _WITHOUT_AREA:
-        annotations.skipped.add(kind, location)
-        return None
-    if kind == "circle" and len(points) == 2:
+def read_labelme(file: Path) -> Iterator[Entry]:
+    """Yields the image of a file. Raises UserError for a malformed one."""
+    content = load_json(file, "a LabelMe JSON")
+    if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
+        raise UserError(f"{file}: has no list 'shapes'; is it a LabelMe JSON?")
+    width = content.get("imageWidth")
+    height = content.get("imageHeight")
+    size_wh = (width, height) if type(width) is type(height) is int else None
+    boxes = parse_boxes(content["shapes"], _box)
+    yield Entry(str(content.get("imagePath")), boxes, str(file), file, size_wh=size_wh)
+
+
+def _box(shape: Any) -> Box:
+    """Returns the box around a shape. Raises ValueError for a point or a line."""
+    kind = shape.get("shape_type") or "polygon"
+    points = shape["points"]
+    if kind in ("point", "points", "line", "linestrip"):
+        raise ValueError(f"a {kind} has no area")
+    if kind == "circle":  # its center, and a point on it
         (cx, cy), (x, y) = points
         radius = math.hypot(x - cx, y - cy)
-        return AnnotatedBox(name, cx - radius, cy - radius, cx + radius, cy + radius)
-    if kind in _TWO_POINT_SHAPES and len(points) == 2:
-        return bounding_box(name, points)
-    return around_polygon(name, points, kind, location)
+        points = [(cx - radius, cy - radius), (cx + radius, cy + radius)]
+    return box_around(shape["label"], points)

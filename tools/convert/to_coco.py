@@ -1,223 +1,248 @@
-"""Converts the export of an annotation tool to COCO JSON and a YAML."""
+"""Converts the export of an annotation tool to a COCO JSON for each split, and a YAML.
+
+The written data set is opened as training opens it, and must have as many boxes of each class as were collected.
+"""
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import chain
+import contextlib
+import io
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from data.dataset.yaml_file import load_dataset_spec
-from data.labels.json_files import load_json
-from tools.convert.annotations import Annotations
-from tools.convert.csv_table import unknown_columns
-from tools.convert.extracted_images import ExtractedImages
-from tools.convert.formats import FORMATS, Format, detect
-from tools.convert.source_images import SourceImages, files_below
-from tools.convert.write_dataset import WrittenDataset, write_dataset
+import yaml
+from PIL import Image
+
+from data.dataset.spec import SPLITS, DataSource
+from data.images.kinds import IMAGE_SUFFIXES
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding
+from data.labels.ledger import ScanReport
+from data.listing.images import check_rows
+from data.open import open_data
+from tools.convert.collect import AnnotatedImage, Entry, collect, files_below
+from tools.convert.csv_table import is_csv, read_csv
+from tools.convert.cvat import is_cvat, read_cvat
+from tools.convert.hugging_face import is_image_folder, is_parquet, read_image_folder, read_parquet
+from tools.convert.labelme import is_labelme, read_labelme
 from tools.train_line import train_line
-from utils.config.commands import COMMANDS
 from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.paths import check_new_path, normal_path
-from utils.files.safe_io import open_regular
-from utils.files.temporary_folder import creating_folder, temporary_folder
+from utils.files.paths import check_new_path, normal_path, relative_name
+from utils.files.safe_io import open_regular, write_whole
 from utils.strings import aligned, counted
 
-ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-EXPORT_SUFFIXES = frozenset({".json", ".ndjson", ".jsonl", ".csv"})
-_COCO = re.compile(rb'"(annotations|images|categories|licenses)"\s*:\s*\[\s*\{')
+_HEAD_BYTES = 1 << 16  # enough to recognize a format
+
+
+class Format(NamedTuple):
+    """An annotation format."""
+
+    title: str
+    suffix: str
+    fits: Callable[[bytes], bool]  # whether a file with this beginning has the format
+    read: Callable[[Path], Iterator[Entry]]  # raises UserError for a malformed file
+    is_per_image: bool = False  # whether each image has a file of its own
+
+
+FORMATS = {
+    "cvat": Format("CVAT", ".xml", is_cvat, read_cvat),
+    "labelme": Format("LabelMe", ".json", is_labelme, read_labelme, is_per_image=True),
+    "csv": Format("CSV", ".csv", is_csv, read_csv),
+    "huggingface": Format("Hugging Face", ".parquet", is_parquet, read_parquet),
+    "imagefolder": Format("Hugging Face image folder", ".jsonl", is_image_folder, read_image_folder),
+}
 
 
 def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: float = TrainConfig.max_bad) -> list[str]:
-    """Writes the objects of ``source`` as COCO JSON, and a data set YAML.
+    """Writes the objects of ``source``, a file or folder, as the data set ``out``: ``out.json`` or a JSON for each
+    split, lists of their images, ``out.yaml``, and the folder ``out`` for images from parquet files.
 
-    Args:
-        format_name: a format of `FORMATS`, or "auto".
-        max_bad: see `IndexSettings`.
-
-    Returns a table of the objects by class, lines about what is left out, and the command that trains. Raises UserError
-    if annotations cannot be read, or if more than ``max_bad`` of a split is unusable.
+    Returns lines about what was written and what is lost, and the command that trains. Raises UserError, and leaves
+    nothing behind, if the annotations cannot be read, or if more than the fraction ``max_bad`` is lost.
     """
-    _check_paths(source, out)
-    source = normal_path(source)
-    out = normal_path(out)
-    annotation_format, files = _annotation_files(source, format_name)
-    if annotation_format.check is not None:
-        annotation_format.check(source, files)
-    with _all_or_nothing(out.parent, out.stem) as folder:
-        root = source if source.is_dir() else source.parent
-        extracted = ExtractedImages(folder / out.stem, root)
-        annotations = Annotations(SourceImages(root), extracted, is_per_image=annotation_format.is_per_image)
-        if annotation_format.is_per_image and source.is_dir():
-            files = _with_unrecognized(files, source, annotation_format, annotations.source_images)
-        for file in files:
-            annotation_format.read(file, annotations)
-        if not annotations.num_objects:
-            reason = f"{counted(len(files), 'file')} of {annotation_format.title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped.summary())))}")
-        annotations.drop_left_out()
-        written = write_dataset(annotations, folder, out, max_bad)
-    return [
-        *_table(annotation_format.title, annotations, written, out),
-        train_line(out.with_suffix(".yaml"), annotations.images_by_split(), max_bad=max_bad),
-    ]
-
-
-def _check_paths(source: Path, out: Path) -> None:
-    """Raises UserError if ``source`` is an archive, or ``out`` and its YAML cannot be written."""
     if out.suffix.lower() != ".json":
         raise UserError(f"{out}: the output must end in .json")
-    if source.suffix.lower() in ARCHIVES and source.is_file():
-        raise UserError(f"{source}: an archive; unpack it and name the folder")
-    for path in (out, out.with_suffix(".yaml")):
+    source = normal_path(source)
+    out = normal_path(out)
+    root = source if source.is_dir() else source.parent
+    annotation_format, files, others = _annotation_files(source, format_name)
+    image_folder = out.with_suffix("")  # of images in parquet files
+    is_parquet_format = annotation_format.suffix == ".parquet"
+    for path in (out, out.with_suffix(".yaml"), *([image_folder] if is_parquet_format else [])):
         check_new_path(path)
-
-
-def _with_unrecognized(
-    files: Sequence[Path], source: Path, annotation_format: Format, images: SourceImages
-) -> list[Path]:
-    """Returns ``files`` and the unrecognized files that seem to be of their format, in order: those next to recognized
-    ones (reading a damaged one raises an error) and, if blank files are valid, those in `_blank_folders`. All are named
-    after images."""
-    recognized = set(files)
-    files_of_folder: dict[Path, list[Path]] = {}
-    for file in files_below(source, annotation_format.suffixes):
-        if file in recognized or images.has_stem(file.stem):
-            files_of_folder.setdefault(file.parent, []).append(file)
-    folders = {file.parent for file in recognized}
-    if annotation_format.may_be_blank:
-        folders |= _blank_folders(files_of_folder, folders, images)
-    return [file for folder, in_folder in files_of_folder.items() if folder in folders for file in in_folder]
-
-
-def _blank_folders(
-    files_of_folder: Mapping[Path, Sequence[Path]], recognized: Iterable[Path], images: SourceImages
-) -> set[Path]:
-    """Returns the folders whose files are all blank, as in a split without objects, unless an image of them has a file
-    in one of the folders ``recognized``."""
-    labeled = {images.find_of_file(file) for folder in recognized for file in files_of_folder[folder]}
-    return {
-        folder
-        for folder, files in files_of_folder.items()
-        if all(map(_is_blank, files)) and labeled.isdisjoint(map(images.find_of_file, files))
-    }
-
-
-def _is_blank(file: Path) -> bool:
-    """Returns whether a file has no content but white space."""
-    return not _head(file).strip()
-
-
-def _head(file: Path) -> bytes:
-    """Returns the beginning of a file, b"" if it cannot be read."""
-    try:
-        with open_regular(file) as opened:
-            return opened.read(4096)
-    except OSError:
-        return b""
-
-
-@contextmanager
-def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
-    """Yields a temporary folder whose files move to ``folder``, which is created, if the block succeeds."""
-    with creating_folder(folder), temporary_folder(folder / stem) as temporary:
-        yield temporary
-        for path in sorted(temporary.iterdir()):
-            check_new_path(folder / path.name)
-        for path in sorted(temporary.iterdir()):  # the YAML last
-            path.rename(folder / path.name)
-
-
-def _annotation_files(source: Path, format_name: str) -> tuple[Format, list[Path]]:
-    """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one format,
-    or some files that may have the format that is named."""
-    files_of = detect(source)
-    if format_name != "auto":
-        files = files_of.get(format_name, [])
-        if not files_of:  # such as a CreateML JSON that begins with many images without objects
-            files = _files_with_content(source, FORMATS[format_name].suffixes)
-        if not files:
-            hint = _found_hint(files_of) or _blank_hint(source)
-            raise UserError(f"{source}: has no file of {FORMATS[format_name].title}{hint}")
-        return FORMATS[format_name], files
-    if len(files_of) > 1:
-        raise UserError(f"{source}: has files of several formats{_found_hint(files_of)}")
-    if not files_of:
-        if _is_dataset(source):
-            typed = f"{COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
-            raise UserError(f"{source}: training reads it as it is, without conversion: {typed}")
-        files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
-        message = unknown_columns(files)
-        if message:
-            raise UserError(message)
-        for file in files:
-            if _COCO.search(_head(file)):
-                instead = "give --data the folder that has it and the images, or a YAML that names it in 'annotations:'"
-                raise UserError(f"{file}: COCO JSON, which {COMMANDS['train'].title} reads as it is; {instead}")
-        if source.suffix.lower() == ".json":
-            load_json(source, "JSON")  # raises UserError if it is malformed
-        known = f"no format is recognized{_blank_hint(source)}; formats for --from are {', '.join(FORMATS)}"
-        instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
-        raise UserError(f"{source}: {known}; {instead}")
-    ((format_name, files),) = files_of.items()
-    return FORMATS[format_name], files
-
-
-def _files_with_content(source: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Returns the files at ``source``, a file or a folder, with one of ``suffixes``, except blank ones."""
-    files = files_below(source, suffixes) if source.is_dir() else [source]
-    return [file for file in files if file.suffix.lower() in suffixes and not _is_blank(file)]
-
-
-def _is_dataset(source: Path) -> bool:
-    """Returns whether a folder is in a format that ``--data`` reads."""
-    if not source.is_dir():
-        return False
-    try:
-        load_dataset_spec(source)
-    except UserError:
-        return False
-    return True
-
-
-def _found_hint(files_of: Mapping[str, list[Path]]) -> str:
-    """Returns a hint with the formats that were found; "" if there are none."""
-    if not files_of:
-        return ""
-    return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in files_of.items())}"
-
-
-def _blank_hint(source: Path) -> str:
-    """Returns a hint at files that may be annotations without any content; "" if there are none."""
-    suffixes = {suffix for known in FORMATS.values() for suffix in known.suffixes}
-    files = files_below(source, suffixes) if source.is_dir() else [source]
-    blank = list(filter(_is_blank, files))
-    return f"; {counted(len(blank), 'file')} without content, first {blank[0]}" if blank else ""
-
-
-def _table(title: str, annotations: Annotations, written: WrittenDataset, out: Path) -> list[str]:
-    """Returns a table of the objects by class, and notes about objects that are ignored or left out."""
-    names = annotations.class_names()
-    rows = [(name, str(annotations.num_objects[name]), str(written.num_boxes[name])) for name in names]
-    lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
-    images_by_split = annotations.images_by_split()
-    sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in images_by_split.items())
-    lines += [f"{name}: its boxes are regions to ignore" for name in annotations.ignored_classes()]
-    used = list(chain.from_iterable(images_by_split.values()))
-    groups = sum(box.crowd for annotated in used for box in annotated.boxes)
+    with _removed_on_failure() as created:
+        if is_parquet_format:
+            created.append(image_folder)
+        entries, lost = _read(annotation_format, files, root, image_folder)
+        images, unused = collect(entries, root)
+        num_boxes = Counter(box.name for image in images for box in image.boxes)
+        report = ScanReport.of([*lost, *unused], used_images=len(images), used_objects=num_boxes.total())
+        if report.has_lost_too_much(max_bad) or not num_boxes:
+            raise UserError(f"{source}: {report.loss_summary()} (--max-bad is {max_bad:g})")
+        splits = _write(images, sorted(num_boxes), root, out, created)
+        _check(out, num_boxes, max_bad)
+    sizes = ", ".join(f"{split} {counted(len(of_split), 'image')}" for split, of_split in splits.items())
+    lines = [f"{annotation_format.title}: {sizes}", *aligned([(name, f"{num_boxes[name]:,}") for name in num_boxes])]
+    groups = sum(box.is_group for image in images for box in image.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
-    skipped = annotations.skipped.summary()
-    if skipped:
-        lines.append(skipped)
-    backgrounds = sum(not annotated.boxes for annotated in used)
-    if backgrounds:
-        lines.append(f"{counted(backgrounds, 'image')} without objects: background")
-    num_left_out = annotations.num_left_out()
-    if num_left_out:
-        lines.append(f"{counted(num_left_out, 'image')} without usable labels: left out of training")
-    lines += written.notes
-    return [f"{title}: {sizes}", *lines]
+    if others:
+        lines.append(f"{counted(len(others), f'{annotation_format.suffix} file')} of another kind, first {others[0]}")
+    lines += [line for _, line in report.lines()]
+    return [*lines, train_line(out.with_suffix(".yaml"), splits, max_bad=max_bad)]
+
+
+def _annotation_files(source: Path, format_name: str) -> tuple[Format, list[Path], list[Path]]:
+    """Returns the format of an export, its annotation files, and the other files with their suffix. Raises UserError
+    unless there is exactly one format."""
+    files_of: dict[str, list[Path]] = {}
+    candidates = list(files_below(source)) if source.is_dir() else [source]
+    for file in candidates:
+        for name, known in FORMATS.items():
+            if file.suffix.lower() == known.suffix and format_name in ("auto", name):
+                with open_regular(file) as opened:
+                    if known.fits(opened.read(_HEAD_BYTES)):
+                        files_of.setdefault(name, []).append(file)
+    if not files_of:
+        titles = ", ".join(known.title for name, known in FORMATS.items() if format_name in ("auto", name))
+        raise UserError(f"{source}: expected annotations of {titles}; docs/formats.md names what reads other formats")
+    if len(files_of) > 1:
+        raise UserError(f"{source}: has several formats ({', '.join(files_of)}); choose one with --from")
+    ((name, files),) = files_of.items()
+    suffix = FORMATS[name].suffix
+    return FORMATS[name], files, [f for f in candidates if f.suffix.lower() == suffix and f not in set(files)]
+
+
+@contextlib.contextmanager
+def _removed_on_failure() -> Iterator[list[Path]]:
+    """Yields a list for the paths that the block creates, and removes these if it fails."""
+    created: list[Path] = []
+    try:
+        yield created
+    except BaseException:
+        for path in created:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        raise
+
+
+def _read(
+    annotation_format: Format, files: Sequence[Path], root: Path, image_folder: Path
+) -> tuple[list[Entry], list[Finding]]:
+    """Reads all annotation files, and writes the images that parquet files contain to ``image_folder``. Returns the
+    entries and what is lost. Raises UserError for a malformed file, unless it is about one image."""
+    entries: list[Entry] = []
+    findings: list[Finding] = []
+    for file in files:
+        try:
+            for number, entry in enumerate(annotation_format.read(file)):
+                if annotation_format.suffix == ".parquet":
+                    suffix = _suffix_of(entry)
+                    if not suffix:
+                        text = "not an image of a known kind"
+                        finding = Finding(entry.where, BAD_IMAGE, text, lost_images=1, lost_objects=len(entry.boxes))
+                        findings.append(finding)
+                        continue
+                    folder = image_folder / file.parent.relative_to(root)
+                    entry.path = folder / f"{file.stem}-{number:06}{suffix}"
+                    check_new_path(entry.path)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write_whole(entry.path, entry.content)
+                    entry.content = b""
+                entries.append(entry)
+        except UserError as error:
+            if not annotation_format.is_per_image:
+                raise
+            findings.append(Finding(str(file), BAD_LABEL, str(error).removeprefix(f"{file}: "), lost_images=1))
+    return entries, findings
+
+
+def _suffix_of(entry: Entry) -> str:
+    """Returns the suffix of an image in a parquet file, by its name or else its content; "" if it is not read."""
+    suffix = Path(entry.image).suffix.lower()
+    if suffix not in IMAGE_SUFFIXES:
+        with contextlib.suppress(OSError), Image.open(io.BytesIO(entry.content)) as image:
+            suffix = f".{image.format}".lower()
+    return suffix if suffix in IMAGE_SUFFIXES else ""
+
+
+def _write(
+    images: Sequence[AnnotatedImage], names: Sequence[str], root: Path, out: Path, created: list[Path]
+) -> dict[str, list[AnnotatedImage]]:
+    """Writes a JSON and a list of images for each split, and the YAML; adds them to ``created``. Returns the images by
+    split. Raises UserError for a path that a list cannot contain."""
+    # Images in this folder are named by more than their file name, which may not be unique.
+    base = root.parent if out.is_relative_to(root) else out.parent
+    splits = {split: [image for image in images if image.split == split] for split in SPLITS}
+    splits = {split: of_split for split, of_split in splits.items() if of_split}
+    content: dict[str, Any] = {"path": os.path.relpath(base, out.parent)}
+    annotations: dict[str, str] = {}
+
+    def write(file: Path, text: str) -> str:
+        check_new_path(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        created.append(file)
+        write_whole(file, text)
+        return relative_name(file, base)
+
+    for split, of_split in splits.items():
+        file = out if len(splits) == 1 else out.with_name(f"{out.stem}-{split}.json")
+        rows = [relative_name(image.path, base) for image in of_split]
+        annotations[split] = write(file, json.dumps(_coco(of_split, rows, names)))
+        rows = [str(image.path) if row.startswith("../") else row for row, image in zip(rows, of_split)]
+        check_rows(rows)
+        content[split] = write(file.with_suffix(".txt"), "".join(f"{row}\n" for row in rows))
+    content |= {"annotations": annotations, "names": list(names)}
+    write(out.with_suffix(".yaml"), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    return splits
+
+
+def _coco(images: Sequence[AnnotatedImage], rows: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """Returns the content of a COCO JSON. ``rows``: names of the images."""
+    category_ids = {name: number for number, name in enumerate(names, 1)}
+    records: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for image_id, (image, row) in enumerate(zip(images, rows), 1):
+        record: dict[str, Any] = {"id": image_id, "file_name": row}
+        if image.size_wh:
+            record |= {"width": image.size_wh[0], "height": image.size_wh[1]}
+        records.append(record)
+        for box in image.boxes:
+            w = box.x2 - box.x1
+            h = box.y2 - box.y1
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": image_id,
+                "category_id": category_ids[box.name],
+                "bbox": [box.x1, box.y1, w, h],
+                "area": w * h,
+                "iscrowd": int(box.is_group),
+            }
+            annotations.append(annotation)
+    categories = [{"id": number, "name": name} for name, number in category_ids.items()]
+    return {"images": records, "annotations": annotations, "categories": categories}
+
+
+def _check(out: Path, expected: Counter[str], max_bad: float) -> None:
+    """Opens the written data set as training does. Raises UserError if that fails, or if boxes are missing that no
+    finding explains."""
+    spec = open_data(DataSource(str(out.with_suffix(".yaml"))), DistributedContext.single())
+    missing = Counter(expected)
+    num_lost = 0
+    for split in spec.splits:
+        index = load_index(spec, split, IndexSettings(max_bad=max_bad))
+        missing.subtract(spec.names[number] for number in index.classes.tolist())
+        num_lost += index.report.lost_objects
+    if min(missing.values()) < 0 or missing.total() != num_lost:
+        differences = {name: number for name, number in missing.items() if number}
+        raise UserError(f"{out}: {num_lost} objects are lost, but the numbers of boxes differ by {differences}")

@@ -14,10 +14,9 @@ from tools.experiment.experiment import open_experiment
 from tools.experiment.folder import KFOLD_YAML
 from tools.experiment.stored_settings import recipe_values
 from tools.experiment.training import train, train_config
-from tools.kfold.folds import make_folds
+from tools.kfold.folds import FOLD_OUTPUTS, data_of, fold_name, make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
-from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold, read_if_scored
-from tools.kfold.write_folds import FOLD_OUTPUTS, data_of, fold_name
+from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
@@ -91,16 +90,14 @@ def cross_validate(
     results: list[EvalResult] = []
     for number in range(config.folds):
         run = folder / fold_name(number)
-        fold = read_if_scored(run / DETECTIONS_FILE)
-        if fold is None:
-            data = data_of(data_folder, number)
-            fold = _train_and_score(config, run, data=data, signals=signals)
-        scored.append(fold)
-        results.append(fold.result())
+        if not (run / DETECTIONS_FILE).is_file():
+            _train_and_score(config, run, data=data_of(data_folder, number), signals=signals)
+        scored.append(read_fold(run / DETECTIONS_FILE))
+        results.append(scored[-1].result())
         yield CrossValidation(list(results), join_folds(scored).result())
 
 
-def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: StopSignals) -> ScoredFold:
+def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: StopSignals) -> None:
     """Trains in the folder ``run``, unless training is complete, and scores the best epoch. ``data``: YAML of the fold.
 
     Raises the errors of `cross_validate`.
@@ -115,7 +112,6 @@ def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: Sto
         reason = f"{run.name} could not be scored: {result.reason} (it is trained; the same command scores it)"
         result = replace(result, reason=reason)
     result.check()
-    return read_fold(run / DETECTIONS_FILE)
 
 
 def write_results(path: Path, results: CrossValidation, names: Sequence[str]) -> None:

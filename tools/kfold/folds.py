@@ -1,30 +1,38 @@
-"""Divides a data set into folds.
+"""Divides a data set into folds, and writes the lists, the labels and the YAML for training each, and a table of all.
 
-Legend: N images in all, K folds.
+Folds are numbered from 1 in file names (`fold_name`) and messages, from 0 in the code. Legend: N images, K folds.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
-from data.dataset.spec import DatasetSpec, ShardSplit
+from data.dataset.spec import DatasetSpec, FilesSplit, ShardSplit
 from data.flat_strings import FlatStrings
 from data.folds.assign import assign_folds, class_counts, rare_classes
 from data.folds.groups import groups_of
 from data.folds.held_out import scan_settings
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
+from data.labels.yolo import YOLO
+from data.listing.images import check_rows
 from engine.evaluation.fitness import Fitness
 from tools.experiment.experiment import SPLITS
-from tools.kfold.write_folds import FOLDS_CSV, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
+from utils.files.safe_io import write_csv, write_whole
 from utils.logger import get_logger
 from utils.strings import counted
+
+FOLDS_CSV = "folds.csv"
+FOLD_OUTPUTS = "fold*"  # pattern of this table, the lists and labels of each fold, and the folders of trainings
 
 
 def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:
@@ -89,3 +97,74 @@ def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfi
     labeled = joined_index(spec.as_labeled(), replace(config, single_cls=False))
     position_of = {path: position for position, path in enumerate(labeled.paths)}
     return labeled.take(np.array([position_of[path] for path in index.paths], np.int64))
+
+
+def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: np.ndarray, fold: np.ndarray) -> None:
+    """Writes a YAML and lists of images for each fold to ``folder``, and finally the table with the fold of each image.
+    If the table exists, all other files do, even after a power failure.
+
+    Labels in YOLO's format are read from their own files. Others are written as COCO JSON, from the index, because a
+    data set YAML has one annotation file for each split, and a fold takes images from several.
+
+    ``group``, ``fold``: int64 (N,), group and fold of each image of ``index``. Raises UserError for a name with line
+    breaks or outer spaces.
+    """
+    paths = [str(index.path(i)) for i in range(len(index))]
+    check_rows(paths)
+    source_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
+    has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in source_splits)
+    for number in range(int(fold.max()) + 1):
+        content: dict[str, Any] = {"path": str(spec.root), **spec.content()}
+        annotations: dict[str, str] = {}
+        for split, images in (("train", np.flatnonzero(fold != number)), ("val", np.flatnonzero(fold == number))):
+            file = f"{folder.absolute()}/{fold_name(number)}_{split}"
+            content[split] = f"{file}.txt"
+            write_whole(content[split], "".join(f"{paths[i]}\n" for i in images.tolist()), durable=True)
+            if not has_label_files:
+                annotations[split] = f"{file}.json"
+                write_whole(annotations[split], json.dumps(_coco_content(index, images)), durable=True)
+        if annotations:
+            content["annotations"] = annotations
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        write_whole(data_of(folder, number), text, durable=True)
+    rows = zip(index.paths, group.tolist(), (fold + 1).tolist(), strict=True)
+    write_csv(folder / FOLDS_CSV, [("image", "group", "fold"), *rows], durable=True)
+
+
+def data_of(folder: Path, number: int) -> Path:
+    """Returns the path of the data set YAML for fold ``number``."""
+    return folder / f"{fold_name(number)}.yaml"
+
+
+def fold_name(number: int) -> str:
+    """Returns the name of fold ``number`` in file names, and of the folder of its training."""
+    return f"fold{number + 1}"
+
+
+def _coco_content(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict[str, Any]]]:
+    """Returns COCO JSON for ``images``, int64 (n,).
+
+    An image with an unusable label gets an unusable annotation. Otherwise its tiles without objects would count as
+    background, and so would the image in a training on some of the classes.
+    """
+    truth = index.ground_truth()  # splits an ignore region of all classes into one of each class
+    rows = np.flatnonzero(np.isin(truth.image_of_box, images))
+    columns = {
+        "id": rows,
+        "image_id": truth.image_of_box[rows],
+        "category_id": truth.classes[rows],
+        "bbox": truth.boxes_xywh_px[rows],
+        "area": truth.area_px[rows],
+        "iscrowd": truth.crowd[rows].astype(int),
+    }
+    annotations = [dict(zip(columns, values)) for values in zip(*(column.tolist() for column in columns.values()))]
+    incomplete = images[index.incomplete[images]]
+    unused_id = len(truth.classes)
+    for number, i in enumerate(incomplete.tolist(), unused_id):
+        annotations.append({"id": number, "image_id": i, "category_id": None, "bbox": None})
+    entries = []
+    for i in images.tolist():
+        height, width = index.image_hw[i].tolist()
+        entries.append({"id": i, "file_name": index.paths[i], "height": height, "width": width})
+    categories = [{"id": number, "name": name} for number, name in enumerate(index.names)]
+    return {"images": entries, "categories": categories, "annotations": annotations}

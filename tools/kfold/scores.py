@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -14,15 +12,11 @@ from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import number_text
 from utils.detections import DetectionTable
-from utils.errors import first_line
 from utils.files.safe_io import atomic_write
 from utils.labels import GroundTruth
-from utils.logger import get_logger
 from utils.strings import aligned
 
 DETECTIONS_FILE = "detections.npz"  # file in the folder of a scored fold
-# Errors of `np.load` for a file that is empty, cut off or otherwise damaged.
-_DAMAGED = (BadZipFile, EOFError, LookupError, RuntimeError, ValueError, zlib.error)
 # Fields that a file of detections stores.
 _TRUTH_ARRAYS = ("offsets", "boxes_xywh_px", "classes", "crowd", "area_px", "image_hw")
 _TABLE_ARRAYS = tuple(column.name for column in fields(DetectionTable))
@@ -50,19 +44,8 @@ def write_fold(path: Path, fold: ScoredFold) -> None:
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
 
 
-def read_if_scored(path: Path) -> ScoredFold | None:
-    """Reads a file of `write_fold`. Returns None if it does not exist or, with a warning, if it is damaged."""
-    if not path.is_file():
-        return None
-    try:
-        return read_fold(path)
-    except _DAMAGED as error:
-        get_logger().warning("%s: damaged (%s); the fold is scored again", path, first_line(error))
-        return None
-
-
 def read_fold(path: Path) -> ScoredFold:
-    """Reads a file of `write_fold`. Raises one of `_DAMAGED` if the file is damaged."""
+    """Reads a file of `write_fold`."""
     with np.load(path, allow_pickle=False) as arrays:
         truth_arrays = {name: arrays[f"truth_{name}"] for name in _TRUTH_ARRAYS}
         truth = GroundTruth(
@@ -104,13 +87,9 @@ def _concatenate(tables: Sequence[DetectionTable], first_images: np.ndarray) -> 
 
 
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
-    """Returns the lines of two tables, of the metrics and of the classes."""
-    return _format_metrics(results, pooled) + _format_classes(results, pooled, names)
-
-
-def _format_metrics(results: Sequence[EvalResult], pooled: EvalResult) -> list[str]:
-    """Returns a table with the `METRICS` of each fold, their mean and standard deviation, and the metrics of all images
-    scored together. A note counts the folds of a mean if a metric is undefined in the others."""
+    """Returns the lines of two tables: the `METRICS` of each fold, their mean and standard deviation, and the metrics
+    of all images scored together; and the AP of each class that has boxes, over all images, with the lowest and highest
+    of a fold. A note counts the folds of a mean if a metric is undefined in the others."""
     values = np.array([[result.metrics[metric.name] for metric in METRICS] for result in results])
     rows = [("", "images", *(metric.column for metric in METRICS))]
     for number, (result, row) in enumerate(zip(results, values), 1):
@@ -120,20 +99,12 @@ def _format_metrics(results: Sequence[EvalResult], pooled: EvalResult) -> list[s
     rows.append(("std", "", *(number_text(column.std(ddof=1) if len(column) > 1 else np.nan) for column in defined)))
     rows.append(("pooled", str(pooled.num_images), *(number_text(pooled.metrics[m.name]) for m in METRICS)))
     lines = aligned(rows)
-    partial = [
-        f"{metric.column} {len(column)}" for metric, column in zip(METRICS, defined) if 0 < len(column) < len(results)
-    ]
+    partial = [f"{m.column} {len(column)}" for m, column in zip(METRICS, defined) if 0 < len(column) < len(results)]
     if partial:
         lines.append(f"mean and std are over fewer than {len(results)} folds: {', '.join(partial)}")
-    return lines
-
-
-def _format_classes(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
-    """Returns a table with the AP of each class that has boxes: over all images together, and the lowest and highest AP
-    of a fold."""
     by_fold = np.array([result.class_ap for result in results])
-    rows: list[tuple[str, ...]] = [("class", "boxes", "pooled AP", "lowest", "highest")]
+    class_rows: list[tuple[str, ...]] = [("class", "boxes", "pooled AP", "lowest", "highest")]
     for c in np.flatnonzero(pooled.class_targets).tolist():
         scores = (pooled.class_ap[c], np.nanmin(by_fold[:, c]), np.nanmax(by_fold[:, c]))
-        rows.append((names[c], str(pooled.class_targets[c]), *map(number_text, scores)))
-    return aligned(rows)
+        class_rows.append((names[c], str(pooled.class_targets[c]), *map(number_text, scores)))
+    return lines + aligned(class_rows)

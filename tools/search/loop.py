@@ -16,8 +16,7 @@ from tools.experiment.experiment import Experiment, open_experiment
 from tools.experiment.folder import SEARCH_YAML, ContinuedFolder
 from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
-from tools.kfold.folds import make_folds
-from tools.kfold.write_folds import FOLD_OUTPUTS, data_of
+from tools.kfold.folds import FOLD_OUTPUTS, data_of, make_folds
 from tools.search.failures import trial_fails
 from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_running_trial, single_process_without_locks
 from tools.search.ranges import Scalar, Space, values_text

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from utils.config.settings import DATA_HELP, IMGSZ_ALIASES, TRUST_HELP, Downloads, LossLimit, TrainConfig, setting
 from utils.schema import Bounds
 
-ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
-    "cvat",
-    "labelbox",
-    "labelme",
-    "vott",
-    "createml",
-    "csv",
-    "kitti",
-    "huggingface",
-    "imagefolder",
-)
+ANNOTATION_FORMATS = ("cvat", "labelme", "csv", "huggingface", "imagefolder")  # tools.convert.to_coco.FORMATS
 MAX_SHARD_MEGABYTES = 549_755  # half of `data.images.shards.SPAN`
 _OUTPUT = Bounds(is_output=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 from data.dataset.yaml_file import load_dataset_spec
 from engine.issues.issue import CheckedSplit
 from tests.helpers.editable_set import EditableSet
-from tools.check.checks.box_pairs import MAX_PARTNERS, SAME_IOU, box_pairs
+from tools.check.boxes import MAX_PARTNERS, SAME_IOU, box_pairs
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
-from tools.check.scan_splits import scan_dataset
+from tools.check.scan import scan_split
 
 
 def many_boxes(folder: Path, kind: str, count: int) -> CheckedSplit:
@@ -34,8 +33,7 @@ def many_boxes(folder: Path, kind: str, count: int) -> CheckedSplit:
         sizes = np.stack([np.full(count, 0.9), np.full(count, 0.8 / count)], 1)
     boxes = np.concatenate([classes[:, None], centers, sizes], 1)
     data.write("train/0", "".join(f"{int(c)} {x:.6f} {y:.6f} {w:.7f} {h:.7f}\n" for c, x, y, w, h in boxes))
-    (split,) = scan_dataset(load_dataset_spec(data.yaml), ("train",), workers=0)
-    return split
+    return scan_split(load_dataset_spec(data.yaml), "train", workers=0)
 
 
 def iou_of(xyxy: np.ndarray) -> np.ndarray:
@@ -44,14 +42,6 @@ def iou_of(xyxy: np.ndarray) -> np.ndarray:
     overlap = sides.clip(0).prod(2)
     areas = (xyxy[:, 2:] - xyxy[:, :2]).prod(1)
     return overlap / (areas[:, None] + areas[None] - overlap)
-
-
-@pytest.mark.parametrize("comparisons", [1, 100])
-def test_pairs_of_boxes_do_not_depend_on_how_many_are_compared_at_a_time(tmp_path, monkeypatch, comparisons):
-    split = many_boxes(tmp_path / "set", "copies", 60)
-    expected = box_pairs(split)
-    monkeypatch.setattr("tools.check.checks.box_pairs.COMPARISONS", comparisons)
-    assert box_pairs(split) == expected
 
 
 @pytest.mark.parametrize("kind", ["copies", "one of another class", "rows", "all over"])
@@ -72,19 +62,3 @@ def test_every_box_that_repeats_an_earlier_one_is_listed(tmp_path, kind):
         assert not (found & ~expected).any()
         np.testing.assert_array_equal(found.sum(0), expected.sum(0).clip(max=MAX_PARTNERS))
     assert (len(issues) > 100) == (kind in ("copies", "one of another class"))
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["copies", "all over", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("one of another class", "rows"))],
-)
-def test_the_time_for_pairs_of_boxes_does_not_grow_with_their_square(tmp_path, kind):
-    """6,000 boxes of one image, of which all may overlap: there are 18 million pairs, 16 times those of 1,500."""
-    seconds = []
-    for count in (1500, 6000):
-        split = many_boxes(tmp_path / f"{count}", kind, count)
-        started = time.process_time()
-        issues = box_pairs(split)
-        seconds.append(time.process_time() - started)
-        assert len(issues) <= 2 * MAX_PARTNERS * (count + 10)
-    assert seconds[1] < 10 * max(seconds[0], 0.1)  # four times as long for four times the boxes

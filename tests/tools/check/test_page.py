@@ -5,32 +5,28 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
-import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
 from data.labels.findings import BAD_BOX, BAD_IMAGE, FITTED, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
-from engine.report.photos import COLORS, Album, Overlay, PhotoFile
+from engine.report.photos import COLORS
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
-from tools.check.checks.box_pairs import box_pairs
-from tools.check.checks.box_sizes import box_sizes
-from tools.check.checks.duplicates import image_issues
-from tools.check.checks.scan import scan_issues
+from tools.check.boxes import box_pairs, box_sizes
+from tools.check.dataset_check import CheckResult
+from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import DOUBLED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT, TINY, TWO_CLASSES
-from tools.check.page.write_page import FILE_NAME, write_page
-from tools.check.result import CheckResult, LabelErrors
-from tools.check.scan_splits import scan_dataset
+from tools.check.label_errors import LabelErrors
+from tools.check.page import FILE_NAME, write_page
+from tools.check.scan import scan_issues, scan_splits
 from utils.boxes import scale_boxes
 from utils.detections import DetectionTable
-from utils.pixels import GRAY
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 MAX_REPORT_BYTES = 5_000_000
@@ -39,7 +35,7 @@ MAX_REPORT_BYTES = 5_000_000
 def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
     """Returns the page of the issues that need no model, and of ``more``; and all these issues."""
     spec = load_dataset_spec(data.yaml)
-    splits = scan_dataset(spec, tuple(spec.splits), workers=2)
+    splits, _ = scan_splits(spec, [], workers=2)
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
     issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
     label_errors = LabelErrors(detections=detections or {})
@@ -72,32 +68,11 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
     assert len(photos_of(read)) == 3
 
 
-def test_an_unreadable_image_without_a_card_is_still_an_issue(data, tmp_path):
-    without = "There is no issue with an image or a box."
-    read, _ = page_of(data, tmp_path / "before")
-    assert without in read.sections["Images and boxes"]
-    data.image("val/0").write_bytes(b"not an image")
-    read, _ = page_of(data, tmp_path / "after")
-    assert cards(read, "Images and boxes") == {}
-    assert without not in read.sections["Images and boxes"]
-    assert "cannot be read, so they are only listed under All issues." in read.sections["Images and boxes"]
-
-
 def drawn_box(photo: np.ndarray, style: str) -> tuple[int, int, int, int]:
     """Returns the box of a photo's pixels that have the color of a style: x, y, width and height."""
     near = np.abs(photo.astype(int) - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60
     y, x = (np.flatnonzero(near.sum(axis) > 6) for axis in (1, 0))
     return x[0], y[0], x[-1] - x[0], y[-1] - y[0]
-
-
-def test_drawn_boxes_have_the_shape_and_place_of_the_labels(data, tmp_path):
-    """A box of 48 x 38.4 px whose right quarter exceeds the image of 160 x 128."""
-    data.write("train/1", "0 0.925 0.5 0.3 0.3\n")
-    read, _ = page_of(data, tmp_path / "out")
-    (photo,) = (photo for label, photo in photos_of(read).items() if FITTED in label)
-    x, _, width, height = drawn_box(photo, "spurious")
-    assert width / height == pytest.approx(48 / 38.4, rel=0.15)  # a text is above it
-    assert 0.8 * photo.shape[1] < x + width < photo.shape[1]  # the part outside is also shown
 
 
 def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data, tmp_path):
@@ -113,25 +88,6 @@ def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data
     assert read.sections["Images and boxes"].count("class 5") >= 2
 
 
-def test_parts_of_a_photo_beyond_the_image_are_gray(tmp_path):
-    path = tmp_path / "red.png"
-    cv2.imwrite(str(path), np.full((80, 100, 3), (0, 0, 255), np.uint8))
-    source = PhotoFile(str(path), 80, 100)
-    window = source.around(np.array([[80.0, 30, 120, 60]]))
-    assert window[0] > 0
-    assert window[2] > 120
-    ((title, picture),) = Album(10**6).pictures(source, window, 300, Overlay("t", "red", []))
-    (tag,) = HtmlPage(str(picture)).tags
-    pixels = photos_of(HtmlPage(str(picture)))["red"].astype(int)
-    assert (title, tag[1]["alt"]) == ("t", "red")
-    border = round((100 - window[0]) / (window[2] - window[0]) * pixels.shape[1])
-    assert np.abs(pixels[:, : border - 12] - [255, 0, 0]).max() < 12
-    assert np.abs(pixels[:, border + 12 :] - GRAY).max() < 12
-    far = source.around(np.array([[900.0, 900, 950, 950]]))
-    assert (far[:2] < [100, 80]).all()
-    assert "<img" in Album(10**6).pictures(source, far, 300, Overlay("t", "far", []))[0][1]
-
-
 def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
     image = cv2.imread(str(data.image("train/0")))
     for name in ("train/copy", "val/copy", "val/copy2"):
@@ -145,20 +101,6 @@ def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
     assert "train: images/train/0.png" in text
     assert "val: images/val/copy.png" in text
     assert "2 more like these." in text
-
-
-def test_the_page_states_how_many_groups_of_near_duplicates_it_shows(data, tmp_path, monkeypatch):
-    for name in ("train/0", "train/1", "train/2"):
-        data.add(f"{name}copy", cv2.convertScaleAbs(cv2.imread(str(data.image(name))), alpha=1, beta=15))
-    read, _ = page_of(data, tmp_path / "all")
-    assert "3 groups of near-duplicates within a split. Two images of each group" in read.sections["Near-duplicates"]
-    monkeypatch.setattr("tools.check.page.galleries.MAX_PAIR_CARDS", 2)
-    read, _ = page_of(data, tmp_path / "some")
-    assert cards(read, "Near-duplicates") == {DUPLICATES_WITHIN_SPLIT: 2}
-    assert (
-        "3 groups of near-duplicates within a split. Two images of each of 2 groups are"
-        in read.sections["Near-duplicates"]
-    )
 
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
@@ -203,15 +145,6 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     assert not np.array_equal(labels, seen)
 
 
-def test_a_training_split_without_boxes_hides_no_other_split(data, tmp_path):
-    for i in range(4):
-        data.write(f"train/{i}", "")
-    read, _ = page_of(data, tmp_path / "out")
-    text = read.sections["Data"]
-    assert "The train split has no boxes." in text
-    assert "Boxes of val" in text
-
-
 def test_hostile_names_are_text(data, tmp_path):
     data.describe([HOSTILE, "b&b"])
     rng = np.random.default_rng(0)
@@ -224,19 +157,6 @@ def test_hostile_names_are_text(data, tmp_path):
     assert (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8").count(HOSTILE) == 0
     assert "'><b onclick=x>" in read.sections["Images and boxes"]
     assert HOSTILE in read.sections["Data"]
-
-
-def test_a_gallery_may_use_what_others_leave(tmp_path):
-    """Issues are drawn while the page is small, whatever their kind: here 48 in 2 MB."""
-    rng = np.random.default_rng(0)
-    data = EditableSet(tmp_path / "set")
-    for i in range(48):
-        row = "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n" if i % 2 else "0 0.9 0.5 0.3 0.3\n"
-        data.add(f"train/noisy{i}", rng.integers(0, 255, (240, 320, 3), dtype=np.uint8), row)
-    read, _ = page_of(data, tmp_path / "out")
-    assert cards(read, "Images and boxes") == {FITTED: 24, DOUBLED: 24}
-    assert "Not shown" not in read.sections["Images and boxes"]
-    assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
 
 
 def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
@@ -270,17 +190,3 @@ def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
     )
     assert len(issues) > 2 * images
     assert (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
-
-
-@pytest.mark.parametrize(("error", "is_explained"), [(OSError("no space"), True), (ZeroDivisionError("a bug"), False)])
-def test_a_page_that_cannot_be_written_is_a_warning_and_a_bug_is_not(monkeypatch, caplog, error, is_explained):
-    def fail(_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("tools.check.page.write_page.by_kind", fail)
-    result = SimpleNamespace(issues=[])
-    if is_explained:
-        assert write_page(result, None) is None
-    else:
-        with pytest.raises(ZeroDivisionError):
-            write_page(result, None)

@@ -10,14 +10,11 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import FITTED
-from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
-from tools.check.checks.box_pairs import box_pairs
-from tools.check.checks.scan import scan_issues
+from tools.check.boxes import box_pairs
 from tools.check.issue_kinds import DOUBLED
-from tools.check.scan_splits import scan_dataset
-from tools.convert.to_coco import convert
+from tools.check.scan import scan_issues, scan_split
 from tools.shard.write_shards import write_set
 
 NAMES = ["cat", "dog", "DontCare"]
@@ -32,7 +29,7 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotation
     content = {"train": "images/train", "names": NAMES, "classes": {"dog": "cat"}, "ignore": ["DontCare"]}
     (tmp_path / "data.yaml").write_text(yaml.safe_dump(content | annotations))
     spec = load_dataset_spec(tmp_path / "data.yaml")
-    (split,) = scan_dataset(spec, ("train",), workers=0)
+    split = scan_split(spec, "train", workers=0)
     trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
     assert split.index.names == trained.names == ("cat",)
     assert split.index.counts() == trained.counts()
@@ -46,18 +43,6 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotation
     assert doubled.where == where
 
 
-def test_regions_that_convert_writes_are_no_unknown_class(tmp_path):
-    data = EditableSet(tmp_path / "set")
-    (tmp_path / "kitti").mkdir()
-    rows = [("Car", 16, 16, 80, 64), ("DontCare", 0, 80, 150, 120)]
-    text = "".join(f"{name} 0 0 0 {x1} {y1} {x2} {y2} 0 0 0 0 0 0 0\n" for name, x1, y1, x2, y2 in rows)
-    (data.root / "images/train/0.txt").write_text(text)
-    convert(data.root / "images/train", tmp_path / "out.json", "kitti")
-    (split,) = scan_dataset(load_dataset_spec(tmp_path / "out.yaml"), ("train",), workers=0)
-    assert [issue.kind for issue in scan_issues(split) if "class" in issue.kind] == []
-    assert split.index.counts()["boxes"] == split.index.counts()["crowd"] == 1
-
-
 def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
     for name in "ab":
         write_dataset(tmp_path / name, train=4, val=3)
@@ -65,7 +50,7 @@ def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
     (tmp_path / "b/labels/train/001.txt").write_text("1 0.5 0.5 0.25 0.25\n0 0.9 0.5 0.4 0.2\n1 0.5 0.5 0.25 0.251\n")
     (tmp_path / "both.yaml").write_text("train: [a/data.yaml, b/data.yaml]\n")
     spec = load_dataset_spec(tmp_path / "both.yaml")
-    (split,) = scan_dataset(spec, ("train",), workers=0)
+    split = scan_split(spec, "train", workers=0)
     trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
     np.testing.assert_array_equal(split.index.boxes_xywh_px, trained.boxes_xywh_px)
     assert list(trained.report.findings) == list(split.index.report.findings)
@@ -91,9 +76,9 @@ def test_findings_of_shards_and_joined_sets_are_those_of_the_files(tmp_path, ann
     write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, IndexSettings(cache_dir=str(tmp_path)))
     (tmp_path / "joined.yaml").write_text("train: [set/data.yaml]\n")
 
-    (files,) = scan_dataset(load_dataset_spec(data), ("train",), workers=0)
-    (shards,) = scan_dataset(load_dataset_spec(tmp_path / "shards/data.yaml"), ("train",), workers=0)
-    (joined,) = scan_dataset(load_dataset_spec(tmp_path / "joined.yaml"), ("train",), workers=0)
+    files = scan_split(load_dataset_spec(data), "train", workers=0)
+    shards = scan_split(load_dataset_spec(tmp_path / "shards/data.yaml"), "train", workers=0)
+    joined = scan_split(load_dataset_spec(tmp_path / "joined.yaml"), "train", workers=0)
     expected = [(FITTED, issue.text, issue.where) for issue in scan_issues(files)]
     assert len(expected) == 3
     assert [(issue.kind, issue.text, issue.where) for issue in scan_issues(shards)] == expected

@@ -1,248 +1,236 @@
-"""Exports of annotation tools: every object is a box of the same pixels in the COCO JSON, which trains."""
+"""`python -m tools.convert`: each format against boxes written by hand, and what it does with a bad export."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import shutil
-from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import cv2
 import numpy as np
 import pytest
-import yaml
 
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from tests.helpers.messages import refused
-from tests.helpers.tool_exports import (
-    CREATEML,
-    SIZES,
-    TRUTH,
-    WRITERS,
-    boxes_of,
-    write_createml,
-    write_csv,
-    write_cvat,
-    write_kitti,
-    write_labelme,
-)
-from tools.convert.formats import FORMATS
-from tools.convert.to_coco import convert
+from tools.convert.to_coco import FORMATS, convert
 from utils.config.tool_settings import ANNOTATION_FORMATS
 
-
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_every_object_is_a_box_of_the_same_pixels(write, images, tmp_path):
-    write(images)
-    before = {path: path.read_bytes() for path in images.rglob("*") if path.is_file()}
-    lines = convert(images, tmp_path / "out" / "coco.json")
-    expected = Counter((kind, *map(float, corners)) for boxes in TRUTH.values() for kind, *corners in boxes)
-    assert boxes_of(tmp_path / "out" / "coco.yaml") == expected
-    assert [line.split()[-2:] for line in lines[2:4]] == [["2", "2"], ["1", "1"]]
-    assert {path: path.read_bytes() for path in images.rglob("*") if path.is_file()} == before
+SIZES = {"one é.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
+CAT = (4, 6, 30, 40)
+DOG = (20, 10, 50, 44)  # a polygon where the format has them
+GROUP = (0, 0, 80, 60)
+NAMES = ("cat", "wild dog")
+OPEN_IMAGES = ("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", "IsGroupOf")
 
 
-@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-@pytest.mark.parametrize("inside", [False, True])
-def test_paths_may_be_relative(write, inside, images, tmp_path, monkeypatch):
-    write(images)
-    monkeypatch.chdir(images if inside else tmp_path)
-    convert(Path("." if inside else "set"), Path("../coco.json" if inside else "coco.json"))
-    assert boxes_of(tmp_path / "coco.yaml").total() == sum(map(len, TRUTH.values()))
+def write_labelme(folder: Path) -> None:
+    rectangle = {"label": "cat", "points": [[30, 6], [4, 40]], "shape_type": "rectangle"}
+    polygon = {"label": "wild dog", "points": [[20, 10], [50, 20], [30, 44]], "shape_type": "polygon"}
+    circle = {"label": "cat", "points": [[40, 30], [40, 20]], "shape_type": "circle"}
+    for name, shapes in (("one é.png", [rectangle, polygon]), ("two.png", [circle]), ("three.png", [])):
+        content = {"version": "5", "shapes": shapes, "imagePath": name, "imageHeight": None, "imageWidth": None}
+        (folder / name).with_suffix(".json").write_text(json.dumps(content))
 
 
-def test_splits_are_those_of_the_folders(images, tmp_path):
-    """Roboflow writes a file into each of train, valid and test."""
-    write_csv(images)
-    for split in ("train", "valid"):
-        (tmp_path / "all" / split).mkdir(parents=True)
-        for path in images.iterdir():
-            (tmp_path / "all" / split / path.name).write_bytes(path.read_bytes())
-    convert(tmp_path / "all", tmp_path / "coco.json")
-    spec = load_dataset_spec(tmp_path / "coco.yaml")
-    assert [len(load_index(spec, split, IndexSettings(progress=False)).paths) for split in ("train", "val")] == [3, 3]
-    assert (tmp_path / "coco-val.json").is_file()
+def write_cvat(folder: Path) -> None:
+    root = ElementTree.Element("annotations")
+    images = {}
+    for name, (width, height) in SIZES.items():
+        attributes = {"name": name, "width": str(width), "height": str(height)}
+        images[name] = ElementTree.SubElement(root, "image", attributes, subset="Validation" if "two" in name else "")
+    box = {"label": "cat", "xtl": "4", "ytl": "6", "xbr": "30", "ybr": "40"}
+    ElementTree.SubElement(images["one é.png"], "box", box)
+    ElementTree.SubElement(images["one é.png"], "polygon", label="wild dog", points="20,10;50,20;30,44")
+    turned = {"label": "cat", "xtl": "30", "ytl": "28", "xbr": "50", "ybr": "32", "rotation": "90"}
+    ElementTree.SubElement(images["two.png"], "box", turned)
+    ElementTree.ElementTree(root).write(folder / "annotations.xml", encoding="utf-8")
 
 
-def test_splits_of_one_folder_become_lists(images, tmp_path):
-    write_cvat(images)
-    text = (images / "annotations.xml").read_text()
-    (images / "annotations.xml").write_text(text.replace('name="two.png"', 'name="two.png" subset="Validation"'))
-    convert(images, tmp_path / "coco.json")
-    spec = load_dataset_spec(tmp_path / "coco.yaml")
-    names = {
-        split: [Path(p).name for p in load_index(spec, split, IndexSettings(progress=False)).paths]
-        for split in spec.splits
+def write_cvat_video(folder: Path) -> None:
+    """Tracks end with a box that is outside: the object has left the image."""
+    for frame, name in enumerate(SIZES):
+        (folder / name).rename(folder / f"frame_{frame:06}.png")
+    root = ElementTree.Element("annotations")
+    for name, frame, corners in (("cat", 0, CAT), ("wild dog", 0, DOG), ("cat", 1, GROUP)):
+        track = ElementTree.SubElement(root, "track", label=name)
+        box = {key: str(value) for key, value in zip(("xtl", "ytl", "xbr", "ybr"), corners)}
+        ElementTree.SubElement(track, "box", box, frame=str(frame), outside="0")
+        ElementTree.SubElement(track, "box", box, frame=str(frame + 1), outside="1")
+    ElementTree.ElementTree(root).write(folder / "annotations.xml")
+
+
+def write_csv(folder: Path) -> None:
+    """Writes what Roboflow and TensorFlow call ``_annotations.csv``."""
+    rows = ["filename,width,height,class,xmin,ymin,xmax,ymax"]
+    rows += ["one é.png,64,48,cat,4,6,30,40", "one é.png,64,48,wild dog,20,10,50,44", "two.png,80,60,cat,0,0,80,60"]
+    (folder / "_annotations.csv").write_text("\n".join(rows))
+
+
+def write_open_images(folder: Path) -> None:
+    """Names have no suffix, corners are fractions, and classes are ids."""
+    rows = [
+        ("one é", "/m/01yrx", 4 / 64, 30 / 64, 6 / 48, 40 / 48, 0),
+        ("one é", "/m/0bt9lr", 20 / 64, 50 / 64, 10 / 48, 44 / 48, 0),
+        ("two", "/m/01yrx", 0, 1, 0, 1, 1),
+    ]
+    text = "\n".join(",".join(map(str, row)) for row in (OPEN_IMAGES, *rows))
+    (folder / "train-annotations-bbox.csv").write_text(text)
+    (folder / "class-descriptions-boxable.csv").write_text("/m/01yrx,cat\n/m/0bt9lr,wild dog\n")
+
+
+def hugging_face_rows() -> dict[str, dict]:
+    return {
+        "one é.png": {"bbox": [[4, 6, 26, 34], [20, 10, 30, 34]], "category": [0, 1], "iscrowd": [0, 0]},
+        "two.png": {"bbox": [[0, 0, 80, 60]], "category": [0], "iscrowd": [1]},
+        "three.png": {"bbox": [], "category": [], "iscrowd": []},
     }
-    assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
 
 
-@pytest.mark.parametrize("write", [write_labelme, write_kitti])
-def test_the_name_of_an_image_is_no_split(write, images, tmp_path):
-    """Only the names of folders, and of files that annotate many images, say which split an image is in."""
-    write(images)
-    for path in sorted(images.rglob("*.*")):
-        if path.suffix == ".json":
-            path.write_text(path.read_text().replace('"imagePath": "', '"imagePath": "test_'))
-        path.rename(path.with_name(f"test_{path.name}"))
-    lines = convert(images, tmp_path / "out.json")
-    assert lines[0].endswith(": train 3 images")
-    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+def write_image_folder(folder: Path) -> None:
+    rows = []
+    for name, objects in hugging_face_rows().items():
+        named = objects | {"category": [NAMES[number] for number in objects["category"]]}
+        rows.append(json.dumps({"file_name": name, "objects": named}))
+    (folder / "metadata.jsonl").write_text("\n".join(rows))
 
 
-def test_an_image_is_in_one_split(images, tmp_path):
-    """Otherwise it would be in both, with a part of its labels in each."""
-    header = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
-    (images / "train.csv").write_text(f"{header}one.png,64,48,cat,1,1,9,9\n")
-    (images / "val.csv").write_text(f"{header}two.png,64,48,cat,1,1,9,9\none.png,64,48,cat,2,2,9,9\n")
-    with refused(".../val.csv:3: one.png is in 'val' here, and in 'train' in .../train.csv:2; remove one of them"):
-        convert(images, tmp_path / "coco.json")
-    assert not list(tmp_path.glob("coco*"))
+def write_parquet(folder: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = []
+    for name, objects in hugging_face_rows().items():
+        rows.append({"image": {"bytes": (folder / name).read_bytes(), "path": name}, "objects": objects})
+        (folder / name).unlink()
+    rows.append(rows[0] | {"objects": None})  # an image that nobody has labeled
+    features = {"objects": {"feature": {"category": {"names": list(NAMES), "_type": "ClassLabel"}}}}
+    table = pyarrow.Table.from_pylist(rows)
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(table, folder / "train-00000-of-00001.parquet")
 
 
-def test_images_of_one_name_are_those_of_the_subset(images, tmp_path):
-    """A project of CVAT has a folder per subset, which the names do not have."""
-    write_cvat(images)
-    for subset in ("Train", "Validation"):
-        (images / "images" / subset).mkdir(parents=True)
-        (images / "images" / subset / "one.png").write_bytes((images / "one.png").read_bytes())
-    (images / "one.png").unlink()
-    text = (images / "annotations.xml").read_text().replace('name="two.png"', 'name="one.png" subset="Validation"')
-    (images / "annotations.xml").write_text(text.replace('name="one.png" w', 'name="one.png" subset="Train" w', 1))
-    convert(images, tmp_path / "coco.json")
-    val = json.loads((tmp_path / "coco-val.json").read_text())["annotations"]
-    assert [box["bbox"] for box in val] == [[0, 0, 80, 60]]
+# For each format the last box, and whether it is around a group.
+EXPORTS = [
+    (write_labelme, (30, 20, 50, 40), False),
+    (write_cvat, (38, 20, 42, 40), False),
+    (write_cvat_video, GROUP, False),
+    (write_csv, GROUP, False),
+    (write_open_images, GROUP, True),
+    (write_image_folder, GROUP, True),
+    (write_parquet, GROUP, True),
+]
 
 
-@pytest.mark.parametrize("name", ["DontCare", "dontcare"])  # the latter in NVIDIA TAO
-def test_regions_that_kitti_leaves_out_are_ignored(name, images, tmp_path):
-    write_kitti(images)
-    with open(images / "label_2" / "one.txt", "a") as file:
-        file.write(f"{name} -1 -1 -10 1.00 2.00 9.00 9.00 -1 -1 -1 -1000 -1000 -1000 -10\n")
-    assert f"{name}: its boxes are regions to ignore" in convert(images, tmp_path / "coco.json")
-    assert load_dataset_spec(tmp_path / "coco.yaml").names == ("cat", "wild_dog")
+@pytest.fixture
+def export(tmp_path) -> Path:
+    folder = tmp_path / "my sét"
+    folder.mkdir()
+    for name, (width, height) in SIZES.items():
+        (folder / name).write_bytes(cv2.imencode(".png", np.full((height, width, 3), 90, np.uint8))[1].tobytes())
+    return folder
 
 
-def test_a_whole_number_may_be_the_name_of_a_class(images, tmp_path):
-    write_createml(images)
-    path = images / CREATEML
-    path.write_text(path.read_text().replace('"label": "cat"', '"label": 0'))
-    convert(images, tmp_path / "out.json")
-    assert yaml.safe_load((tmp_path / "out.yaml").read_text())["names"] == ["0", "wild dog"]
+def digests(folder: Path) -> dict[Path, str]:
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_createml_of_apples_documentation(images, tmp_path):
-    write_createml(images)
-    text = (
-        (images / CREATEML).read_text().replace('"annotations"', '"annotation"').replace('"image"', '"imagefilename"')
-    )
-    (images / CREATEML).write_text(text)
-    convert(images, tmp_path / "out.json")
-    assert boxes_of(tmp_path / "out.yaml").total() == 3
+def boxes_of(yaml_file: Path) -> set[tuple]:
+    """Returns the boxes as training sees them: class, corners, and whether they are around a group."""
+    spec = load_dataset_spec(yaml_file)
+    boxes: set[tuple] = set()
+    for split in spec.splits:
+        index = load_index(spec, split, IndexSettings(progress=False, use_cache=False))
+        for number, (x, y, w, h), crowd in zip(index.classes, index.boxes_xywh_px.round(3).tolist(), index.crowd):
+            boxes.add((spec.names[number], (x, y, round(x + w, 3), round(y + h, 3)), bool(crowd)))
+    return boxes
 
 
-def test_createml_that_begins_with_many_images_without_objects_is_read_by_its_name(images, tmp_path):
-    """The format is recognized by the beginning of a file."""
-    write_createml(images)
-    path = images / CREATEML
-    path.write_text(f"[{' ' * 65_536}{path.read_text()[1:]}")
-    with refused("set: no format is recognized; formats for --from are cvat, ..."):
-        convert(images, tmp_path / "out.json")
-    convert(images, tmp_path / "out.json", "createml")
-    assert boxes_of(tmp_path / "out.yaml").total() == sum(map(len, TRUTH.values()))
+@pytest.mark.parametrize("place", ["beside", "elsewhere", "inside"])
+@pytest.mark.parametrize(("write", "last", "is_group"), EXPORTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_boxes_are_those_of_the_export(write, last, is_group, place, export, tmp_path):
+    write(export)
+    before = digests(export)
+    out = {"beside": tmp_path, "elsewhere": tmp_path / "a" / "b", "inside": export}[place] / "out.json"
+    convert(export, out)
+    assert boxes_of(out.with_suffix(".yaml")) == {
+        ("cat", CAT, False),
+        ("wild dog", DOG, False),
+        ("cat", last, is_group),
+    }
+    assert before.items() <= digests(tmp_path).items()
+    new = [path for path in digests(tmp_path).keys() - before.keys() if "cache" not in path.parts]
+    assert all(path.relative_to(out.parent).parts[0].startswith("out") for path in new)
 
 
-def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_path, monkeypatch):
-    write_createml(images)
-    home = tmp_path / "my sets"
-    home.mkdir()
-    images.rename(home / "set")
-    monkeypatch.chdir(home / "set")
-    lines = convert(Path("../set"), Path("../set/../out.json"))
-    assert lines[-1] == f"train: python train.py --data '{home}/out.yaml' --val-fraction 0.2"
-    home.rename(tmp_path / "moved")
-    content = yaml.safe_load((tmp_path / "moved/out.yaml").read_text())
-    assert (content["path"], content["train"]) == (".", "set")
-    spec = load_dataset_spec(tmp_path / "moved/out.yaml")
-    assert len(load_index(spec, "train", IndexSettings(progress=False))) == len(TRUTH)
+def test_splits_are_those_of_the_folders_or_of_a_column(export, tmp_path):
+    write_cvat(export)
+    convert(export, tmp_path / "column.json")
+    assert [*load_dataset_spec(tmp_path / "column.yaml").splits] == ["train", "val"]
+    write_csv(export)
+    for split in ("train", "valid"):
+        folder = tmp_path / "all" / split
+        folder.mkdir(parents=True)
+        for path in [*export.glob("*.png"), *export.glob("*.csv")]:
+            (folder / path.name).write_bytes(path.read_bytes())
+    convert(tmp_path / "all", tmp_path / "folders.json")
+    spec = load_dataset_spec(tmp_path / "folders.yaml")
+    counts = {split: load_index(spec, split, IndexSettings(progress=False)).counts() for split in spec.splits}
+    assert [(split, count["images"], count["boxes"]) for split, count in counts.items()] == [
+        ("train", 2, 3),
+        ("val", 2, 3),
+    ]
+
+
+BAD_ROWS = [
+    ("two.png,80,60,cat,9,9,9,30", "bad box: 1"),
+    ("two.png,80,60,cat,9,9,x,30", "bad row: 1"),
+    ("two.png,80,60,,9,9,20,30", "bad row: 1"),
+    ("four.png,80,60,cat,9,9,20,30", "labels without an image: 1"),
+]
+
+
+@pytest.mark.parametrize(("row", "finding"), BAD_ROWS)
+def test_what_cannot_be_used_is_counted_and_too_much_is_refused(row, finding, export, tmp_path):
+    write_csv(export)
+    with open(export / "_annotations.csv", "a") as file:
+        file.write(f"\n{row}")
+    with refused(f"...{finding}, first {export}/_annotations.csv:5..."):
+        convert(export, tmp_path / "out.json")
+    assert list(tmp_path.glob("out*")) == []
+    lines = convert(export, tmp_path / "out.json", max_bad=0.5)
+    assert any(line.startswith(f"{finding}, first {export}/_annotations.csv:5: ") for line in lines)
+    assert len(boxes_of(tmp_path / "out.yaml")) == 3
+
+
+def test_an_image_whose_boxes_are_lost_is_no_background(export, tmp_path):
+    write_labelme(export)
+    line = {"label": "cat", "points": [[1, 1], [9, 9]], "shape_type": "line"}
+    content = json.loads((export / "two.json").read_text()) | {"shapes": [line]}
+    (export / "two.json").write_text(json.dumps(content))
+    convert(export, tmp_path / "out.json", max_bad=0.5)
+    names = [image["file_name"] for image in json.loads((tmp_path / "out.json").read_text())["images"]]
+    assert names == ["my sét/one é.png", "my sét/three.png"]
 
 
 @pytest.mark.parametrize(
-    ("splits", "expected"),
+    ("name", "content", "message"),
     [
-        (("train", "val"), "train: python train.py --data {data}"),
-        (("train", "test"), "train: python train.py --data {data} --val-fraction 0.2"),
-        (("val", "test"), "training needs a 'train' split, but {data} has only val, test"),
+        ("annotations.xml", "<annotations><image>", "annotations.xml:1: malformed XML..."),
+        ("metadata.jsonl", '{"file_name": "two.png"', "metadata.jsonl:1: not a row with 'file_name'..."),
+        ("a.parquet", "PAR1", "a.parquet: not a parquet file..."),
+        ("a.txt", "cat 1 2 3 4", "my sét: expected annotations of CVAT, LabelMe, CSV..."),
     ],
 )
-def test_the_last_line_is_a_command_that_training_accepts(splits, expected, images, tmp_path):
-    for split in splits:
-        folder = tmp_path / "export" / split
-        shutil.copytree(images, folder)
-        write_createml(folder)
-    lines = convert(tmp_path / "export", tmp_path / "out.json")
-    assert lines[-1] == expected.format(data=tmp_path / "out.yaml")
-
-
-def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
-    write_csv(images)
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr("tools.convert.to_coco.write_dataset", lambda *_: os._exit(9))
-        convert(images, tmp_path / "out.json")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert len(list(tmp_path.glob(".out*"))) == 1
-    convert(images, tmp_path / "out.json")
-    assert list(tmp_path.glob(".out*")) == []
-
-
-def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path):
-    write_cvat(images)
-    (images / "b").mkdir()
-    (images / "one.png").rename(images / "b" / "one.png")
-    cv2.imwrite(str(images / "one.png"), np.zeros((99, 99, 3), np.uint8))
-    path = images / "annotations.xml"
-    path.write_text(path.read_text().replace("one.png", "b/one.png"))
-    convert(images, tmp_path / "out.json")
-    entries = json.loads((tmp_path / "out.json").read_text())["images"]
-    assert {"b/one.png"} == {entry["file_name"] for entry in entries if entry["file_name"].endswith("one.png")}
-
-
-def test_a_folder_may_have_a_backslash(images):
-    write_cvat(images)
-    (images / "a\\b").mkdir()
-    (images / "two.png").rename(images / "a\\b" / "two.png")
-    convert(images, images.parent / "out.json")
-    assert boxes_of(images.parent / "out.yaml").total() == sum(map(len, TRUTH.values()))
-
-
-@pytest.mark.parametrize("size", ["0,0", "-1,-1", ","])
-def test_an_unknown_size_is_that_of_the_image(size, images, tmp_path):
-    write_csv(images)
-    text = (images / "_annotations.csv").read_text()
-    (images / "_annotations.csv").write_text(text.replace("two.png,80,60", f"two.png,{size}"))
-    convert(images, tmp_path / "out.json")
-    sizes = {
-        entry["file_name"]: (entry["width"], entry["height"])
-        for entry in json.loads((tmp_path / "out.json").read_text())["images"]
-    }
-    assert sizes == SIZES
-
-
-def test_labels_for_a_scaled_copy_of_all_images_are_converted(images, tmp_path):
-    """Training scales them."""
-    write_labelme(images)
-    for name, (width, height) in SIZES.items():
-        cv2.imwrite(str(images / name), np.zeros((2 * height, 2 * width, 3), np.uint8))
-    lines = convert(images, tmp_path / "out.json")
-    (line,) = [line for line in lines if line.startswith("labels for another size")]
-    file = images / "one.json"
-    assert line.startswith(f"labels for another size: 3 images of 'train', first one.png (labeled in {file}): ")
-    assert line.endswith("labels are for 64x48, the image is 128x96 upright; boxes are scaled by 2")
-    assert boxes_of(tmp_path / "out.yaml")["cat", 8, 12, 60, 80] == 1
+def test_a_malformed_export_is_refused_in_one_line(name, content, message, export, tmp_path):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (export / name).write_text(content)
+    with refused(message):
+        convert(export, tmp_path / "out.json")
+    assert list(tmp_path.glob("out*")) == []
 
 
 def test_the_flag_names_all_formats():

@@ -18,8 +18,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from engine.evaluation.fitness import Fitness
 from tests.data.folds.eighteen_images import write_eighteen_images
-from tools.kfold.folds import joined_index, make_folds
-from tools.kfold.write_folds import data_of, write_folds
+from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
 from utils.config.search_settings import KfoldConfig
 
 

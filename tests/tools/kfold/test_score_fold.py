@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,7 @@ from tests.helpers.tiny import write_dataset, write_weights
 from tools.experiment import training
 from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
-from tools.kfold.score_fold import run_scoring, validation_of
-from tools.kfold.scores import read_if_scored
+from tools.kfold.score_fold import validation_of
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
@@ -25,13 +21,6 @@ from utils.process.child import RunFailed, RunResult
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
-
-# Runs a command with a disk of 16 KB, which is full, at the folder $0.
-WITH_FULL_DISK = """
-mount -t tmpfs -o size=16k none "$0" || exit 99
-head -c 99k /dev/zero > "$0/filler" 2> /dev/null
-exec "$@"
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -65,35 +54,6 @@ def score_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> CrossValidatio
     monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Outcome.DONE))
     with StopSignals() as signals:
         return next(cross_validate(config_of(folder), signals, data_folder=folder, folder=folder))
-
-
-@pytest.mark.usefixtures("preloaded")
-def test_a_fold_is_scored_again_if_its_detections_are_damaged(folds, monkeypatch, caplog):
-    first = score_first(folds, monkeypatch)
-    file = folds / "fold1" / "detections.npz"
-    content = file.read_bytes()
-    middle = len(content) // 2
-    altered = content[:middle] + bytes(99) + content[middle + 99 :]
-    for damaged in (altered, b"x" * 99, content[:middle], b""):  # the last is what a power cut may leave
-        file.write_bytes(damaged)
-        caplog.clear()
-        assert read_if_scored(file) is None
-        assert "detections.npz: damaged (" in caplog.text
-    again = score_first(folds, monkeypatch)
-    assert read_if_scored(file) is not None
-    assert again.pooled.metrics == first.pooled.metrics
-
-
-def test_a_full_disk_refuses_the_scoring(folds, tmp_path, monkeypatch):
-    """It does not fail the trial of a search, whose trained models would then be removed."""
-    in_small_disk = ["unshare", "-Urm", "sh", "-c", WITH_FULL_DISK, str(tmp_path)]
-    if shutil.which("unshare") is None or subprocess.run([*in_small_disk, "true"], check=False).returncode:
-        pytest.skip("a disk cannot be mounted here")
-    command = [*in_small_disk, *command_prefix("score-fold")]
-    monkeypatch.setattr(score_fold, "command_prefix", lambda _: command)
-    result = run_scoring(replace(validation_in(folds), project=str(tmp_path.parent), name=tmp_path.name))
-    assert result.outcome == Outcome.REFUSED
-    assert result.reason.startswith(f"{tmp_path}/detections.npz: the disk is full; free some space")
 
 
 def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
