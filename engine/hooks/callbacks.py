@@ -85,7 +85,7 @@ class UserCallbacks(Hook):
     def start(self, trainer: Training) -> None:
         rows = self._results.rows
         newest = rows[max(rows)] if rows else {}
-        row = {name: float(cell) for name, cell in newest.items() if name != "epoch"}
+        row = {name: value for name, value in newest.items() if name != "epoch"}
         self._state = RunState(
             folder=trainer.run.folder,
             settings=trainer.run.settings.by_name(),

@@ -212,7 +212,7 @@ class Tracking(Hook):
                     get_logger().warning(message, self._service.name, first_line(error))
                 self._has_failed = True
 
-    def _log(self, rows: Mapping[int, Mapping[str, str]]) -> None:
+    def _log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Logs the epochs that the service does not have."""
         if not self._is_open:
             last_epoch = self._service.open(self._run)
@@ -220,7 +220,7 @@ class Tracking(Hook):
             self._is_open = True
         for epoch, row in sorted(rows.items()):
             if epoch > self._tracked_epochs:
-                self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
+                self._service.log(epoch, {name: value for name, value in row.items() if name != "epoch"})
                 self._tracked_epochs = epoch
 
     def _end(self) -> None:
