@@ -11,6 +11,7 @@ which resume; the same command resumes a job that has ended early.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -332,7 +333,7 @@ def epochs_of(folder: Path) -> list[dict[str, float]]:
     """Reads the rows of results.csv, omitting the empty values of each epoch."""
     table = folder / "results.csv"
     rows = ResultsTable.read(table).rows if table.is_file() else {}
-    return [{name: float(v) for name, v in rows[epoch].items() if v != "nan"} for epoch in sorted(rows)]
+    return [{k: v for k, v in rows[epoch].items() if not math.isnan(v)} for epoch in sorted(rows)]
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ OF_EXTRA = {
     "search": ("tools.search",),
     "tiff": ("data.images.tiff",),
     "track": ("engine.inference.object_tracks",),
-    "trackers": ("engine.hooks.tracking_services",),
+    "trackers": ("engine.hooks.tracking",),
 }
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 

@@ -16,8 +16,7 @@ from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.plots import Plots, check_plots
 from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.stopping import EarlyStopping, TimeLimit
-from engine.hooks.tracking import Service, Tracking
-from engine.hooks.tracking_services import open_services
+from engine.hooks.tracking import Service, Tracking, open_services
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
 from engine.run.run import TrainingRun

@@ -1,7 +1,4 @@
-"""``--callbacks MODULE:OBJECT``: the user's functions, called on every rank during a run.
-
-The object has some of the methods in `POINTS`, or is a function with one of these names. Each takes a `RunState`.
-"""
+"""``--callbacks MODULE:OBJECT``: calls the user's functions during a run, on every rank."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +16,8 @@ from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
-from utils.errors import UserError
-from utils.files.safe_io import open_direct
-from utils.schema import suggestion
+from utils.errors import UserError, one_line
+from utils.logger import get_logger
 
 POINTS = ("on_start", "on_step", "on_epoch", "on_end")
 Callback = Callable[["RunState"], None]
@@ -49,70 +44,48 @@ class RunState:
 
 def load_callbacks(source: str, results: ResultsTable) -> UserCallbacks:
     """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
-    folder. ``results``: see `UserCallbacks`. Raises UserError if that fails, or if the object has no callback."""
+    folder: a class, which is created without arguments, an object or module with callbacks, or a function with the name
+    of one. ``results``: see `UserCallbacks`. Raises UserError if that fails, after the traceback has been logged, or if
+    the object has no callback, or others."""
     flag = f"--callbacks {source}"
-    module_name, _, attribute = source.partition(":")
-    if not module_name or not attribute:
+    module, _, name = source.partition(":")
+    if not module or not name:
         raise UserError(f"{flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # permanently: callbacks may import later
-    module = None
+    callbacks: dict[str, Any]
     try:
-        module = importlib.import_module(module_name)
-        callbacks = _callbacks_of(getattr(module, attribute))
+        owner = getattr(importlib.import_module(module), name)
+        if isinstance(owner, type):
+            owner = owner()
+        if inspect.isroutine(owner):
+            callbacks = {owner.__name__: owner}
+        else:
+            callbacks = {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
     except (Exception, SystemExit) as error:
-        raise UserError(f"{flag}: {_located_message(error, getattr(module, '__file__', None))}") from None
-    known = f"callbacks are {', '.join(POINTS)}"
-    unknown = [name for name in callbacks if name not in POINTS]
-    if unknown:
-        raise UserError(f"{flag}: '{unknown[0]}' is not a callback{suggestion(unknown[0], POINTS)}; {known}")
-    uncallable = [name for name, callback in callbacks.items() if not callable(callback)]
-    if uncallable:
-        raise UserError(f"{flag}: {uncallable[0]} is not callable; {known}")
-    if not callbacks:
-        raise UserError(f"{flag}: has no callback; {known}")
-    return UserCallbacks(flag, callbacks, module.__file__, results)
-
-
-def _callbacks_of(owner: Any) -> dict[str, Callback]:
-    """Returns the callbacks of an object, by name: a function is one; a class is instantiated."""
-    if isinstance(owner, type):
-        owner = owner()
-    if inspect.isroutine(owner):
-        return {owner.__name__: owner}
-    return {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
-
-
-def _located_message(error: BaseException, path: str | None) -> str:
-    """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or of the innermost line if none
-    is in it."""
-    import_machinery = ("<frozen", __file__, importlib.__file__)
-    frames = traceback.extract_tb(error.__traceback__)
-    relevant_frames = [frame for frame in frames if not frame.filename.startswith(import_machinery)]
-    user_frames = [frame for frame in relevant_frames if frame.filename == path]
-    location = ""
-    if isinstance(error, SyntaxError):
-        location = f"{error.filename}:{error.lineno}: "
-    elif relevant_frames:
-        innermost = (user_frames or relevant_frames)[-1]
-        location = f"{innermost.filename}:{innermost.lineno}: "
-    return location + " ".join(traceback.format_exception_only(error)[-1].split())
+        raise UserError(_log_traceback(flag, error)) from None
+    if not callbacks or not all(name in POINTS and callable(callback) for name, callback in callbacks.items()):
+        names = ", ".join(callbacks) or "nothing"
+        raise UserError(f"{flag}: has {names}; callbacks are functions called {', '.join(POINTS)}")
+    return UserCallbacks(flag, callbacks, results)
 
 
 class UserCallbacks(Hook):
-    """Calls the callbacks of a run, from the file ``path``, on this rank. Once one has raised, the run ends.
+    """Calls the callbacks of a run on this rank. Once one has raised, the run ends.
 
     ``results``: on rank 0 the content of results.csv, of which an earlier hook keeps the epochs before this start.
     """
 
-    def __init__(self, flag: str, callbacks: dict[str, Callback], path: str | None, results: ResultsTable) -> None:
+    def __init__(self, flag: str, callbacks: dict[str, Callback], results: ResultsTable) -> None:
         self._flag = flag
         self._callbacks = callbacks
-        self._path = path
         self._results = results
-        self._failure = ""
+        self._has_failed = False
 
     def start(self, trainer: Training) -> None:
+        rows = self._results.rows
+        newest = rows[max(rows)] if rows else {}
+        row = {name: value for name, value in newest.items() if name != "epoch"}
         self._state = RunState(
             folder=trainer.run.folder,
             settings=trainer.run.settings.by_name(),
@@ -121,7 +94,7 @@ class UserCallbacks(Hook):
             is_main=trainer.ctx.is_main,
             model=trainer.step.ema.module,
             stop=trainer.control.request_stop,
-            metrics=broadcast_object(trainer.ctx, _newest_row(self._results)),
+            metrics=broadcast_object(trainer.ctx, row),
         )
         self._call("on_start", trainer)
 
@@ -139,32 +112,22 @@ class UserCallbacks(Hook):
 
     def _call(self, name: str, trainer: Training) -> None:
         """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
-        if name not in self._callbacks or self._failure:
+        if name not in self._callbacks or self._has_failed:
             return
         state = self._state
-        progress = trainer.progress
-        state.epoch = progress.epoch
+        state.epoch = trainer.progress.epoch
         state.epochs = trainer.epochs
-        state.step = progress.updates
+        state.step = trainer.progress.updates
         state.steps_per_epoch = trainer.steps.per_epoch
-        state.losses = progress.mean_losses(trainer.step.criterion.names)
+        state.losses = trainer.progress.mean_losses(trainer.step.criterion.names)
         try:
             self._callbacks[name](state)
         except (Exception, SystemExit) as error:
-            self._fail(name, error, trainer)
-
-    def _fail(self, name: str, error: BaseException, trainer: Training) -> None:
-        """Writes the traceback to the log, and ends the run."""
-        self._failure = f"{self._flag}: {name} failed: {_located_message(error, self._path)}"
-        path = trainer.run.folder / "train.log"
-        with suppress(OSError):  # the disk may be full
-            with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
-                file.write("".join(traceback.format_exception(error)))
-            self._failure += f"; the traceback is in {path}"
-        trainer.control.fail(self._failure, error)
+            self._has_failed = True
+            trainer.control.fail(_log_traceback(f"{self._flag}: {name} failed", error), error)
 
 
-def _newest_row(results: ResultsTable) -> dict[str, float]:
-    """Returns the columns of the newest epoch, without its number; none if there is no epoch yet."""
-    cells = results.rows[max(results.rows)] if results.rows else {}
-    return {name: float(cell) for name, cell in cells.items() if name != "epoch"}
+def _log_traceback(message: str, error: BaseException) -> str:
+    """Logs ``message`` with the traceback of ``error``, and returns it with the error's type and text."""
+    get_logger().error("%s", message, exc_info=error)
+    return f"{message}: {one_line(traceback.format_exception_only(error)[-1].strip())}"

@@ -1,5 +1,8 @@
-"""Keeps a tracking service up to date with a run, in a separate thread, so that a slow or broken server does not hold
-up the run.
+"""``--tracker``: reports a run to MLflow or Weights & Biases, in a thread of its own, so that a slow or broken server
+delays no step and ends no run.
+
+The tracked run is known by the run's id, which checkpoints store: a resumed run continues it. The vendors' telemetry is
+off, unless the user's environment turns it on.
 
 The services' own queues are not enough. With a server that is down or does not answer, ``wandb.init`` returns after
 91 s, and a process with MLflow's asynchronous logging (``log_batch(synchronous=False)``), whose exit flushes the queue,
@@ -8,63 +11,50 @@ was still there four minutes after its last line (wandb 0.31, MLflow 3.17).
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
+import posixpath
 import queue
+import re
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from engine.checkpoint.newest_run import newest_run_id
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
+from engine.run.run import TrainingRun
 from utils.errors import UserError, first_line
-from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger
-from utils.schema import Count, build
-from utils.strings import counted
+from utils.machine.packages import require_package
+from utils.program_folders import cache_folder
 
-CLOSE_S = 10.0  # longest wait for a service at the end of a run if only epochs are missing, or after errors
-FINISH_S = 60.0  # longest wait if files are stored as well
-MAX_NOTE_BYTES = 1 << 16  # size limit of the file of a `TrackedRun`
-REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+    from wandb import Run as WandbRun
 
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """The note with which a later process continues the tracked run: a small JSON file in the run's folder."""
-
-    key: str = ""  # the service's key for its run; "": not known
-    epoch: Count = 0  # the last one tracked
-    # Id of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
-    # created with this id in the same folder, if it has one; "": it creates a new one.
-    run_id: str = ""
-    # Folder of the training, resolved; "": not known. A copy becomes another tracked run while this folder can be seen;
-    # a copy on another machine cannot be told from a run that was moved there, and continues this one.
-    folder: str = ""
-
-    @staticmethod
-    def read(path: Path) -> TrackedRun:
-        """Raises UserError for a file that is not such a note."""
-        text = read_text(path, MAX_NOTE_BYTES)
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: damaged ({first_line(error)})") from None
-        return build(TrackedRun, content, str(path))
+CLOSE_S = 10.0  # longest wait at the end for epochs alone
+FINISH_S = 60.0  # longest wait at the end of a complete run, whose files are stored as well
+FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
+EXPERIMENT = "lockstep"
+RUN_ID_TAG = "lockstep_run_id"  # tag of a run in MLflow
+# MLflow's limits: parameters in a request, characters in the value of a parameter, characters in the name of a metric.
+MAX_PARAMETERS = 100
+MAX_CHARACTERS = 6000
+MAX_NAME_CHARACTERS = 250
 
 
 class Service(Protocol):
-    """A run in a tracking service. `Tracking` calls the methods in one thread, in this order; any may raise."""
+    """A run in a tracking service. `Tracking` calls the methods in one thread; any may raise."""
 
     flag: str  # value of ``--tracker``
     name: str  # in messages
 
-    def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
-        """Continues ``tracked``, or starts a tracked run for the training in ``folder``. Returns its key and the last
-        epoch that the service has. Called again if it raises."""
+    def open(self, run: TrainingRun) -> int | None:
+        """Continues the tracked run of ``run``, or creates it. Returns the last epoch that it has, 0 if none; None if
+        the service cannot tell. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """Logs the results of an epoch, from 1, by the names of results.csv."""
@@ -76,83 +66,123 @@ class Service(Protocol):
         """Ends the tracked run, for now if it is not complete."""
 
 
+class Mlflow:
+    """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs. It
+    is found by its tag."""
+
+    flag = "mlflow"
+    name = "MLflow"
+    _client: MlflowClient
+
+    def open(self, run: TrainingRun) -> int:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        project = run.folder.resolve().parent
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        location = uri or f"sqlite:///{project / 'mlflow.db'}"
+        self._client = client = MlflowClient(tracking_uri=location)
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        experiment = client.get_experiment_by_name(title)
+        if experiment is None:
+            artifacts = None if uri else (project / "mlartifacts").as_uri()
+            experiment_id = client.create_experiment(title, artifact_location=artifacts)
+        else:
+            experiment_id = experiment.experiment_id
+        tracked_runs = client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run.run_id}'")
+        if tracked_runs:
+            tracked = tracked_runs[0]
+        else:
+            name = os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name
+            tracked = client.create_run(experiment_id, tags={RUN_ID_TAG: run.run_id}, run_name=name)
+            get_logger().info("MLflow: run %s in %s", name, location)
+        self._id = tracked.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        # MLflow takes no new value for a parameter that it has.
+        settings = {name: value for name, value in run.settings.by_name().items() if name not in tracked.data.params}
+        parameters = [Param(name, str(value)[:MAX_CHARACTERS]) for name, value in settings.items()]
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
+        return max((metric.step for metric in client.get_metric_history(self._id, "time")), default=0)
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(_metric_name(name), value, now_ms, epoch) for name, value in row.items()]
+        self._client.log_batch(self._id, metrics)
+
+    def store(self, path: Path) -> None:
+        self._client.log_artifact(self._id, str(path))
+
+    def close(self, *, is_complete: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if is_complete else "KILLED")
+
+
+def _metric_name(name: str) -> str:
+    """Replaces characters that MLflow refuses in ``name``, which may contain the name of a class (``--fitness``)."""
+    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:MAX_NAME_CHARACTERS].rstrip("/")
+
+
+class Wandb:
+    """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
+
+    flag = "wandb"
+    name = "Weights & Biases"
+    _run: WandbRun
+
+    def open(self, run: TrainingRun) -> int | None:
+        import wandb
+
+        folder = run.folder.resolve()
+        self._run = tracked = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
+            name=os.environ.get("WANDB_NAME") or folder.name,
+            id=run.run_id,
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR") or folder,
+            config=run.settings.by_name(),
+            allow_val_change=True,
+            settings=wandb.Settings(silent=True, console="off", save_code=False),
+        )
+        location = f"offline; upload with: wandb sync {Path(tracked.dir).parent}" if tracked.offline else tracked.url
+        get_logger().info("Weights & Biases: %s", location)
+        return None if tracked.offline else max(tracked.step - 1, 0)
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=epoch)
+
+    def store(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
+
+    def close(self, *, is_complete: bool) -> None:
+        self._run.finish(exit_code=0 if is_complete else 1)
+
+
 class Tracking(Hook):
-    """Keeps ``service`` up to date with ``table``, the content of results.csv, in a thread on rank 0. Each epoch is
-    tracked once.
+    """Keeps ``service`` up to date with ``table``, the content of results.csv, in a thread on rank 0. After an error,
+    the next epoch tries again; only the first one is logged."""
 
-    Only the first error is logged; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end,
-    for epochs alone and with files.
-    """
-
-    def __init__(
-        self, service: Service, table: ResultsTable, *, close_s: float = CLOSE_S, finish_s: float = FINISH_S
-    ) -> None:
+    def __init__(self, service: Service, table: ResultsTable) -> None:
         self._service = service
         self._table = table
-        self._close_s = close_s
-        self._finish_s = finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._make_calls, name=service.name, daemon=True)
-        self._tracked_rows: dict[int, Mapping[str, str]] = {}  # by epoch; results.csv may get other values later
         self._is_open = False
         self._is_complete = False
-        self._has_warned = False
+        self._has_failed = False
+        self._tracked_epochs = 0
 
     def start(self, trainer: Training) -> None:
-        run = trainer.run
-        self._folder = run.folder
-        self._run_id = run.run_id
-        self._settings = run.settings.by_name()
-        self._path = run.folder / f"tracked_{self._service.flag}.json"
-        self._tracked = self._choose_tracked_run(trainer)
+        self._run = trainer.run
+        origin = trainer.run.started_from
+        if origin is not None and self._service.flag in origin.description.config.tracker:
+            self._tracked_epochs = origin.progress.epoch  # unless the service itself can tell
         self._thread.start()
-        self._queue_update()
-
-    def _choose_tracked_run(self, trainer: Training) -> TrackedRun:
-        """Returns the tracked run that this start of the training continues; one without a key may be new. A run
-        diverges if its next epochs may differ from those tracked before: no service takes new values for an epoch that
-        it has.
-
-        ===================================== ======== ===============================================================
-        note in the run's folder              diverges continues
-        ===================================== ======== ===============================================================
-        damaged                               any      a new tracked run, which gets all epochs
-        none, of an earlier run, or copied    no       the one that the service has for this run and folder, or a new
-        none, of an earlier run, or copied    yes      a new one
-        of this run, ahead of the checkpoint  yes      a new one
-        of this run otherwise                 any      that of the note
-        ===================================== ======== ===============================================================
-        """
-        name = self._service.name
-        new = TrackedRun()
-        diverges = _diverges_from_tracked(trainer)
-        try:
-            note = TrackedRun.read(self._path) if self._path.exists() else None
-        except UserError as error:
-            get_logger().warning("%s; %s gets a new run with all epochs", error, name)
-            return new
-        if note is None or note.run_id != self._run_id or self._is_copied(note):
-            return new if diverges else TrackedRun(run_id=self._run_id)
-        is_ahead = note.epoch > trainer.progress.epoch
-        if is_ahead and diverges:
-            get_logger().info(
-                "%s: a new run, because the epochs after %d may differ from those tracked before",
-                name,
-                trainer.progress.epoch,
-            )
-            return new
-        return note
-
-    def _is_copied(self, note: TrackedRun) -> bool:
-        """Returns True if the note was copied here with the run, and not moved: the original folder still has the
-        run."""
-        original = Path(note.folder)
-        if not note.folder or newest_run_id(original) != self._run_id:
-            return False
-        return not original.samefile(self._folder)
+        self._queue_epochs()
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
-        self._queue_update()
+        self._queue_epochs()
 
     def finish(self, trainer: Training) -> None:
         self._is_complete = True
@@ -160,27 +190,16 @@ class Tracking(Hook):
     def close(self) -> None:
         if not self._thread.is_alive():
             return
-        self._queue_update()
+        self._queue_epochs()
         self._calls.put(self._end)
         self._calls.put(None)
-        name = self._service.name
-        stores_files = self._is_complete and not self._has_warned
-        timeout_s = self._finish_s if stores_files else self._close_s
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            get_logger().warning("%s: no answer in %.0f s; results.csv has all epochs", name, timeout_s)
-            return
-        missing = sum(epoch > self._tracked.epoch for epoch in self._table.rows)
-        if missing:
-            get_logger().warning("%s lacks %s that results.csv has", name, counted(missing, "epoch"))
-        rows = self._table.rows
-        for epoch, row in self._tracked_rows.items():
-            if epoch in rows and row.keys() != rows[epoch].keys():  # `--val-every` had left out its validation
-                get_logger().warning("%s lacks the scores of epoch %d, added to results.csv later", name, epoch)
+        self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
+        if self._thread.is_alive() and not self._has_failed:
+            get_logger().warning("%s does not answer; results.csv has all epochs", self._service.name)
 
-    def _queue_update(self) -> None:
+    def _queue_epochs(self) -> None:
         """Queues the epochs that results.csv has now."""
-        self._calls.put(partial(self._synchronize, dict(self._table.rows)))
+        self._calls.put(partial(self._log, dict(self._table.rows)))
 
     def _make_calls(self) -> None:
         """Makes the queued calls until it reads None. Runs in the thread."""
@@ -188,40 +207,65 @@ class Tracking(Hook):
             try:
                 call()
             except BaseException as error:  # any error, even SystemExit: tracking must not end a run
-                if not self._has_warned:
-                    reason = first_line(error)
-                    get_logger().warning("%s: %s; tried again after each epoch", self._service.name, reason)
-                self._has_warned = True
+                if not self._has_failed:
+                    message = "%s: %s; tried again after each epoch, and results.csv has all of them"
+                    get_logger().warning(message, self._service.name, first_line(error))
+                self._has_failed = True
 
-    def _synchronize(self, rows: Mapping[int, Mapping[str, str]]) -> None:
+    def _log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Logs the epochs that the service does not have."""
         if not self._is_open:
-            self._remember(self._service.open(self._folder, self._tracked, self._settings))
+            last_epoch = self._service.open(self._run)
+            self._tracked_epochs = self._tracked_epochs if last_epoch is None else last_epoch
             self._is_open = True
         for epoch, row in sorted(rows.items()):
-            if epoch > self._tracked.epoch:
-                self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
-                self._remember(replace(self._tracked, epoch=epoch))
-            self._tracked_rows.setdefault(epoch, row)
-
-    def _remember(self, tracked: TrackedRun) -> None:
-        """Records how far the service has come, also in the run's folder."""
-        self._tracked = replace(tracked, run_id=self._run_id, folder=str(self._folder.resolve()))
-        write_whole(self._path, json.dumps(asdict(self._tracked)) + "\n")
+            if epoch > self._tracked_epochs:
+                self._service.log(epoch, {name: value for name, value in row.items() if name != "epoch"})
+                self._tracked_epochs = epoch
 
     def _end(self) -> None:
         """Stores the files of a complete run, and ends the tracked run."""
         if not self._is_open:
             return
         if self._is_complete:
-            for name in REPORT_FILES:
-                path = self._folder / name
+            for path in (self._run.folder / name for name in FILES):
                 if path.exists():
                     self._service.store(path)
         self._service.close(is_complete=self._is_complete)
 
 
-def _diverges_from_tracked(trainer: Training) -> bool:
-    """Returns True if the epochs after the checkpoint will differ from those that were tracked before."""
-    started_from = trainer.run.started_from
-    return started_from is not None and not trainer.checkpointer.description.trains_like(started_from.description)
+def open_services(names: Sequence[str]) -> list[Service]:
+    """Returns the services ``names``. Raises UserError for one whose package is not installed, or that would ask for an
+    account."""
+    services: list[Service] = []
+    for name in dict.fromkeys(names):
+        flag = f"--tracker {name}"
+        if name == "mlflow":
+            os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else a message for each step
+            require_package("mlflow", flag, f"leave out {flag}")
+            if not os.environ.get("MLFLOW_TRACKING_URI"):
+                for package in ("sqlalchemy", "alembic"):
+                    require_package(package, flag, "set MLFLOW_TRACKING_URI to a server's address")
+            services.append(Mlflow())
+        else:
+            os.environ.setdefault("WANDB_SILENT", "true")
+            with contextlib.suppress(UserError):  # there is no home folder
+                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
+            require_package("wandb", flag, f"leave out {flag}")
+            _check_wandb_key()
+            services.append(Wandb())
+    return services
+
+
+def _check_wandb_key() -> None:
+    """Raises UserError if Weights & Biases would need an API key and has none. Asks neither a server nor the user."""
+    import wandb
+
+    try:
+        has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+    except Exception as error:  # a malformed key, or settings that it refuses
+        raise UserError(f"--tracker wandb: {first_line(error)}") from None
+    if not has_key:
+        raise UserError(
+            "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
+        )

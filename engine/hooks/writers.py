@@ -25,7 +25,6 @@ class ResultsCsv(Hook):
     def __init__(self, path: Path, table: ResultsTable) -> None:
         self.path = path
         self.table = table
-        self._has_warned = False  # whether the warning about power cuts has been logged
 
     def start(self, trainer: Training) -> None:
         """Drops the epochs that a resumed run repeats. `engine.run.restore` has warned of those that the file has lost.
@@ -34,7 +33,9 @@ class ResultsCsv(Hook):
         see `engine.hooks.checkpointing.Checkpoints`.
         """
         num_read = len(self.table.rows)
-        self.table.keep(_recorded_epochs(trainer))
+        started_from = trainer.run.started_from
+        is_pending = started_from is not None and started_from.is_pending  # the newest epoch is not recorded yet
+        self.table.keep(trainer.progress.epoch - int(is_pending))
         if not self.table.rows and not trainer.checkpointer.replaces_earlier:
             self.path.unlink(missing_ok=True)
         elif 0 < len(self.table.rows) < num_read:
@@ -45,40 +46,15 @@ class ResultsCsv(Hook):
         self._write(trainer)
 
     def _write(self, trainer: Training) -> None:
-        """Replaces the file. It survives a power cut, unless the disk cannot confirm that it has written a file. In
-        that case, this only warns, once. Raises UserError if the file cannot be written at all."""
         try:
-            self.table.write(self.path, durable=True)
+            self.table.write(self.path)
         except OSError as error:
-            try:
-                self.table.write(self.path)
-            except OSError as failure:
-                raise trainer.checkpointer.write_failure(self.path, failure) from None
-            if not self._has_warned:
-                reason = error.strerror or error
-                get_logger().warning("%s: may not survive a power cut (%s); written all the same", self.path, reason)
-            self._has_warned = True
-
-
-def _recorded_epochs(trainer: Training) -> int:
-    """Returns how many epochs of the run were recorded before this start. A pending epoch does not count."""
-    started_from = trainer.run.started_from
-    is_pending = started_from is not None and started_from.is_pending
-    return trainer.progress.epoch - int(is_pending)
-
-
-def _first_recorded_epoch(trainer: Training) -> int:
-    """Returns the first epoch that this start records; 0 for a new run, so that TensorBoard purges the events of an
-    earlier run. An epoch that is only scored now may have been recorded before, without scores (``--val-every``)."""
-    started_from = trainer.run.started_from
-    if started_from is None:
-        return 0
-    return trainer.progress.epoch + (0 if started_from.lacks_scores(trainer.epochs) else 1)
+            raise trainer.checkpointer.write_failure(self.path, error) from None
 
 
 class TensorBoard(Hook):
-    """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if it fails, as on a full disk or
-    with an incompatible NumPy version, a warning says so, and the run goes on.
+    """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if it fails, a warning says so,
+    and the run goes on.
 
     Each start writes new event files next to the earlier ones, and hides the epochs in them that it records again.
     """
@@ -88,20 +64,27 @@ class TensorBoard(Hook):
         self._writer: SummaryWriter | None = None
 
     def start(self, trainer: Training) -> None:
-        first_step = _first_recorded_epoch(trainer)
+        started_from = trainer.run.started_from
+        first_epoch = 0  # hides all events of an earlier run
+        if started_from is not None:
+            # An epoch that is only scored now may have been recorded without scores (``--val-every``).
+            first_epoch = trainer.progress.epoch + (0 if started_from.lacks_scores(trainer.epochs) else 1)
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._folder), purge_step=first_step)
+            self._writer = SummaryWriter(str(self._folder), purge_step=first_epoch)
         except Exception as error:
             self._turn_off(error)
         settings = trainer.run.settings.by_name()
-        lines = [f"    {name}: {value}" for name, value in settings.items()]  # preformatted Markdown
-        self.write(lambda writer: writer.add_text("config", "\n".join(lines), trainer.progress.epoch + 1))
+        text = "\n".join(f"    {name}: {value}" for name, value in settings.items())  # preformatted Markdown
+        self.write(lambda writer: writer.add_text("config", text, trainer.progress.epoch + 1))
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
-        for tag, value in epoch.row.items():
-            self.write(_add_scalar, tag, value, epoch.number)
+        def add_scalars(writer: SummaryWriter) -> None:
+            for tag, value in epoch.row.items():
+                writer.add_scalar(tag, value, epoch.number)
+
+        self.write(add_scalars)
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
         self.write(lambda writer: writer.flush())
@@ -120,7 +103,3 @@ class TensorBoard(Hook):
     def _turn_off(self, error: Exception) -> None:
         self._writer = None
         get_logger().warning("TensorBoard is off (%s); results.csv is kept", first_line(error))
-
-
-def _add_scalar(writer: SummaryWriter, tag: str, value: float, step: int) -> None:
-    writer.add_scalar(tag, value, step)

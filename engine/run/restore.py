@@ -98,10 +98,10 @@ def _unvalidated_epoch(checkpoint: Checkpoint) -> PendingEpoch:
     progress = checkpoint.header.progress
     trained_with = checkpoint.description
     rows = ResultsTable.read_if_exists(checkpoint.path.parent / "results.csv").rows
-    cells = rows.get(progress.epoch, {})
-    kept = [name for name in cells if name != "epoch" and not name.startswith(("metrics/", "val/"))]
+    stored = rows.get(progress.epoch, {})
+    kept = [name for name in stored if name != "epoch" and not name.startswith(("metrics/", "val/"))]
     return PendingEpoch(
-        row={name: float(cells[name]) for name in kept},
+        row={name: stored[name] for name in kept},
         is_closing=is_closing_epoch(progress.epoch, trained_with.config.epochs, trained_with.hyp.close_mosaic),
         progress=progress,
         ema=checkpoint.state.ema,

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import cv2
 import numpy as np
 import pytest
 import torch
 
 from engine.checkpoint.progress import Progress
-from engine.hooks import nonfinite
 from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.class_weights import ClassWeights
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.hooks.nonfinite import NonFiniteSteps, have_single_colors
+from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.optim.schedule import StepPlan
 from engine.parallel.step_values import NO_FLAGS, StepValues
-from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import replace_earlier_run
 from tests.helpers.training import hook_training, started_from
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
-from utils.pixels import RGB8, PixelFormat
 
 OTHER = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
-
-
-def bad_step(*paths: str, local_finite: bool) -> StepValues:
-    """Returns the values of a step whose gradients are not finite."""
-    return StepValues(
-        finite=False, local_finite=local_finite, grad_norm=math.inf, flags=NO_FLAGS, losses=(1.0,), paths=paths
-    )
 
 
 @pytest.fixture
@@ -180,117 +167,18 @@ def test_the_time_limit_changes_the_number_of_epochs(now):
     assert trainer.epochs == 4
 
 
-LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
-
-
-def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
-    """The last.pt in its folder is that of an earlier run."""
-    monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
-    replace_earlier_run(tmp_path)
-    trainer = hook_training(tmp_path, loader=LOADER)
-    hook = NonFiniteSteps()
-
-    def read() -> None:
-        trainer.progress.count_losses((1.0,), is_finite=False)
-        hook.after_read(trainer, bad_step("a.jpg", "b.jpg", local_finite=False))
-
-    read()
-    trainer.progress.count_losses((1.0,), is_finite=True)
-    read()
-    with refused(
-        "stopped: the last 2 steps were not finite. There is no checkpoint yet: start again with a lower "
-        "lr0 (--set lr0=...) or with --amp off"
-    ):
-        read()
-    assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 1: a.jpg b.jpg\n" * 3
-
-
-def test_a_bad_step_whose_files_other_ranks_have_is_no_empty_line(tmp_path, caplog):
-    """The first ranks have no image of a batch with fewer images than ranks."""
-    step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=False))
-    trainer = hook_training(tmp_path, step=step, loader=LOADER)
-    NonFiniteSteps().after_read(trainer, bad_step(local_finite=True))
-    (record,) = caplog.records
-    assert record.getMessage().endswith("step skipped; its files: this process had no images")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_list_of_bad_files_that_cannot_be_written_costs_one_warning(tmp_path, monkeypatch, caplog):
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(nonfinite, "open", fail, raising=False)
-    trainer = hook_training(tmp_path, loader=LOADER)
-    hook = NonFiniteSteps()
-    for _ in range(2):
-        hook.after_read(trainer, bad_step("a.jpg", local_finite=False))
-    message = "non-finite loss, step skipped; its files: a.jpg"
-    path = tmp_path / "nonfinite_rank0.txt"
-    refused_once = f"{path}: cannot be written (No space left on device); the log names the files"
-    assert [record.getMessage() for record in caplog.records] == [refused_once, message, message]
-
-
 @pytest.mark.parametrize(
     ("scales", "in_a_row", "level"), [(True, 16, "INFO"), (True, 17, "WARNING"), (False, 1, "WARNING")]
 )
-def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, scales, in_a_row, level):
+def test_float16_that_looks_for_its_loss_scale_is_no_warning(caplog, scales, in_a_row, level):
     caplog.set_level("INFO", logger="lockstep")
     step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=scales))
-    trainer = hook_training(tmp_path, step=step, loader=LOADER)
-    trainer.progress.bad_steps = in_a_row
-    NonFiniteSteps().after_read(trainer, bad_step("a.jpg", local_finite=True))
+    trainer = hook_training(step=step, progress=Progress(bad_steps=in_a_row))
+    values = StepValues(
+        finite=False, local_finite=True, grad_norm=math.inf, flags=NO_FLAGS, losses=(1.0,), paths=("a.jpg",)
+    )
+    NonFiniteSteps().after_read(trainer, values)
     assert [record.levelname for record in caplog.records] == [level]
-    assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
-
-
-@pytest.mark.parametrize(
-    ("colors", "is_single"),
-    [([0], True), ([114, 7], True), ([114, None], False), ([None], False), ([], False), ([5, "missing"], False)],
-)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_of_a_single_color_are_told_from_others(tmp_path, colors, is_single, channels):
-    paths = []
-    for number, color in enumerate(colors):
-        path = tmp_path / f"{number}.png"
-        image = np.full((20, 30, 3), 0 if isinstance(color, str) or color is None else color, np.uint8)
-        if color is None:
-            image[-1, -1] = 1
-        if color != "missing":
-            cv2.imwrite(str(path), image)
-        paths.append(str(path))
-    assert have_single_colors(paths, PixelFormat(channels)) == is_single
-
-
-@pytest.mark.parametrize(("varying_step", "others_are_blank"), [(None, True), (0, True), (2, True), (None, False)])
-def test_blank_images_are_the_reason_only_if_those_of_every_step_are(
-    tmp_path, monkeypatch, varying_step, others_are_blank
-):
-    """Images of all ranks count, as do those of float16 overflows, which are not examined when they happen."""
-    monkeypatch.setattr(nonfinite, "all_objects", lambda ctx, own: [own, (others_are_blank, "")])
-    monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 3)
-    monkeypatch.setattr(nonfinite, "MAX_SCALE_HALVINGS", 2)
-    blank = tmp_path / "blank.png"
-    varying = tmp_path / "varying.png"
-    cv2.imwrite(str(blank), np.zeros((4, 4, 3), np.uint8))
-    cv2.imwrite(str(varying), np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=True))
-    trainer = hook_training(tmp_path, step=step, loader=LOADER)
-    hook = NonFiniteSteps()
-
-    def read(number: int) -> None:
-        trainer.progress.count_losses((1.0,), is_finite=False)
-        path = varying if number == varying_step else blank
-        hook.after_read(trainer, bad_step(str(path), local_finite=True))
-
-    read(0)
-    read(1)
-    with pytest.raises(UserError) as error:
-        read(2)
-    message = str(error.value)
-    if varying_step is None and others_are_blank:
-        assert "the last 3 steps were not finite, because all of their images have a single color" in message
-    else:
-        assert "the last 3 steps were not finite. There is no checkpoint yet" in message
 
 
 def test_a_low_ap_raises_the_weight_of_a_class():

@@ -1,6 +1,5 @@
 import errno
 import itertools
-import math
 import os
 import sys
 from collections.abc import Iterable
@@ -16,11 +15,11 @@ from engine.hooks.end_log import ClassScores, Summary
 from engine.hooks.hook import Epoch, Hook
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
-from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import name_newest_run, replace_earlier_run, save_checkpoint
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import evaluation_of, make_ground_truth, make_table
 from tests.helpers.training import HookTraining, hook_training, started_from
+from utils.errors import UserError
 from utils.logger import configure_logging
 
 
@@ -40,58 +39,6 @@ def results_csv(path: Path) -> ResultsCsv:
 def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
     for epoch, row in rows:
         results.record(trainer_at(), Epoch(epoch, row))
-
-
-def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
-    path = tmp_path / "results.csv"
-    rows = [{"train/box": 1.5, "val/ap": math.nan}, {"train/box": 1 / 3, "val/ap": 0.25, "later": 3}, {"train/box": 1}]
-    add(results_csv(path), enumerate(rows, 1))
-    assert path.read_text() == "epoch,train/box,val/ap,later\n1,1.5,nan,\n2,0.33333333,0.25,3\n3,1,,\n"
-    new_run = results_csv(path)
-    new_run.start(trainer_at())
-    assert not path.exists()
-    add(new_run, [(1, {"new": 2.0})])
-    assert path.read_text() == "epoch,new\n1,2\n"
-
-
-def test_the_csv_survives_a_power_cut_after_each_epoch(tmp_path, monkeypatch):
-    """The search uses the best of its rows, and a resumed run needs all of them."""
-    path = tmp_path / "results.csv"
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
-    add(results_csv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
-    assert sum("/.results.csv." in name for name in synced) == 2
-
-
-def test_a_disk_without_fsync_costs_one_warning(tmp_path, monkeypatch, caplog):
-    """A run that is done must not fail because of it."""
-
-    def refuse(file: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    path = tmp_path / "results.csv"
-    monkeypatch.setattr(os, "fsync", refuse)
-    results = results_csv(path)
-    add(results, [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
-    results.finish(trainer_at(2))
-    assert path.read_text() == "epoch,loss\n1,1\n2,2\n"
-    assert caplog.messages == [f"{path}: may not survive a power cut (Input/output error); written all the same"]
-
-
-@pytest.mark.parametrize(
-    ("has_last", "advice"),
-    [
-        (False, "there is no earlier checkpoint to resume from: free some space and start again"),
-        (True, "the checkpoints already there are intact: free some space and continue with --resume .../last.pt"),
-    ],
-)
-def test_a_csv_on_a_full_disk_ends_the_run_with_advice(tmp_path, monkeypatch, has_last, advice):
-    if has_last:
-        save_checkpoint(tmp_path / "last.pt", Progress(epoch=1))
-    results = results_csv(tmp_path / "results.csv")
-    monkeypatch.setattr(os, "replace", full_disk)
-    with refused(f"results.csv: could not be written (the disk is full); {advice}"):
-        results.record(trainer_at(folder=tmp_path), Epoch(2, {"loss": 1.0}))
 
 
 def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
@@ -217,119 +164,66 @@ def test_the_last_line_names_weights_that_exist(tmp_path, caplog, best_epoch, fi
     assert caplog.messages == ["done: 3 epochs" + line.format(folder=tmp_path)]
 
 
-def test_tensorboard_files_contain_all_results(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    board = TensorBoard(tmp_path)
-    trainer = trainer_at()
-    board.start(trainer)
-    add(board, [(1, {"train/box": 1.5}), (2, {"train/box": 0.5})])
-    board.close()
-    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "scalars": 0}).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(1, 1.5), (2, 0.5)]
-    text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
-    settings = trainer.run.settings.by_name()
-    assert text == "\n".join(f"    {name}: {value}" for name, value in settings.items())
-
-
-@pytest.fixture
-def one_second_per_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names each event file by a later second, like those of successive runs.
-
-    TensorBoard reads files in the order of their names, in which the tenth file of a process precedes the ninth of the
-    same second.
-    """
-    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
-    seconds = itertools.count(1_700_000_000)
-    monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: next(seconds)))
-
-
-@pytest.mark.usefixtures("one_second_per_file")
-@pytest.mark.parametrize(("first", "values"), [(3, [1.0, 2.0, 30.0]), (1, [30.0])], ids=["resumed", "new, --exist-ok"])
-def test_tensorboard_hides_epochs_that_the_run_no_longer_has(tmp_path, first, values):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for epochs in (range(1, 6), [first]):
-        board = TensorBoard(tmp_path)
-        board.start(trainer_at(epochs[0] - 1))
-        add(board, [(epoch, {"AP": epoch * (1.0 if len(epochs) > 1 else 30.0 / first)}) for epoch in epochs])
-        board.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [e.value for e in events.Scalars("AP")] == values
-
-
-@pytest.mark.usefixtures("one_second_per_file")
-def test_tensorboard_has_an_epoch_once_that_is_scored_later(tmp_path):
-    """``--val-every``, resumed with fewer epochs: the last one was recorded without scores."""
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    new = TensorBoard(tmp_path)
-    new.start(trainer_at())
-    add(new, [(1, {"train/box": 1.0}), (2, {"train/box": 2.0})])
-    new.close()
-    progress = Progress(epoch=2)
-    trainer = hook_training(progress=progress, started_from=started_from(progress, metrics={}))
-    trainer.set_epochs(2)
-    resumed = TensorBoard(tmp_path)
-    resumed.start(trainer)
-    add(resumed, [(2, {"train/box": 2.0, "AP": 0.5})])
-    resumed.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(1, 1.0), (2, 2.0)]
-    assert [(e.step, e.value) for e in events.Scalars("AP")] == [(2, 0.5)]
-
-
-def unknown_numpy(*_: object, **__: object) -> None:
-    raise AttributeError("`np.string_` was removed in the NumPy 2.0 release")
-
-
-@pytest.mark.parametrize("module", [None, SimpleNamespace(SummaryWriter=unknown_numpy)], ids=["missing", "broken"])
-def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys, module):
-    configure_logging(True)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    board = TensorBoard(tmp_path)
-    board.start(trainer_at())
-    add(board, [(1, {"loss": 1.0})])
-    board.write(lambda writer: writer.add_scalar("a", 1.0, 1))
-    board.close()
-    assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr().out.count("TensorBoard is off") == 1
-
-
-def full_disk(*_: object) -> None:
+def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("fail", [full_disk, unknown_numpy])
-def test_a_failing_tensorboard_is_turned_off(tmp_path, monkeypatch, capsys, fail):
-    pytest.importorskip("tensorboard")
+@pytest.mark.parametrize("has_last", [False, True])
+def test_a_csv_on_a_full_disk_ends_the_run_with_advice(tmp_path, monkeypatch, has_last):
+    if has_last:
+        save_checkpoint(tmp_path / "last.pt", Progress(epoch=1))
+    results = results_csv(tmp_path / "results.csv")
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(UserError) as error:
+        results.record(trainer_at(folder=tmp_path), Epoch(2, {"loss": 1.0}))
+    assert "results.csv: could not be written (the disk is full)" in str(error.value)
+    assert ("last.pt" in str(error.value)) == has_last
+
+
+@pytest.mark.parametrize(
+    ("first", "lacks_scores", "values"),
+    [(1, False, [7.0]), (4, False, [1.0, 2.0, 3.0, 7.0]), (3, True, [1.0, 2.0, 7.0])],
+    ids=["new, --exist-ok", "resumed", "scored later"],
+)
+def test_tensorboard_has_each_epoch_of_the_run_once(tmp_path, monkeypatch, first, lacks_scores, values):
+    """TensorBoard reads files in the order of their names, which contain the second at which they were made."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    seconds = itertools.count(1_700_000_000)
+    monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: next(seconds)))
+    epochs = 3 if lacks_scores else 9
+    progress = Progress(epoch=3 if lacks_scores else first - 1)
+    metrics = {} if lacks_scores else {"metrics/AP": 0.5}
+    resumed = hook_training(progress=progress, started_from=started_from(progress, metrics=metrics))
+    resumed.set_epochs(epochs)
+    rows = [(epoch, {"train/box": float(epoch)}) for epoch in range(1, 6)]
+    for trainer, tracked in (
+        (trainer_at(), rows),
+        (resumed if first > 1 else trainer_at(), [(first, {"train/box": 7.0})]),
+    ):
+        board = TensorBoard(tmp_path)
+        board.start(trainer)
+        add(board, tracked)
+        board.close()
+    events = accumulator.EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+    assert [event.value for event in events.Scalars("train/box")] == values
+    assert [event.step for event in events.Scalars("train/box")] == [*range(1, first), first]
+    text = events.Tensors("config/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert "imgsz: " in text
+
+
+@pytest.mark.parametrize("failure", ["missing", "full disk"])
+def test_a_tensorboard_that_fails_costs_one_warning(tmp_path, monkeypatch, capsys, failure):
     configure_logging(True)
+    if failure == "missing":
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    else:
+        pytest.importorskip("tensorboard")
+        monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.flush", full_disk)
     board = TensorBoard(tmp_path)
     board.start(trainer_at())
-    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.flush", fail)
     for number in (1, 2):
         add(board, [(number, {"loss": 1.0})])
         board.after_epoch(trainer_at(), None)
     board.close()
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a\n0\n", "results.csv: not a results file of this program; move it away"),
-        ("a,b\n", "results.csv: not a results file of this program; move it away"),
-        ("folder", "results.csv: cannot be read (is a folder, not a file); move it away"),
-        ("pipe", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
-        ("device", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
-    ],
-)
-def test_a_foreign_or_special_results_file_is_one_line(tmp_path, text, message):
-    path = tmp_path / "results.csv"
-    special = {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}
-    special.get(text, lambda: path.write_text(text))()
-    with refused(message):
-        results_csv(path)

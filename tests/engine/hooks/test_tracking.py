@@ -1,181 +1,222 @@
-"""Each epoch is tracked once, in another thread, whatever the service does."""
+"""``--tracker``: trainings report to MLflow and Weights & Biases, whatever the services do."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-import time
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from engine.hooks.hook import Epoch
-from engine.hooks.tracking import TrackedRun
-from tests.engine.hooks.tracked_run import CONFIG, OTHER_CONFIG, SETTINGS, MemoryService, Process, run_process
-from utils.logger import configure_logging
+import train
+from tests.helpers.preloaded import python
+from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
+from tests.helpers.same_content import read_csv
+from tests.helpers.scripts import SMALL, call, error_of
+from tests.helpers.tiny import write_dataset, write_model
 
 
-@pytest.fixture(autouse=True)
-def _log() -> None:
-    configure_logging(True)
+class FakeWandb:
+    """The part of the package wandb that a training uses, with the server's runs in memory. ``fail`` is called before
+    each call of ``init`` and ``log``."""
+
+    Settings = dict
+
+    def __init__(self, *, offline: bool = False) -> None:
+        self.offline = offline
+        self.steps: dict[str, list[int]] = {}  # by id
+        self.configs: list[dict[str, Any]] = []
+        self.files: list[str] = []
+        self.exit_codes: list[int] = []
+        self.threads: set[threading.Thread] = set()
+        self.fail: Callable[[], object] = lambda: None
+
+    def setup(self) -> SimpleNamespace:
+        return SimpleNamespace(settings=SimpleNamespace(mode="offline" if self.offline else "online"))
+
+    def login(self, **_: object) -> bool:
+        return True
+
+    def init(self, *, id: str, config: dict[str, Any], **_: object) -> SimpleNamespace:
+        self.fail()
+        self.threads.add(threading.current_thread())
+        self.configs.append(config)
+        steps = self.steps.setdefault(id, [])
+
+        def log(row: dict[str, float], step: int) -> None:
+            self.fail()
+            assert row["train/box"] > 0
+            steps.append(step)
+
+        return SimpleNamespace(
+            id=id,
+            offline=self.offline,
+            url="",
+            dir=f"/wandb/{id}/files",
+            step=0 if self.offline or not steps else steps[-1] + 1,
+            log=log,
+            save=lambda path, **_: self.files.append(Path(path).name),
+            finish=lambda exit_code: self.exit_codes.append(exit_code),
+        )
 
 
-def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
-    for name in ("report.html", "results.png", "best.pt"):
-        (tmp_path / name).write_text(name)
-    service = MemoryService()
-    run_process(tmp_path, service, range(1, 4))
-    assert service.settings == SETTINGS
-    assert service.epochs == [1, 2, 3]
-    assert service.rows[1] == {"time": 1.0, "train/box": 0.5, "metrics/AP": 0.2}
-    assert service.files == ["report.html", "results.csv", "results.png"]  # not the weights
-    assert service.ends == [True]
-    assert service.threads == {"Memory"}
-    assert capsys.readouterr().out == ""
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """The flags of a training in ``runs/exp`` of the test's folder."""
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    model = write_model(tmp_path / "tiny.yaml")
+    return ["--data", str(data), "--model", str(model), "--project", str(tmp_path / "runs"), *SMALL]
 
 
-def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
-    """The second process repeats epochs 3 and 4, which the service has."""
-    service = MemoryService()
-    run_process(tmp_path, service, range(1, 5), complete=False)
-    assert (service.epochs, service.files, service.ends) == ([1, 2, 3, 4], [], [False])
-    run_process(tmp_path, service, range(3, 7))
-    assert service.epochs == [1, 2, 3, 4, 5, 6]
-    assert (service.keys, service.ends) == (["", "k"], [False, True])
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_resumed_run_continues_its_tracked_run_with_each_epoch_once(tmp_path, monkeypatch, flags, offline):
+    wandb = FakeWandb(offline=offline)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    call(train.main, *flags, "--epochs", "2", "--tracker", "wandb")
+    call(train.main, "--resume", tmp_path / "runs" / "exp" / "last.pt", "--epochs", "4")
+    assert list(wandb.steps.values()) == [[1, 2, 3, 4]]
+    assert {"imgsz": 64, "mosaic": 1.0}.items() <= wandb.configs[0].items()
+    assert set(wandb.files) == {"results.csv", "settings.yaml"}
+    assert wandb.exit_codes == [0, 0]
+    assert threading.current_thread() not in wandb.threads
+    call(train.main, *flags, "--epochs", "1", "--tracker", "wandb")
+    assert [len(steps) for steps in wandb.steps.values()] == [4, 1]  # another run
+
+
+@pytest.mark.parametrize("failure", ["for a while", "always", "hangs"])
+def test_a_failing_service_costs_one_warning_and_no_epoch(tmp_path, monkeypatch, capsys, flags, failure):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    answer = threading.Event()
+    num_calls = 0
+
+    def fail() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if failure == "hangs":
+            answer.wait(60)
+        elif failure == "always" or num_calls == 2:
+            raise ConnectionError("no route to host\nsecond line")
+
+    wandb.fail = fail
+    if failure == "hangs":
+        monkeypatch.setattr("engine.hooks.tracking.FINISH_S", 0.1)
+    call(train.main, *flags, "--epochs", "3", "--tracker", "wandb")
+    answer.set()
+    assert capsys.readouterr().out.count("warning: Weights & Biases") == 1
+    assert len(read_csv(tmp_path / "runs" / "exp" / "results.csv")) == 3
+    if failure == "for a while":
+        assert list(wandb.steps.values()) == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_missing_package_is_one_line_before_the_run_has_a_folder(name, tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    line = error_of(capsys, train.main, *flags, "--tracker", name)
+    assert f"--tracker {name}: " in line
+    assert f"pip install {name}" in line
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("first", "config", "key", "epochs"),
+    ("variables", "is_refused"),
     [
-        (3, CONFIG, "k", [1, 2, 3, 4]),  # a repeated epoch has its earlier results
-        (3, OTHER_CONFIG, "", [1, 2, 3]),  # a second tracked run, of the epochs that results.csv has
-        (5, OTHER_CONFIG, "k", [1, 2, 3, 4, 5]),  # nothing is repeated
-    ],
-    ids=["repeats", "repeats with other settings", "repeats nothing"],
-)
-def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_path, first, config, key, epochs):
-    service = MemoryService()
-    run_process(tmp_path, service, range(1, 5))
-    resumed = MemoryService()
-    resumed.epochs = list(service.epochs) if key else []
-    run_process(tmp_path, resumed, [first], config=config)
-    assert (resumed.keys, resumed.epochs) == ([key], epochs)
-
-
-@pytest.mark.parametrize(("run_id", "key"), [("run", "k"), ("other", "")])
-def test_a_new_run_in_a_used_folder_is_another_tracked_run(tmp_path, run_id, key):
-    """``--exist-ok``. A run that torchrun restarts before its first checkpoint stays the same."""
-    run_process(tmp_path, MemoryService(), [1, 2], complete=False)
-    service = MemoryService()
-    run_process(tmp_path, service, [1], run_id=run_id)
-    assert service.keys == [key]
-    assert TrackedRun.read(tmp_path / "tracked_note.json") == TrackedRun("k", 1, run_id, str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("place", "key"), [(shutil.copytree, ""), (shutil.move, "k"), (os.symlink, "k")], ids=["copied", "moved", "linked"]
-)
-def test_a_copied_run_is_another_tracked_run_and_a_moved_one_the_same(tmp_path, place, key):
-    original = tmp_path / "exp"
-    original.mkdir()
-    (original / "settings.yaml").write_text("run_id: run\n")
-    run_process(original, MemoryService(), [1, 2], complete=False)
-    folder = tmp_path / "placed"
-    place(original, folder)
-    service = MemoryService()
-    service.epochs = [1, 2] if key else []
-    run_process(folder, service, [3])
-    assert (service.keys, service.epochs) == ([key], [1, 2, 3])
-    assert TrackedRun.read(folder / "tracked_note.json").folder == str(folder.resolve())
-
-
-@pytest.mark.parametrize(
-    ("config", "run_id"), [(CONFIG, "run"), (OTHER_CONFIG, "")], ids=["same settings", "other settings"]
-)
-def test_a_run_without_its_note_is_found_by_its_id_unless_other_epochs_may_follow(tmp_path, config, run_id):
-    """The checkpoint may have been copied from a run whose later epochs the service has."""
-    service = MemoryService()
-    run_process(tmp_path, service, [3], config=config)
-    assert (service.keys, service.run_ids) == ([""], [run_id])
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b'{"key": "k", "ep', "damaged ("),
-        (b"\xff\xfe", "not UTF-8"),
-        (b'{"key": 5}', "key: must be text, got 5"),
-        (b"[1]", "must be"),
+        ({}, True),
+        ({"WANDB_API_KEY": "short"}, True),
+        ({"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, False),  # a server is not asked yet
+        ({"WANDB_MODE": "offline"}, False),
     ],
 )
-def test_a_damaged_note_of_the_tracked_run_is_one_warning(tmp_path, capsys, content, reason):
-    """A tracking problem must not end a run."""
-    run_process(tmp_path, MemoryService(), [1, 2], complete=False)
-    note = tmp_path / "tracked_note.json"
-    note.write_bytes(content)
-    service = MemoryService()
-    run_process(tmp_path, service, [3])
-    assert (service.keys, service.epochs) == ([""], [1, 2, 3])
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"warning: {note}: ")
-    assert reason in line
-    assert line.endswith("; Memory gets a new run with all epochs")
-    assert TrackedRun.read(note) == TrackedRun("k", 3, "run", str(tmp_path))
+def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, is_refused):
+    pytest.importorskip("wandb")
+    code = (
+        "from engine.hooks.tracking import open_services\n"
+        "from utils.errors import UserError\n"
+        "try: open_services(['wandb'])\nexcept UserError as error: print(error)"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(
+        [python(), "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("--tracker wandb: ") == done.stdout.count("\n") == int(is_refused), done.stdout
 
 
-def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
-    service = MemoryService()
-    service.down = True
-    run = Process(tmp_path, service)
-    for epoch in (1, 2):
-        run.track(epoch)
-    deadline = time.monotonic() + 60
-    while not (out := capsys.readouterr().out) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert out == "warning: Memory: no route to host; tried again after each epoch\n"
-    time.sleep(0.1)
-    service.down = False
-    run.track(3)
-    run.tracking.close()
-    assert (service.epochs, service.settings) == ([1, 2, 3], SETTINGS)
-    assert capsys.readouterr().out == ""
+@pytest.mark.slow
+def test_wandb_offline_has_each_epoch_once_in_files_of_one_id(tmp_path, monkeypatch, flags):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    call(train.main, *flags, "--epochs", "2", "--tracker", "wandb")
+    call(train.main, "--resume", tmp_path / "runs" / "exp" / "last.pt", "--epochs", "4")
+    files = sorted((tmp_path / "runs" / "exp" / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len({path.stem for path in files}) == 1
+    assert sorted(steps_of(files)) == [1, 2, 3, 4]
 
 
-def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
-    service = MemoryService()
-    service.down = True
-    run_process(tmp_path, service, range(1, 4))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "warning: Memory lacks 3 epochs that results.csv has"
-    assert len(lines) == 2
-    assert not service.ends
+def steps_of(files: list[Path]) -> list[int]:
+    """The steps in offline files: after a header of 7 bytes, protobuf records in the log format of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    steps = []
+    for data in (path.read_bytes() for path in files):
+        at = 7
+        parts = b""
+        while at + 7 <= len(data):
+            if at % 32768 > 32768 - 7:  # the rest of a block holds no header
+                at += -at % 32768
+                continue
+            length, kind = struct.unpack_from("<HB", data, at + 4)
+            parts = (b"" if kind in (1, 2) else parts) + data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):
+                record = Record.FromString(parts)
+                if record.WhichOneof("record_type") == "history":
+                    steps.append(record.history.step.num)
+    return steps
 
 
-def test_scores_that_come_after_their_epoch_was_tracked_are_missing(tmp_path, capsys):
-    """The run is resumed with fewer epochs, so that its newest one, which was not validated, becomes the last."""
-    unscored = Epoch(2, {"time": 1.0, "train/box": 0.5})
-    run = Process(tmp_path, MemoryService())
-    run.track(1)
-    run.results.record(run.trainer, unscored)
-    run.tracking.report(run.trainer, unscored)
-    run.tracking.close()
-    assert capsys.readouterr().out == ""
-    run_process(tmp_path, MemoryService(), [3])
-    assert capsys.readouterr().out == ""
-    service = MemoryService()
-    service.epochs = [1, 2, 3]
-    run = Process(tmp_path, service, 4)
-    run.track(2)
-    run.tracking.close()
-    assert service.epochs == [1, 2, 3]
-    assert capsys.readouterr().out == "warning: Memory lacks the scores of epoch 2, added to results.csv later\n"
+def tracked_epochs(store: Path) -> int:
+    """Returns the newest epoch in a store of MLflow, which may not be complete yet."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        connection = sqlite3.connect(f"file:{store}?mode=ro", uri=True)
+        with contextlib.closing(connection):
+            return connection.execute("SELECT max(step) FROM metrics").fetchone()[0] or 0
+    return 0
 
 
-def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys):
-    service = MemoryService()
-    service.answer.clear()
-    started = time.monotonic()
-    run_process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=120.0)
-    assert time.monotonic() - started < 60
-    assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
-    service.answer.set()
+@pytest.mark.slow
+def test_a_killed_and_resumed_training_is_one_run_in_mlflow(tmp_path, monkeypatch, flags):
+    for package in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    from mlflow.tracking import MlflowClient
+
+    project = tmp_path / "runs"
+    table = project / "exp" / "results.csv"
+    with Processes(tmp_path / "log") as processes:
+        script = [python(), "train.py"]
+        process = processes.start([*script, *flags, "--epochs", "400", "--tracker", "mlflow"], ROOT)
+        processes.until(lambda: tracked_epochs(project / "mlflow.db") > 2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = len(read_csv(table))
+        processes.start([*script, "--resume", str(project / "exp"), "--epochs", str(done + 3)], ROOT)
+        assert processes.codes()[-1] == 0, processes.output()
+    client = MlflowClient(tracking_uri=f"sqlite:///{project / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("lockstep").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "metrics/AP")
+    assert [metric.step for metric in history] == list(range(1, done + 4))
+    assert run.info.status == "FINISHED"
+    assert {"lr0", "imgsz", "tracker"} <= run.data.params.keys()
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"results.csv", "settings.yaml"}
