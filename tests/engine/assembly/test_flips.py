@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from utils.files.checkpoint_file import read_checkpoint
 
 import train
 from tests.helpers.scripts import SMALL, call
 from tests.helpers.tiny import write_dataset, write_model
+from utils.files.torch_file import read_checkpoint
 
 
 @pytest.fixture
