@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import gc
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from engine.train.compile import plan_compilation
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.batches import Batch, Targets
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, min_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class
@@ -41,9 +40,6 @@ HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, 
 # Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
 
-TakeStep = Callable[[], None]
-PlanSteps = Callable[[TrainConfig], StepPlan]  # plans the steps of a run with the batch size of a config
-
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSearch:
@@ -53,46 +49,8 @@ class BatchSearch:
     settings: RunSettings
     model: Detector  # in training mode
     criterion: Criterion
-    plan_steps: PlanSteps
+    plan_steps: Callable[[TrainConfig], StepPlan]  # plans the steps of a run with the batch size of a config
     pixels: PixelFormat = RGB8
-
-
-class CudaMemory:
-    """Measures memory as torch's allocator reserves it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def limit(self) -> int:
-        """Returns the number of bytes that this process may use in total."""
-        self._release()
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return torch.cuda.memory_reserved(self._device) + int((1 - HEADROOM) * free)
-
-    def peak_of(self, prepare: Callable[[], TakeStep]) -> int | None:
-        """Returns the peak number of bytes in the second call of the step that ``prepare`` returns; None if memory runs
-        out. Releases all memory of the step."""
-        peak = self._measure(prepare)
-        self._release()
-        return peak
-
-    def _measure(self, prepare: Callable[[], TakeStep]) -> int | None:
-        try:
-            take_step = prepare()
-            take_step()  # if cuDNN searches for kernels, it does so here, and needs memory for that only once
-            self._release()
-            take_step()
-            torch.cuda.synchronize(self._device)
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or any(mark in str(error) for mark in _EXHAUSTED):
-                return None
-            raise
-        return torch.cuda.max_memory_reserved(self._device)
-
-    def _release(self) -> None:
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
 
 
 def check_batch_search(ctx: DistributedContext) -> None:
@@ -102,106 +60,105 @@ def check_batch_search(ctx: DistributedContext) -> None:
 
 
 def batch_that_fits(search: BatchSearch, *, epoch_samples: int) -> int:
-    """Returns the largest global batch that fits and that `largest_for_data` allows, and logs it. All processes must
-    call this.
+    """Returns the largest global batch that fits and leaves enough steps to an epoch, and logs it: per shard, any
+    number of images up to 16, above that a multiple of 8. All processes must call this.
 
     Neither the model nor its gradients change. ``epoch_samples``: samples of an epoch over all processes. Raises
     UserError if not even one image per shard fits.
     """
     ctx = search.ctx
-    memory = CudaMemory(ctx.device)
     config = search.settings.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
-    side = largest_side(config, search.model)
-    peak_bytes_of = _step_meter(search, memory, shards=shards)
-    peak_bytes_of(1)  # loads the kernels, which need memory themselves
-    limit = memory.limit()
-    max_for_data = max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1)
-    max_images = min(MAX_SHARD_IMAGES, max_for_data)
-    images = min_over_ranks(ctx, largest_that_fits(peak_bytes_of, limit, max_images=max_images))
+    samples_per_image = 4 if config.quad else 1
+    allowed_for_data = max(epoch_samples // MIN_EPOCH_BATCHES, ALWAYS_ALLOWED) // (shards * samples_per_image)
+    max_images = min(MAX_SHARD_IMAGES, max(allowed_for_data, 1))
+    if max_images > 16:
+        max_images -= max_images % 8
+
+    def fits(images: int) -> bool:
+        has_fit = _has_memory_for_steps(search, images)
+        gc.collect()
+        if ctx.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return has_fit
+
+    # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
+    has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
+    fits(1)  # loads the kernels, which need memory themselves
+    with _limited_memory(ctx.device, fraction=(1 - HEADROOM) / (2 if has_graphs else 1)):
+        images = min_over_ranks(ctx, _largest_that_fits(fits, max_images))
     if images == 0:
         raise UserError(
-            f"--batch-size -1: not even one image of {side} px fits in the {limit / 2**30:.1f} GiB of memory "
-            f"that {ctx.device} has left; use a smaller --imgsz or model"
+            f"--batch-size -1: not even one image of {_largest_side(search)} px fits in the memory that {ctx.device} "
+            "has left; use a smaller --imgsz or model"
         )
-    batch_size = images * shards * samples_per_image(config)
-    get_logger().info(
-        "--batch-size -1: %d (%s of %s of %d px, up to %d boxes each, in %.1f GiB)",
-        batch_size,
-        counted(shards, "shard"),
-        counted(images, "image"),
-        side,
-        BOXES * samples_per_image(config),
-        limit / 2**30,
-    )
-    if max_images < MAX_SHARD_IMAGES and images == sizes_up_to(max_images)[-1]:
+    batch_size = images * shards * samples_per_image
+    per_shard = counted(images, "image")
+    get_logger().info("--batch-size -1: %d (%s of %s)", batch_size, counted(shards, "shard"), per_shard)
+    if images == max_images < MAX_SHARD_IMAGES:
         samples = counted(epoch_samples, "sample")
         get_logger().info("--batch-size -1: more may fit, but an epoch has only %s", samples)
     return batch_size
 
 
-def _step_meter(search: BatchSearch, memory: CudaMemory, *, shards: int) -> Callable[[int], int | None]:
-    """Returns a function that maps a number of images per shard to the peak memory of a step in bytes, or to None if
-    memory runs out."""
-    config = search.settings.config
-    has_graphs = config.compile and plan_compilation(config, search.ctx, images=shards, shards=shards).cuda_graphs
-
-    def peak_bytes_of(images: int) -> int | None:
-        peak = memory.peak_of(partial(prepare_step, search, images=images))
-        if peak is not None and has_graphs:
-            # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
-            return 2 * peak
-        return peak
-
-    return peak_bytes_of
-
-
-def largest_for_data(epoch_samples: int) -> int:
-    """Returns the number of samples in the largest global batch that leaves enough steps to an epoch."""
-    return max(epoch_samples // MIN_EPOCH_BATCHES, ALWAYS_ALLOWED)
+def _largest_that_fits(fits: Callable[[int], bool], max_images: int) -> int:
+    """Returns the largest number of images that fits, up to ``max_images``: doubles until memory ends, then bisects."""
+    fitting = 0
+    failing = 1
+    while failing <= max_images and fits(failing):
+        fitting = failing
+        failing *= 2
+    failing = min(failing, max_images + 1)
+    while failing - fitting > (grain := 8 if fitting >= 16 else 1):
+        middle = fitting + -(-(failing - fitting) // (2 * grain)) * grain
+        if fits(middle):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting
 
 
-def sizes_up_to(max_images: int) -> list[int]:
-    """Returns the numbers of images that may be tried, ascending from 0: multiples of 8 from 16 on."""
-    return [*range(min(max_images + 1, 16)), *range(16, max_images + 1, 8)]
+@contextmanager
+def _limited_memory(device: torch.device, *, fraction: float) -> Iterator[None]:
+    """Lets torch's allocator use only ``fraction`` of the memory that is free now, besides what it has."""
+    if device.type != "cuda":
+        yield
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    limit = torch.cuda.memory_reserved(device) + fraction * free
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
-def largest_that_fits(
-    peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, max_images: int = MAX_SHARD_IMAGES
-) -> int:
-    """Returns the largest number of images up to ``max_images`` that fits, a multiple of 8 from 16 on; 0 if none fits.
-    This number was measured to fit. The next larger one was measured not to fit, or exceeds ``max_images``.
-
-    ``peak_bytes_of`` measures the memory that a number of images takes; None if it ran out.
-    """
-
-    def is_too_much(number: int) -> bool:
-        peak = peak_bytes_of(number)
-        return peak is None or peak > limit_bytes
-
-    sizes = sizes_up_to(max_images)
-    end = 1
-    while end < len(sizes) and not is_too_much(sizes[end]):
-        end *= 2
-    # ``sizes[end // 2]`` fits, ``sizes[end]`` does not.
-    first_too_much = bisect_left(sizes, True, lo=end // 2 + 1, hi=min(end, len(sizes)), key=is_too_much)
-    return sizes[first_too_much - 1]
+def _has_memory_for_steps(search: BatchSearch, images: int) -> bool:
+    """Returns whether two steps with ``images`` per shard have enough memory. In the first one cuDNN may search for
+    kernels; the second one has the optimizer's state."""
+    try:
+        take_step = prepare_step(search, images=images)
+        take_step()
+        take_step()
+        if search.ctx.device.type == "cuda":
+            torch.cuda.synchronize(search.ctx.device)
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or any(mark in str(error) for mark in _EXHAUSTED):
+            return False
+        raise
+    return True
 
 
-def samples_per_image(config: TrainConfig) -> int:
-    """Returns the number of samples that make up one image of a batch."""
-    return 4 if config.quad else 1
-
-
-def largest_side(config: TrainConfig, model: Detector) -> int:
+def _largest_side(search: BatchSearch) -> int:
     """Returns the largest side of the run's canvases, pixels."""
+    config = search.settings.config
     side = config.imgsz
     if config.multi_scale:
-        side = round(side * (1 + config.multi_scale) / model.stride) * model.stride
+        side = round(side * (1 + config.multi_scale) / search.model.stride) * search.model.stride
     return 2 * side if config.quad else side
 
 
-def prepare_step(search: BatchSearch, *, images: int) -> TakeStep:
+def prepare_step(search: BatchSearch, *, images: int) -> Callable[[], None]:
     """Returns a step like the run's, on copies of its objects, which does not wait for other processes.
 
     Under DDP the run keeps all gradients allocated; here the second copy of the model takes their place.
@@ -214,25 +171,38 @@ def prepare_step(search: BatchSearch, *, images: int) -> TakeStep:
         images: number per shard of the batch; the step takes this process's shards.
     """
     ctx = search.ctx
-    settings = search.settings
-    virtual_ranks = resolve_virtual_ranks(ctx, settings.config)
-    shards = virtual_ranks or ctx.world_size
+    config = search.settings.config
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
     shards_here = max(virtual_ranks // ctx.world_size, 1)
     images_here = images * shards_here
-    samples = samples_per_image(settings.config)
-    config = replace(settings.config, batch_size=images * shards * samples)
+    samples_per_image = 4 if config.quad else 1
+    config = replace(config, batch_size=images * (virtual_ranks or ctx.world_size) * samples_per_image)
     steps = search.plan_steps(config)  # their number decides on the optimizer (auto) and on cuDNN's kernel search
+    config_here = replace(
+        config,
+        optimizer=resolve_optimizer(config.optimizer, steps.planned_steps),
+        virtual_ranks=shards_here if virtual_ranks else 0,
+        compile=False,
+        zero=False,
+        sync_bn=0,
+    )
+    hyp = replace(search.settings.hyp, lr_mult=1.0)  # `lr_mult` is not chosen yet, and takes no memory
     step = build_step(
         DistributedContext.single(ctx.device),
-        _settings_alone(config, settings.hyp, steps, virtual_ranks=shards_here if virtual_ranks else 0),
+        RunSettings(config_here, hyp),
         copy.deepcopy(search.model),
         search.criterion,
         StepBatches(steps, images_here),
     )
-    side = largest_side(config, search.model)
-    labels = box_labels(BOXES * samples, search.model.num_classes, ignores=config.keep_old)
+    number = np.arange(BOXES * samples_per_image)
+    sizes = np.full(len(number), 0.05)
+    centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]
+    labels = np.stack([number % search.model.num_classes, *centers, sizes, sizes], 1)
+    if config.keep_old:  # which has ignore regions
+        (region_class,) = ignored_class(np.array([0]))
+        labels = np.append(labels, [[region_class, 0.5, 0.5, 1, 1]], axis=0)
     # The prefetcher keeps this step's batches and the next one's, and so does `take_step`.
-    batches = [blank_batch(images_here, side, labels, ctx.device, search.pixels) for _ in range(2 * steps.accumulate)]
+    batches = [_blank_batch(search, images_here, labels.astype(np.float32)) for _ in range(2 * steps.accumulate)]
 
     def take_step() -> None:
         used = batches[: min(steps.accumulate, 2)]  # gradients are accumulated from the second one on
@@ -242,36 +212,13 @@ def prepare_step(search: BatchSearch, *, images: int) -> TakeStep:
     return take_step
 
 
-def _settings_alone(config: TrainConfig, hyp: Hyperparameters, steps: StepPlan, *, virtual_ranks: int) -> RunSettings:
-    """Returns the settings of a run for a step that one process takes without the others."""
-    config = replace(
-        config,
-        optimizer=resolve_optimizer(config.optimizer, steps.planned_steps),
-        virtual_ranks=virtual_ranks,
-        compile=False,
-        zero=False,
-        sync_bn=0,
-    )
-    return RunSettings(config, replace(hyp, lr_mult=1.0))  # `lr_mult` is not chosen yet, and takes no memory
-
-
-def box_labels(boxes: int, classes: int, *, ignores: bool) -> np.ndarray:
-    """Returns labels of small boxes in rows: float32 (boxes, 5), as in `Sample`. ``ignores``: adds an ignore region of
-    class 0 that covers the whole image."""
-    number = np.arange(boxes)
-    centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]
-    labels = np.stack([number % classes, *centers, np.full(boxes, 0.05), np.full(boxes, 0.05)], 1)
-    if ignores:
-        (region_class,) = ignored_class(np.array([0]))
-        labels = np.append(labels, [[region_class, 0.5, 0.5, 1, 1]], axis=0)
-    return labels.astype(np.float32)
-
-
-def blank_batch(images: int, side: int, labels: np.ndarray, device: torch.device, pixels: PixelFormat) -> Batch:
-    """Returns a batch of black images, each with ``labels``."""
-    shape = (images, side, side, pixels.channels)
+def _blank_batch(search: BatchSearch, images: int, labels: np.ndarray) -> Batch:
+    """Returns a batch of black images, each with ``labels``: float32 (boxes, 5), as in `Sample`."""
+    device = search.ctx.device
+    side = _largest_side(search)
+    shape = (images, side, side, search.pixels.channels)
     return Batch(
-        images=torch.zeros(shape, dtype=pixels.torch_dtype, device=device).permute(0, 3, 1, 2),
+        images=torch.zeros(shape, dtype=search.pixels.torch_dtype, device=device).permute(0, 3, 1, 2),
         targets=Targets.from_labels([labels] * images).to(device, non_blocking=False),
         indices=torch.arange(images),
         original_hw=torch.full((images, 2), side, dtype=torch.int32),
