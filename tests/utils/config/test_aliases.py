@@ -86,6 +86,8 @@ def test_settings_without_an_equivalent_are_named():
     [
         (TrainConfig, "--evolve 300", "tools.search"),
         (TrainConfig, "--epohcs 3", "--epochs"),
+        (TrainConfig, "--lr 0.001", "--set: lr0="),  # yolov5#12399
+        (TrainConfig, "--lr0=0.001", "--set: lr0="),
         (DetectConfig, "--weights a --source b --save-csv", "--save-json"),
         (ExportConfig, "--weights a.pt --format engine", "onnx"),
     ],
