@@ -37,7 +37,9 @@ def open_model_data(
     if held_out:  # they serve as "val" of a data set that has none
         source = replace(source, optional=("val",), val_images=tuple(held_out))
     spec = open_data(source, ctx)
-    if not source.classes:
+    if source.classes:  # also if they are all of the data set's, the model may have them among others
+        spec = replace(spec, classes=spec.classes or tuple(range(len(spec.names))))
+    else:
         scored = classes_to_score(model, spec, single_cls=single_cls)
         spec = with_classes(spec, [spec.names.index(name) for name in scored])  # a name may be digits
         if model.has_kept_classes and not single_cls:

@@ -44,6 +44,7 @@ _WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "--inplace": "models are exported for inference",
     },
 }
+_SIZES = ("--img", "--imgsz", "--img-size")  # of which YOLOv5 and YOLOv7 take two
 # What to do instead of giving a flag, or a setting of the yolo command.
 _INSTEAD = {
     "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
@@ -151,6 +152,12 @@ def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]
             if f"{flag}=" in dropped and not separator and remaining:
                 remaining.pop(0)
             log_lines.append(f"{flag}: {dropped.get(flag) or dropped[f'{flag}=']}; left out")
+        elif word in _SIZES and command != "export" and len(sides := remaining[:2]) == 2 and sides[1].isdecimal():
+            if sides[0] != sides[1]:
+                rect = "; train.py --rect trains on rectangles" if command == "train" else ""
+                raise UserError(f"{word} {' '.join(sides)}: give the longer side of the images alone{rect}")
+            replaced += [word, sides[0]]
+            del remaining[:2]
         elif flag in flags:
             *first, last = flags[flag].split()
             replaced += [*first, f"{last}{separator}{value}"]

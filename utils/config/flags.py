@@ -84,8 +84,8 @@ class Parser(argparse.ArgumentParser):
         return ""
 
     def _hint(self, flag: str) -> str:
-        """Returns a suggestion for a flag that is misspelled, abbreviated or that of a positional argument, or "" if no
-        flag is similar. argparse does not recognize a correct flag after ``--``."""
+        """Returns a suggestion for a flag that is misspelled, abbreviated, that of a positional argument, or a
+        hyper-parameter, or "" if nothing is similar. argparse does not recognize a correct flag after ``--``."""
         actions = self._option_string_actions
         if flag in actions:
             return " (write flags before '--')"
@@ -93,10 +93,15 @@ class Parser(argparse.ArgumentParser):
         if flag in (flag_name(action.dest) for action in positional):
             words = " ".join(str(action.metavar) for action in positional)
             return f" (has no flag here: {self.prog} {words})"
+        key = flag.removeprefix("--").replace("-", "_")
+        named = [name for name in HYPERPARAMETERS if name.startswith(key) and "--set" in actions]
+        hint = f" (hyper-parameters follow --set: {', '.join(f'{name}=VALUE' for name in named)})" if named else ""
+        if key in named:
+            return hint
         completions = [known for known in actions if known.startswith(flag)]
         if len({actions[known].dest for known in completions}) == 1:
             return f" (did you mean '{completions[0]}'?)"
-        return suggestion(flag, actions, 0.75)
+        return suggestion(flag, actions, 0.75) or hint
 
     def format_help(self, *, all_flags: bool = False) -> str:
         """Returns the text of --help: of a command with many flags, only those of `FIRST_SETTINGS`, unless

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from utils.drawing.text import font_with, with_code_points
 from utils.machine.packages import import_quietly
 
 if TYPE_CHECKING:
@@ -107,11 +108,19 @@ def new_figure(width: float, height: float) -> Figure:
 def render_figure(figure: Figure) -> Picture:
     """Renders a figure created by `new_figure`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
 
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
+    for label in figure.findobj(Text):  # class names in other scripts
+        text = label.get_text()
+        font = "" if text.isascii() else font_with(text)
+        if font:
+            properties = label.get_fontproperties().copy()
+            properties.set_file(font)
+            label.set_fontproperties(properties)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in other scripts
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         canvas.draw()
     return Picture(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
@@ -222,9 +231,10 @@ def bar_chart_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[
 
 
 def short_label(text: str) -> str:
-    """Prepares a name for Matplotlib: shortens it to leave space for the axes, escapes dollar signs, which would begin
-    a formula, and puts a space before a leading underscore, which would hide the line from the legend."""
+    """Prepares a name for Matplotlib: shortens it to leave space for the axes, writes letters that no font has as code
+    points, escapes dollar signs, which would begin a formula, and puts a space before a leading underscore, which would
+    hide the line from the legend."""
     if len(text) > MAX_LABEL_CHARACTERS:
         text = f"{text[: MAX_LABEL_CHARACTERS - 1]}…"
-    label = text.replace("$", r"\$")
+    label = with_code_points(text, font_with(text)).replace("$", r"\$")
     return f" {label}" if label.startswith("_") else label

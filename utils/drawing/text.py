@@ -37,10 +37,10 @@ def text_mask(text: str, size: int) -> np.ndarray:
     """
     from PIL import Image, ImageDraw
 
-    path = _font_with(text)
+    path = font_with(text)
     font = _load(path, size)
     ascent, descent = font.getmetrics()
-    shown = _with_code_points(text, path)
+    shown = with_code_points(text, path)
     canvas = Image.new("L", (max(1, round(font.getlength(shown)) + 1), ascent + descent))
     ImageDraw.Draw(canvas).text((0, 0), shown, fill=255, font=font)
     mask = np.asarray(canvas)
@@ -48,7 +48,7 @@ def text_mask(text: str, size: int) -> np.ndarray:
     return mask
 
 
-def _font_with(text: str) -> str:
+def font_with(text: str) -> str:
     """Returns the path of a font that has all letters of ``text``, DejaVu Sans or a system font, or of DejaVu Sans if
     there is none. Returns "" for Pillow's built-in font if DejaVu Sans is missing."""
     default = _default_font()
@@ -61,7 +61,7 @@ def _has_all(path: str, text: str) -> bool:
     return _charmap(path).issuperset(map(ord, text))
 
 
-def _with_code_points(text: str, path: str) -> str:
+def with_code_points(text: str, path: str) -> str:
     """Replaces characters without a glyph in a font by their code points. ``path``: "" for Pillow's built-in font."""
     if not path:
         return text

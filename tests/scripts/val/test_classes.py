@@ -63,6 +63,15 @@ def test_some_classes_are_scored_as_among_all(tmp_path):
     both_rows, both_found = scored("both", "--classes", "1", "disc")  # which are all of the model
     assert both_found == found
     assert both_rows == rows
+    # ultralytics#20786: a data set of some of the model's classes, in its own order.
+    data.write_text(yaml.safe_dump({"path": ".", "val": "images/val", "names": ["box"]}))
+    for labels in (data.parent / "labels/val").glob("*.txt"):
+        boxes = [row.split(" ", 1)[1] for row in labels.read_text().splitlines() if row.startswith("1 ")]
+        labels.write_text("".join(f"0 {box}\n" for box in boxes))
+    own_rows, own_found = scored("own", "--classes", "box")
+    assert own_rows["box"] == rows["box"]
+    assert [row | {"category_id": 1} for row in own_found] == some_found
+    data.write_text(yaml.safe_dump({"path": ".", "val": "images/val", "names": ["disc", "box", "fly"]}))
     with refused("lively.pt: has no class fly, only disc, box; choose others with --classes"):
         scored("none", "--classes", "fly")
 

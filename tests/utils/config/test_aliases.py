@@ -24,6 +24,7 @@ from utils.errors import UserError
         ),
         (TrainConfig, "--cfg yolov5s.yaml --local_rank=0", TrainConfig(model="yolov5s.yaml")),
         (TrainConfig, "--local-rank 0 --epochs 3", TrainConfig(epochs=3)),
+        (TrainConfig, "--img 640 640 --epochs 3", TrainConfig(imgsz=640, epochs=3)),  # colabtools#3464
         (
             ValConfig,
             "--weights best.pt --data a.yaml --img 640 --half --task test",
@@ -86,6 +87,9 @@ def test_settings_without_an_equivalent_are_named():
     [
         (TrainConfig, "--evolve 300", "tools.search"),
         (TrainConfig, "--epohcs 3", "--epochs"),
+        (TrainConfig, "--lr 0.001", "--set: lr0="),  # yolov5#12399
+        (TrainConfig, "--lr0=0.001", "--set: lr0="),
+        (TrainConfig, "--imgsz 1280 640", "--rect"),  # ultralytics#13857
         (DetectConfig, "--weights a --source b --save-csv", "--save-json"),
         (ExportConfig, "--weights a.pt --format engine", "onnx"),
     ],

@@ -1,10 +1,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import cv2
+import matplotlib
 import numpy as np
 import pytest
+from fontTools.ttLib import TTFont
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
@@ -120,6 +123,21 @@ def test_every_letter_is_visible():
     assert all(mask.max() > 100 for mask in masks[:-1])
     assert masks[-1].max() == 0
     assert masks[3].tobytes() != masks[4].tobytes()  # no two letters become the same replacement character
+
+
+def test_names_in_charts_have_the_letters_of_system_fonts(tmp_path, monkeypatch):
+    """yolov5#6522: all Chinese names became the same empty box. The font here shows 猫 as A."""
+    font = TTFont(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"))
+    for table in font["cmap"].tables:
+        table.cmap = {ord("猫"): "A"}
+    font.save(tmp_path / "font.ttf")
+    monkeypatch.setattr(text, "_system_fonts", lambda: (str(tmp_path / "font.ttf"),))
+
+    def drawn(name: str) -> bytes:
+        return bar_chart_picture([name, "B"], X[1:3], ["", ""], AxisLabels("", "", name)).pixels.tobytes()
+
+    assert drawn("猫") == drawn("A")
+    assert drawn("犬") == drawn("<72AC>")  # no font has it
 
 
 def test_text_is_drawn_without_matplotlib(monkeypatch):
