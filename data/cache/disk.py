@@ -41,7 +41,6 @@ from utils.files.safe_io import read_text, write_whole
 from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger, progress
 from utils.machine.resources import check_space
-from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
 from utils.program_folders import cache_folder
 from utils.strings import format_bytes
@@ -202,14 +201,13 @@ def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, decoding: Deco
         _discard("--cache disk", error, path.with_suffix(_COMPLETE_SUFFIX), path)
     missing = np.flatnonzero(~is_stored).tolist()
 
-    def decode(i: int) -> tuple[int, memoryview]:
-        image = decoding.read(index, i, source_hw)
+    def packed(i: int, image: np.ndarray) -> tuple[int, memoryview]:
         return i, np.ascontiguousarray(image).reshape(-1).view(np.uint8).data
 
     if missing:
         total = format_bytes(int(sizes.sum()))
         get_logger().info("--cache disk: %d of %d images, %s in all, into %s", len(missing), len(index), total, path)
-        decoded = map_ahead(decode, missing, threads=decoding.threads)
+        decoded = decoding.read_all(packed, index, missing, source_hw)
         images = progress(decoded, desc="caching images (disk)", total=len(missing), enabled=decoding.show_progress)
         try:
             with contextlib.closing(decoded), contextlib.closing(_open_for_writing(path, sizes)) as environment:
