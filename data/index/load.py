@@ -27,8 +27,8 @@ from utils.program_folders import cache_folder
 def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = None) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file.
 
-    Raises UserError if data is missing, if there is no image, no label file or no object to train on, if the names do
-    not match the labels, or if more than the fraction ``settings.max_bad`` of the labels or images is lost.
+    Raises UserError if data is missing, if there is no image, no label file or no object to train on, or if more than
+    the fraction ``settings.max_bad`` of the labels or images is lost.
     """
     return build_index(spec, split, settings or IndexSettings())[0]
 
@@ -61,7 +61,7 @@ class CheckScan:
 def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> CheckScan:
     """Scans a split and decodes all of its images, without reading or writing a cache.
 
-    Raises UserError for problems that prevent an index: missing data, no image, or names that do not match the labels.
+    Raises UserError for problems that prevent an index: missing data, or no image.
     """
     refusals: list[str] = []
     loaded = _Reader(settings.for_check(refusals)).load(spec, split)

@@ -43,16 +43,22 @@ class Folders:
             self._entries[folder] = {entry.name: entry for entry in sorted(visible, key=attrgetter("name"))}
         return self._entries[folder]
 
-    def walk(self, folder: str) -> Iterator[str]:
+    def walk(self, folder: str, *, skips_unlisted: bool = False) -> Iterator[str]:
         """Yields ``folder`` and the folders below it, also through links, but not through a link to a folder that it
-        is in, which would have no end."""
+        is in, which would have no end. Raises UserError for a folder that cannot be listed, or skips it."""
         pending: list[tuple[str, tuple[str, ...]]] = [
             (folder, (os.path.realpath(folder),))
         ]  # with its real path and those above it
         while pending:
             path, reals = pending.pop()
+            try:
+                entries = self.entries(path)
+            except UserError:
+                if skips_unlisted:
+                    continue
+                raise
             yield path
-            for entry in reversed(self.entries(path).values()):
+            for entry in reversed(entries.values()):
                 real = os.path.join(reals[-1], entry.name)
                 if not entry.is_symlink():
                     if not entry.is_dir():

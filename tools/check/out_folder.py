@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data.dataset.spec import DatasetSpec, FilesSplit, JoinedSplit
 from data.listing.folders import Folders
-from data.listing.labels import place_of_labels
+from data.listing.labels import places_of_labels
 from data.open import problem_of_output
 from engine.run.new_folder import increment_path
 from utils.errors import UserError
@@ -53,7 +53,7 @@ def _label_folders(spec: DatasetSpec) -> Iterator[Path]:
             folders = Folders(spec.root)
             for path in split.images:
                 if path.is_dir():
-                    yield Path(place_of_labels(str(path), "", None, folders)[1])
+                    yield Path(places_of_labels(str(path), None, folders)[0])
         elif isinstance(split, JoinedSplit):
             for part in split.parts:
                 yield from _label_folders(part)
