@@ -132,7 +132,7 @@ class DiskCache:
             reason = "another run, whose images differ, has just removed it"
             raise UserError(f"--cache disk: {path}: {reason}; start again, or choose another --cache-dir") from None
         self._is_verified = np.zeros(len(source_hw), bool)
-        _environment(path, self._inode)
+        mapped_environment(path, self._inode)
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns a read-only copy of an image, (h, w, C), which outlives the mapping. Raises UserError for damage."""
@@ -141,7 +141,7 @@ class DiskCache:
         shape = (*self.source_hw[index], self.pixels.channels)
         size = int(np.prod(shape, dtype=np.int64)) * self.pixels.dtype.itemsize
         try:
-            with _environment(self.path, self._inode).begin() as transaction:
+            with mapped_environment(self.path, self._inode).begin() as transaction:
                 value = transaction.get(_KEY.pack(index)) or b""
         except lmdb.Error:  # damaged pages
             value = b""
@@ -153,19 +153,15 @@ class DiskCache:
 
 
 @functools.cache
-def _environment(path: Path, inode: int) -> lmdb.Environment:
-    """Maps the file, once per process, read-only and without LMDB's locks."""
+def mapped_environment(path: Path, inode: int) -> lmdb.Environment:
+    """Maps the file, once per process (until ``mapped_environment.cache_clear()``), read-only and without LMDB's
+    locks."""
     import lmdb
 
     try:
         return lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=4)
     except lmdb.Error as error:
         raise UserError(f"--cache disk: cannot be read ({error})") from None
-
-
-def unmap_disk_caches() -> None:
-    """Drops the mappings of this process. A file that has been replaced or changed is then mapped anew."""
-    _environment.cache_clear()
 
 
 def open_disk_cache(
