@@ -34,7 +34,7 @@ class SplitFile:
     entries: list[ImageEntry]
     categories: tuple[Category, ...] = ()
     annotation_ids: Sequence[Any] = ()  # by row number; empty if row numbers locate the rows
-    strays: list[Finding] = field(default_factory=list)  # annotations without an entry
+    unmatched_annotations: list[Finding] = field(default_factory=list)  # annotations without an entry
 
 
 class LabelsPerSplit:
@@ -84,7 +84,7 @@ class LabelsPerSplit:
                 orphans += self._orphan(entry, "is the file name of no image", lost_images=1)
             undeclared = list(itertools.compress(undeclared, others != NOT_FOUND))
         self.findings = [
-            *file.strays,
+            *file.unmatched_annotations,
             *orphans,
             *self._undeclared(undeclared),
             *(

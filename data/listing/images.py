@@ -38,24 +38,24 @@ class SplitImages:
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
     entries = spec.listed_splits[split].images
-    found = SplitImages()
+    images = SplitImages()
     suffixes = image_suffixes(spec.pixels)
     for entry in entries:
         if os.path.isdir(entry):
             for folder in folders.walk(str(entry)):
-                _add_folder(found, folder, suffixes, folders)
+                _add_folder(images, folder, suffixes, folders)
         elif not os.path.exists(entry):
             raise spec.missing_error(entry)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
-            _add_list(found, entry, suffixes, folders)
+            _add_list(images, entry, suffixes, folders)
         else:
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
-    if not found.stamps:
+    if not images.stamps:
         message = f"{', '.join(map(str, entries))}: no images found for '{split}'"
-        if found.findings:
-            message += f"; first of {counted(len(found.findings), 'finding')}: {found.findings[0]}"
+        if images.findings:
+            message += f"; first of {counted(len(images.findings), 'finding')}: {images.findings[0]}"
         raise UserError(f"{message}; add some, or {WITHOUT_VAL}" if split == "val" else message)
-    return found
+    return images
 
 
 def find_other_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages | None:
@@ -72,7 +72,7 @@ def find_other_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitI
 def find_images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders) -> SplitImages:
     """Returns the images, without stamps, that are beside ``images`` and not among them: in the last folder ``images``
     or ``JPEGImages`` of their paths, or else in the folder above theirs. They may be of other splits, or of none."""
-    found = SplitImages()
+    beside = SplitImages()
     suffixes = image_suffixes(spec.pixels)
     for tree in sorted({_tree_of(folder, spec.root) for folder in images.folders.values()}):
         for folder in folders.walk(tree, skips_unlisted=True):
@@ -80,9 +80,9 @@ def find_images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders)
             for name, entry in folders.entries(folder).items():
                 is_image = os.path.splitext(name)[1].lower() in suffixes and prefix + name not in images.stamps
                 if is_image and (os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()):
-                    found.stamps[prefix + name] = ABSENT
-                    found.folders[prefix] = folder
-    return found
+                    beside.stamps[prefix + name] = ABSENT
+                    beside.folders[prefix] = folder
+    return beside
 
 
 def _tree_of(folder: str, root: Path) -> str:
@@ -102,7 +102,7 @@ def is_missing_or_empty(entry: Path) -> bool:
     return not os.path.exists(entry) or (entry.suffix.lower() == ".txt" and not entry.stat().st_size)
 
 
-def _add_folder(found: SplitImages, folder: str, suffixes: frozenset[str], folders: Folders) -> None:
+def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], folders: Folders) -> None:
     """Adds the images in ``folder``, not those in its subfolders."""
     entries = folders.entries(folder)
     prefix = folders.prefix(folder)
@@ -116,21 +116,21 @@ def _add_folder(found: SplitImages, folder: str, suffixes: frozenset[str], folde
         if suffix in suffixes and not (suffix == ARRAY_SUFFIX and stem in cached):
             stamp = stamp_of(entry)
             if stamp != ABSENT:
-                found.stamps[prefix + name] = stamp
+                images.stamps[prefix + name] = stamp
             elif not entry.is_dir():
                 text = "a broken link" if entry.is_symlink() else "not a file that can be read"
-                found.findings.append(Finding(prefix + name, MISSING_IMAGE, text, lost_images=1))
+                images.findings.append(Finding(prefix + name, MISSING_IMAGE, text, lost_images=1))
         elif suffix in UNREAD_SUFFIXES:
             unread.setdefault(suffix, []).append(name)
         elif not suffix and entry.is_symlink() and not os.path.exists(entry):  # probably to a folder of images
-            found.findings.append(Finding(prefix + name, MISSING_IMAGE, "a broken link", lost_images=1))
-    found.folders[prefix] = folder
+            images.findings.append(Finding(prefix + name, MISSING_IMAGE, "a broken link", lost_images=1))
+    images.folders[prefix] = folder
     for suffix, names in unread.items():
         text = f"{counted(len(names), f'{suffix} file')}; convert to JPEG or PNG"
-        found.findings.append(Finding(prefix + names[0], UNSUPPORTED, text, number=len(names)))
+        images.findings.append(Finding(prefix + names[0], UNSUPPORTED, text, number=len(names)))
 
 
-def _add_list(found: SplitImages, file: Path, suffixes: frozenset[str], folders: Folders) -> None:
+def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders: Folders) -> None:
     """Adds the images that the rows of a list name. A row without an image is a finding, and so is a repeated one."""
     rows = read_rows(file)
     paths = _paths_of_rows([row for _, row in rows], file, suffixes, folders)
@@ -156,13 +156,13 @@ def _add_list(found: SplitImages, file: Path, suffixes: frozenset[str], folders:
         is_other_image = dropped is not None and row_of_name.get(name, row) != row
         where = f"{list_name}:{line}"
         if stamp == ABSENT or is_other_image or os.path.splitext(base_name)[1].lower() not in suffixes:
-            found.findings.append(Finding(where, MISSING_IMAGE, f"no image {row[:200]}", lost_images=1))
+            images.findings.append(Finding(where, MISSING_IMAGE, f"no image {row[:200]}", lost_images=1))
         elif name in row_of_name:
-            found.findings.append(Finding(where, DUPLICATE, f"{name} is listed twice; used once"))
+            images.findings.append(Finding(where, DUPLICATE, f"{name} is listed twice; used once"))
         else:
             row_of_name[name] = row
-            found.stamps[name] = stamp
-            found.folders[folders.prefix(folder)] = folder
+            images.stamps[name] = stamp
+            images.folders[folders.prefix(folder)] = folder
 
 
 def _paths_of_rows(rows: Iterable[str], file: Path, suffixes: frozenset[str], folders: Folders) -> list[str]:

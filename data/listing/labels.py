@@ -24,10 +24,9 @@ import numpy as np
 from data.dataset.spec import DatasetSpec, FilesSplit
 from data.labels.findings import ORPHAN, Finding
 from data.labels.label_format import MAX_BYTES
-from data.labels.match import loose
 from data.listing.folders import ABSENT, Folders, stamp_of
 from data.listing.images import SplitImages, find_images_beside, find_other_images
-from utils.files.paths import path_of
+from utils.files.paths import casefold_nfc, path_of
 from utils.files.safe_io import read_regular
 from utils.strings import counted
 
@@ -107,7 +106,7 @@ def places_of_labels(
         return places[0][1], places
     parts = image_folder.split("/")
     for i in reversed(range(1, len(parts))):
-        if loose(parts[i]) == "images":
+        if casefold_nfc(parts[i]) == "images":
             above = "/".join(parts[:i]) or "/"
             place = folders.find_below(above, ["labels", *parts[i + 1 :]])
             expected = place or "/".join([*parts[:i], "labels", *parts[i + 1 :]])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
 
-from data.labels.match import loose
+from utils.files.paths import casefold_nfc as loose
 
 _LITERAL = re.compile(r"[\w./\\:-]*")  # names without encoded parts, queries and spaces
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from data.labels.json_files import load_json
-from data.labels.match import loose
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
 from tools.convert.values import image_name, name_of, parse_size, points_of
 from utils.errors import UserError, one_line
+from utils.files.paths import casefold_nfc as loose
 from utils.schema import check
 
 _WITHOUT_AREA = ("point", "points", "line", "linestrip")

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from data.images.kinds import IMAGE_SUFFIXES, unread_reason
-from data.labels.match import loose
 from tools.convert.image_names import ImageNames, readings_of
 from utils.errors import UserError, one_line
+from utils.files.paths import casefold_nfc as loose
 
 
 class SourceImages:
