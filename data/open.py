@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from data.dataset.spec import DEMO, DatasetSpec, DataSource, JoinedSplit, ListedSplit, ShardSplit, Split, class_names
 from data.dataset.yaml_file import YAML_FOLDER, load_dataset_spec, read_yaml
@@ -22,6 +23,8 @@ from utils.schema import suggestion
 from utils.strings import counted
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from data.stage import StagePlan
     from utils.distributed.context import DistributedContext
 
@@ -53,7 +56,23 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
         with torch_distributed_zero_first(ctx):
             return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
+    if ctx.store is not None and os.path.isdir(source.data):
+        return _open_folder(source, ctx, ctx.store)
     return _open_files(source)
+
+
+def _open_folder(source: DataSource, ctx: DistributedContext, store: Store) -> DatasetSpec:
+    """Opens a folder without a YAML on the first process of each node, which may have to read all labels to find the
+    classes, and gives the others its result."""
+    from utils.distributed.context import torch_distributed_zero_first
+
+    key = f"folder/{ctx.first_rank}/{ctx.node_rank}/{source.data!a}/{source.splits}/{source.optional}"
+    with torch_distributed_zero_first(ctx):
+        if not ctx.is_node_leader:
+            return pickle.loads(store.get(key))
+        spec = _open_files(source)
+        store.set(key, cast(str, pickle.dumps(spec)))  # torch's stubs declare only str
+        return spec
 
 
 def _open_files(source: DataSource) -> DatasetSpec:

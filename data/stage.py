@@ -96,9 +96,6 @@ class StagePlan:
         for split in splits:
             listing = list_split(spec, split)
             check_labels(listing, spec, split)
-            if not listing.label_format.is_per_image:
-                source = listing.label_format.read(listing.label_request(names=None))
-                listing = replace(listing, json_undeclared=source.undeclared_images)
             listings[split] = listing
             files = [*zip(listing.images, listing.image_stamps.tolist())]
             files += zip(listing.labels, listing.label_stamps.tolist())

@@ -41,7 +41,6 @@ from utils.files.safe_io import read_text, write_whole
 from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger, progress
 from utils.machine.resources import check_space
-from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
 from utils.program_folders import cache_folder
 from utils.strings import format_bytes
@@ -133,7 +132,7 @@ class DiskCache:
             reason = "another run, whose images differ, has just removed it"
             raise UserError(f"--cache disk: {path}: {reason}; start again, or choose another --cache-dir") from None
         self._is_verified = np.zeros(len(source_hw), bool)
-        _environment(path, self._inode)
+        mapped_environment(path, self._inode)
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns a read-only copy of an image, (h, w, C), which outlives the mapping. Raises UserError for damage."""
@@ -142,7 +141,7 @@ class DiskCache:
         shape = (*self.source_hw[index], self.pixels.channels)
         size = int(np.prod(shape, dtype=np.int64)) * self.pixels.dtype.itemsize
         try:
-            with _environment(self.path, self._inode).begin() as transaction:
+            with mapped_environment(self.path, self._inode).begin() as transaction:
                 value = transaction.get(_KEY.pack(index)) or b""
         except lmdb.Error:  # damaged pages
             value = b""
@@ -154,19 +153,15 @@ class DiskCache:
 
 
 @functools.cache
-def _environment(path: Path, inode: int) -> lmdb.Environment:
-    """Maps the file, once per process, read-only and without LMDB's locks."""
+def mapped_environment(path: Path, inode: int) -> lmdb.Environment:
+    """Maps the file, once per process (until ``mapped_environment.cache_clear()``), read-only and without LMDB's
+    locks."""
     import lmdb
 
     try:
         return lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=4)
     except lmdb.Error as error:
         raise UserError(f"--cache disk: cannot be read ({error})") from None
-
-
-def unmap_disk_caches() -> None:
-    """Drops the mappings of this process. A file that has been replaced or changed is then mapped anew."""
-    _environment.cache_clear()
 
 
 def open_disk_cache(
@@ -202,14 +197,13 @@ def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, decoding: Deco
         _discard("--cache disk", error, path.with_suffix(_COMPLETE_SUFFIX), path)
     missing = np.flatnonzero(~is_stored).tolist()
 
-    def decode(i: int) -> tuple[int, memoryview]:
-        image = decoding.read(index, i, source_hw)
+    def packed(i: int, image: np.ndarray) -> tuple[int, memoryview]:
         return i, np.ascontiguousarray(image).reshape(-1).view(np.uint8).data
 
     if missing:
         total = format_bytes(int(sizes.sum()))
         get_logger().info("--cache disk: %d of %d images, %s in all, into %s", len(missing), len(index), total, path)
-        decoded = map_ahead(decode, missing, threads=decoding.threads)
+        decoded = decoding.read_all(packed, index, missing, source_hw)
         images = progress(decoded, desc="caching images (disk)", total=len(missing), enabled=decoding.show_progress)
         try:
             with contextlib.closing(decoded), contextlib.closing(_open_for_writing(path, sizes)) as environment:

@@ -14,9 +14,10 @@ import errno
 import mmap
 import os
 import weakref
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
 from utils.strings import counted, format_bytes
 
+_T = TypeVar("_T")
+
 
 class Decoding(NamedTuple):
     """Decodes the images of a cache, in threads."""
@@ -42,6 +45,18 @@ class Decoding(NamedTuple):
     def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
         """Decodes image i to (h, w, C), with its size in ``source_hw`` (N, 2). Raises UserError."""
         return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels, antialias=self.antialias)
+
+    def read_all(
+        self, store: Callable[[int, np.ndarray], _T], index: DatasetIndex, images: Sequence[int], source_hw: np.ndarray
+    ) -> Generator[_T, None, None]:
+        """Decodes ``images`` in threads, which call ``store`` with each, and yields its results in order.
+
+        No more images at once than fit into a quarter of the memory that is left, now that a cache has its own. A
+        decoder holds up to three images: the file, the decoded pixels, and the converted pixels.
+        """
+        decoder_bytes = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
+        threads = max(min(self.threads, int(available_memory() / 4 / decoder_bytes)), 1)
+        return map_ahead(lambda i: store(i, self.read(index, i, source_hw)), images, threads=threads)
 
 
 class MappedImages:
@@ -102,14 +117,10 @@ def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, dec
         raise UserError(f"{title}: {format_bytes(size)} cannot be allocated ({reason})") from None
     pixels = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
 
-    def decode(i: int) -> None:
-        pixels[offsets[i] : offsets[i + 1]] = decoding.read(index, i, source_hw).reshape(-1).view(np.uint8)
+    def store(i: int, image: np.ndarray) -> None:
+        pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1).view(np.uint8)
 
-    # No more images at once than fit into a quarter of the memory that is left, now that the cache has its own. A
-    # decoder holds up to three images: the file, the decoded pixels, and the converted pixels.
-    decoder_bytes = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
-    threads = max(min(decoding.threads, int(available_memory() / 4 / decoder_bytes)), 1)
-    decoded = map_ahead(decode, range(len(index)), threads=threads)
+    decoded = decoding.read_all(store, index, range(len(index)), source_hw)
     for _ in progress(decoded, desc="caching images", total=len(index), enabled=decoding.show_progress):
         pass
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data.dataset.spec import SPLITS, folder_content
+from data.dataset.spec import SPLITS
 from data.images.kinds import IMAGE_SUFFIXES
 from data.labels.label_format import MAX_BYTES
 from data.labels.voc import object_names
@@ -70,7 +70,7 @@ def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
         layout = "YOLO txt"
     if not annotations and not values["names"]:
         raise UserError(
-            f"data set {folder_content(folder)}: no layout that --data FOLDER reads (docs/formats.md); for YOLO, add "
+            f"data set {folder}: no layout that --data FOLDER reads (docs/formats.md); for YOLO, add "
             "classes.txt with one class a line, else write a YAML: 'train: <folder of images>', 'val: <folder of "
             "images>', 'names: [<class>, ...]'"
         )

@@ -27,7 +27,6 @@ IGNORED = -1  # class index of such boxes
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
 DEMO = "demo"  # name of the data set that is rendered into the cache folder
-_SHOWN_NAMES = 5  # entries of a folder in the message about a missing path
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +163,8 @@ class DatasetSpec:
                 raise UserError(f"{path}: {os_reason(error)} (named by '{name}' of {self.source})") from None
 
     def missing_error(self, path: Path) -> UserError:
-        """Returns the error about a missing path, with the first names in the folder where it was expected."""
-        folder = next((parent for parent in path.parents if os.path.isdir(parent)), path.parent)
-        return UserError(f"{path}: not found (named by {self.source}); {folder_content(folder)}; {self.if_missing}")
+        """Returns the error about a missing path."""
+        return UserError(f"{path}: not found (named by {self.source}); {self.if_missing}")
 
     @property
     def listed_splits(self) -> dict[str, ListedSplit]:
@@ -253,13 +251,3 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
     `SINGLE_CLASS_NAME`; a single used class keeps its name."""
     names = tuple(spec.names[number] for number in spec.classes) or spec.names
     return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names
-
-
-def folder_content(folder: Path) -> str:
-    """Returns the first names in a folder, for a message."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as error:
-        return f"{folder}: {os_reason(error)}"
-    shown = ", ".join(names[:_SHOWN_NAMES]) or "nothing"
-    return f"{folder} has {shown}{', ...' if len(names) > _SHOWN_NAMES else ''}"

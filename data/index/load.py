@@ -6,7 +6,7 @@ its first process calls `build_index`, and the others `map_index` with the cache
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,21 +27,21 @@ from utils.program_folders import cache_folder
 def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = None) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file.
 
-    Raises UserError if data is missing, if there is no image, no label file or no object to train on, if the names do
-    not match the labels, or if more than the fraction ``settings.max_bad`` of the labels or images is lost.
+    Raises UserError if data is missing, if there is no image, no label file or no object to train on, or if more than
+    the fraction ``settings.max_bad`` of the labels or images is lost.
     """
     return build_index(spec, split, settings or IndexSettings())[0]
 
 
-def build_index(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, list[str]]:
-    """Does what `load_index` does, and also returns the paths of the cache files that `map_index` needs: one for each
-    data set that the split joins, "" for one that could not be written."""
+def build_index(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, dict[str, str]]:
+    """Does what `load_index` does, and also returns the paths of the cache files that `map_index` needs, by cache key:
+    one for each data set that the split joins, unless it could not be written."""
     reader = _Reader(settings)
     index = reader.load(spec, split).used
     return replace(index, origins=None), reader.cache_files  # the scans are not kept
 
 
-def map_index(spec: DatasetSpec, split: str, settings: IndexSettings, cache_files: Sequence[str]) -> DatasetIndex:
+def map_index(spec: DatasetSpec, split: str, settings: IndexSettings, cache_files: Mapping[str, str]) -> DatasetIndex:
     """Returns the index that another process of this machine has built, mapping its ``cache_files`` without listing the
     split. A part without a readable file is read like `load_index` does."""
     reader = _Reader(settings, known_files=cache_files)
@@ -61,7 +61,7 @@ class CheckScan:
 def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> CheckScan:
     """Scans a split and decodes all of its images, without reading or writing a cache.
 
-    Raises UserError for problems that prevent an index: missing data, no image, or names that do not match the labels.
+    Raises UserError for problems that prevent an index: missing data, or no image.
     """
     refusals: list[str] = []
     loaded = _Reader(settings.for_check(refusals)).load(spec, split)
@@ -74,12 +74,12 @@ def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> Ch
 
 
 class _Reader:
-    """Reads splits. Data sets are read in a fixed order, by which cache files are identified."""
+    """Reads splits."""
 
-    def __init__(self, settings: IndexSettings, known_files: Sequence[str] = ()) -> None:
+    def __init__(self, settings: IndexSettings, known_files: Mapping[str, str] | None = None) -> None:
         self._settings = settings
-        self._known_files = [*known_files]
-        self.cache_files: list[str] = []  # of the data sets read from files so far
+        self._known_files = known_files or {}
+        self.cache_files: dict[str, str] = {}  # of the data sets read from files so far, by cache key
 
     def load(self, spec: DatasetSpec, split: str) -> LoadedSplit:
         """Reads a split as a run uses it, logs a summary, and checks that it contains objects to learn from."""
@@ -121,9 +121,9 @@ class _Reader:
         # Classes are selected before they are merged, and a scan that merges all classes does not check them.
         single_cls = settings.single_cls and not (spec.classes or spec.class_of)
         names = class_names(labeled, single_cls)
-        known_file = self._known_files.pop(0) if self._known_files else ""
-        if known_file:
-            file = Path(known_file)
+        cache_key = cache_key_of(spec, split, single_cls)
+        if cache_key in self._known_files:
+            file = Path(self._known_files[cache_key])
             index = open_index(file, names, spec.root)
             if index is not None:
                 return FullSplit(replace(index, pixels=spec.pixels), " (cached)", report_path=report_file(file))
@@ -131,18 +131,18 @@ class _Reader:
         listing = list_split(labeled, split)
         with settings.refusing():
             check_labels(listing, spec, split)  # before the images are read
-        cache_key = cache_key_of(spec, split, single_cls)
         fingerprint = fingerprint_of(labeled, split, listing, single_cls=single_cls)
         file = find_cache_file(cache_folder(settings.cache_dir), cache_key, fingerprint)
         index = open_index(file, names, spec.root) if settings.use_cache else None
         if index is not None:
-            self.cache_files.append(str(file))
+            self.cache_files[cache_key] = str(file)
             return FullSplit(replace(index, pixels=spec.pixels), " (cached)", report_path=report_file(file))
 
         scanned = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
         index = replace(scanned.index, pixels=spec.pixels, image_files=image_files_digest(listing))
         is_written = settings.use_cache and write_index(file, cache_key, index)
-        self.cache_files.append(str(file) if is_written else "")
+        if is_written:
+            self.cache_files[cache_key] = str(file)
         has_labels = bool((listing.label_stamps[:, 0] >= 0).any())
         scan = Scan(spec, spec.root, scanned.source, scanned.findings, has_labels)
         report_path = report_file(file) if is_written else None

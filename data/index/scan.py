@@ -65,7 +65,7 @@ class _ImageContent(NamedTuple):
 
 def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> ScanResult:
     """Reads a listed split, decoding images as `_read_images` does. ``spec``: with the classes of the labels. Raises
-    UserError if the labels do not match the names."""
+    UserError if a label file for all images is unusable."""
     source = listing.label_format.read(listing.label_request(None if settings.single_cls else spec.names))
     images = _read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
@@ -74,7 +74,6 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     findings = [finding for image in images for finding in image.findings]
     findings += [_finding_of(source, image, problem) for image, problem in problems]
     advice = _ids_advice(findings, table[:, CLASS], len(spec.names))
-    _check_names_fit(findings, len(boxes.image), advice, spec, split)
 
     findings, is_used = _decide(findings, boxes, source, [image.num_labeled for image in images])
     is_incomplete = np.zeros(len(images), bool)
@@ -134,15 +133,15 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
     """Reads an image and its labels, converted to its actual size."""
     name = source.images[i]
     path = path_of(name, spec.root)
-    problems: list[RowProblem] = []
+    findings: list[Finding] = []
     raw: RawLabels | None = None
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        problems.append(RowProblem(error.line, BAD_LABEL, error.reason))
+        findings = _findings_of(source, i, [RowProblem(error.line, BAD_LABEL, error.reason)])
     else:
         if raw is None:
-            problems.append(RowProblem(-1, NO_LABEL, f"{name} is a background"))
+            findings = [Finding(name, NO_LABEL, f"no label file (expected {source.where(i)})", image=i)]
     num_labeled = 0 if raw is None else raw.num_labeled
     try:
         checked = check_image(path, decode=decode, pixels=spec.pixels)
@@ -152,7 +151,7 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
         return _ImageContent((0, 0), row_table(i, []), [finding], num_labeled, is_hidden)
     size_hw = checked.size_hw
     if raw is None:
-        return _ImageContent(size_hw, row_table(i, []), _findings_of(source, i, problems), num_labeled)
+        return _ImageContent(size_hw, row_table(i, []), findings, num_labeled)
 
     table = row_table(i, raw.rows)
     if source.normalized:
@@ -160,12 +159,13 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
         return _ImageContent(size_hw, table, _findings_of(source, i, raw.problems, scale), num_labeled)
     if raw.size_hw is None or raw.size_hw == size_hw:
         return _ImageContent(size_hw, table, _findings_of(source, i, raw.problems), num_labeled)
+    problems: list[RowProblem] = []
     fit = Fit(raw.size_hw, size_hw, checked.orientation)
     if not fit.is_possible:
         problems = [RowProblem(-1, BAD_LABEL, str(fit)), *raw.problems]
         return _ImageContent(size_hw, table[:0], _findings_of(source, i, problems), num_labeled)
     if not fit.is_same:
-        problems = [RowProblem(-1, FITTED, str(fit))]
+        problems = [RowProblem(-1, FITTED, str(fit), number=num_labeled)]
         table[:, X1 : Y2 + 1] = fit.corners(table[:, X1 : Y2 + 1])
         table[:, AREA] *= fit.area_factor
     return _ImageContent(size_hw, table, _findings_of(source, i, [*problems, *raw.problems]), num_labeled)
@@ -193,6 +193,7 @@ def _finding_of(source: LabelSource, image: int, problem: RowProblem) -> Finding
         row_number=problem.row_number,
         class_id=problem.class_id,
         xyxy_px=problem.xyxy,
+        number=problem.number,
     )
 
 
@@ -242,19 +243,6 @@ def _ids_advice(findings: Sequence[Finding], classes: np.ndarray, num_classes: i
         "YOLO's start at 0: subtract 1 from the first number of each row, or put an unused name before the others in "
         "'names'"
     )
-
-
-def _check_names_fit(findings: Sequence[Finding], num_boxes: int, advice: str, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError if most objects have a class that is not among the names."""
-    unknown = [finding for finding in findings if finding.kind == UNKNOWN_CLASS]
-    num_objects = num_boxes + sum(finding.kind in ROW_LOST for finding in findings)
-    if 2 * len(unknown) <= num_objects:
-        return
-    message = (
-        f"{spec.source}: the names don't match the labels: {len(unknown):,} of {num_objects:,} objects in '{split}' "
-        f"have a class that is not in 'names' (first: {unknown[0].where}: {unknown[0].text})"
-    )
-    raise UserError(f"{message}; {advice}" if advice else message)
 
 
 def _index_of_all(

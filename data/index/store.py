@@ -26,7 +26,7 @@ from utils.pixels import RGB8
 
 # Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
 # losses: all index caches are then built anew.
-CACHE_VERSION = 25
+CACHE_VERSION = 26
 _FINDINGS = tuple(column.name for column in fields(FindingTable))
 
 
@@ -79,11 +79,11 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
     """Returns a digest of the names, sizes and times of all files, the listing's findings, the classes, and the version
     of this code, and of the contents of label files if their times are meaningless. It does not depend on the folder.
     ``spec``: with the classes as labeled."""
-    facts = [CACHE_VERSION, listing.label_format.name, split, single_cls, spec.names, listing.has_missing_split]
+    facts = [CACHE_VERSION, listing.label_format.name, split, single_cls, spec.names, listing.other_images is None]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    for names in (listing.images, listing.labels, listing.json_images):
+    for names in (listing.images, listing.labels, listing.json_images, listing.other_images or ()):
         digest.update("\0".join(names).encode("utf-8", "surrogateescape") + b"\0\0")
     for stamps in (listing.image_stamps, listing.label_stamps):
         digest.update(np.ascontiguousarray(stamps).data)

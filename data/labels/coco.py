@@ -40,7 +40,7 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile
     name_of = checked_categories(data["categories"], path)
     category_of = _Ids((category_id, category_id) for category_id in name_of)
     class_of_name = {class_name: number for number, class_name in enumerate(names or ())}
-    strays: list[Finding] = []
+    unmatched_annotations: list[Finding] = []
     annotation_ids: list[Any] = []
     used_categories: set[int] = set()
     for position, annotation in enumerate(data["annotations"]):
@@ -50,7 +50,7 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile
         if entry is None:
             reason = f"image_id {shown(annotation.get('image_id'))} is not in 'images'" if is_dict else "not an object"
             where = f"{name}: annotation {annotation_ids[-1]}"
-            strays.append(Finding(where, ORPHAN, reason, lost_objects=1))
+            unmatched_annotations.append(Finding(where, ORPHAN, reason, lost_objects=1))
             continue
         category_id = category_of.find(annotation.get("category_id"))
         class_id: int | None = 0
@@ -64,7 +64,7 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile
         entry.labels.add(_parse_annotation(annotation, position, class_id, class_name))
     _check_used_names(used_categories, name_of, names or (), path)
     categories = tuple(Category(i, name_of[i], i in used_categories) for i in sorted(name_of))
-    return SplitFile(name, entries, categories, annotation_ids, strays)
+    return SplitFile(name, entries, categories, annotation_ids, unmatched_annotations)
 
 
 def _entries(images: list[Any], path: Path) -> list[ImageEntry]:

@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     meaning: str
     remedy: str
     costs: str  # what is lost: "image" (with its objects), "object", or "" for nothing
-    unit: str  # "image" or "object": its number is a share of the split's images, or of their objects
+    unit: str  # what is counted, "image" or "object": their share of the split's decides whether it is a warning
 
 
 KINDS: dict[str, Kind] = {
@@ -93,6 +93,7 @@ class Finding(NamedTuple):
     row_number: int = -1  # see `data.labels.label_format`; -1 for the image or the label file itself
     class_id: int = -1  # class index of the box, if it is known
     xyxy_px: tuple[float, ...] = ()  # labeled corners of the box, in original pixels; empty without a box
+    number: int = 1  # images or objects, see `Kind.unit`, that it is about
     lost_images: int = 0  # images, or entries of missing images, that are not used because of this
     lost_objects: int = 0  # labeled objects that are not used because of this
 

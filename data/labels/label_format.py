@@ -41,6 +41,7 @@ class RowProblem(NamedTuple):
     text: str
     class_id: int = -1
     xyxy: tuple[float, ...] = ()  # labeled corners, in the units of the label file; empty without a box
+    number: int = 1  # see `data.labels.findings.Finding`
 
 
 class RawLabels(NamedTuple):
@@ -83,8 +84,7 @@ class LabelRequest:
     root: Path
     names: tuple[str, ...] | None  # class names; None if every object is of class 0
     json_images: Sequence[str] = ()
-    has_missing_split: bool = False
-    json_undeclared: Sequence[str] | None = None
+    other_images: Sequence[str] | None = ()
 
 
 class LabelSource(Protocol):
@@ -95,7 +95,6 @@ class LabelSource(Protocol):
     image_ids: list[int | str] | None  # of ``images``; None if the format has none
     categories: tuple[Category, ...]  # categories of the label file; empty if the format has none
     findings: list[Finding]  # about labels that are of none of ``images``
-    undeclared_images: list[str]  # file names of images that exist but are in no declared split
 
     def read(self, i: int) -> RawLabels | None:
         """Reads the labels of ``images[i]``, None without a label file. Raises LabelFileError if it is unusable."""
@@ -128,7 +127,6 @@ class LabelPerImage:
         self.images = request.images
         self.normalized = normalized
         self.findings: list[Finding] = []
-        self.undeclared_images: list[str] = []
         self._labels = request.labels
         self._exists = (request.label_stamps[:, 0] >= 0).tolist()
         self._root = request.root

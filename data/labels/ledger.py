@@ -26,7 +26,7 @@ class KindTotal(NamedTuple):
     """The findings of one kind in a split."""
 
     kind: str
-    number: int  # of findings
+    number: int  # of images or objects, see `Kind.unit`
     lost_images: int
     lost_objects: int
     first: str  # location and text of the first one
@@ -81,7 +81,7 @@ class ScanReport:
         kinds = [
             KindTotal(
                 kind=kind,
-                number=len(group),
+                number=sum(finding.number for finding in group),
                 lost_images=sum(finding.lost_images for finding in group),
                 lost_objects=sum(finding.lost_objects for finding in group),
                 first=f"{group[0].where}: {group[0].text}",
@@ -162,28 +162,27 @@ class ScanReport:
             parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'object')}")
         lossy = [total for total in self.kinds if total.lost_images or total.lost_objects]
         lossy.sort(key=lambda total: -max(total.lost_images / self.images, total.lost_objects / max(self.objects, 1)))
-        reasons = [f"{total.kind}: {total.number:,}, first {total.first}" for total in lossy[:_SHOWN]]
+        reasons = [_with_number(total) for total in lossy[:_SHOWN]]
         if len(lossy) > _SHOWN:
             reasons.append(f"and {counted(len(lossy) - _SHOWN, 'other kind')}")
         return f"{' and '.join(parts)} can't be used: {'; '.join(reasons)}"
 
     def lines(self) -> list[tuple[int, str]]:
         """Returns the level and text of a line for the log about each kind of finding, and the advice. Images without
-        labels and labels without an image share a line, because their names may be meant to be equal."""
+        labels and labels without an image share a line (rule D3)."""
         lines = []
         is_loss_large = self.lost_share >= WARNED_SHARE
         unmatched = [total for total in self.kinds if total.kind in (NO_LABEL, ORPHAN)]
         if len(unmatched) == 2:
-            numbers = [f"{total.kind}: {total.number:,}, first {one_line(total.first)}" for total in unmatched]
-            lines.append((logging.WARNING, f"{'; '.join(numbers)}; do their names differ?"))
+            lines.append((logging.WARNING, "; ".join(map(_with_number, unmatched))))
         for total in self.kinds:
             if len(unmatched) == 2 and total in unmatched:
                 continue
             kind = KINDS[total.kind]
             share = total.number / max(self.images if kind.unit == "image" else self.objects, 1)
             is_warning = is_loss_large if kind.costs else share >= WARNED_SHARE
-            message = f"{total.kind}: {total.number:,}, first {one_line(total.first)} ({kind.meaning})"
-            lines.append((logging.WARNING if is_warning else logging.INFO, message))
+            level = logging.WARNING if is_warning else logging.INFO
+            lines.append((level, f"{_with_number(total)} ({kind.meaning})"))
         if self.advice:
             lines.append((logging.WARNING, self.advice))
         return lines
@@ -191,3 +190,7 @@ class ScanReport:
     def write(self, path: str | Path) -> None:
         """Writes all findings to a text file."""
         write_whole(path, "".join(f"{one_line(str(finding))}\n" for finding in self.findings))
+
+
+def _with_number(total: KindTotal) -> str:
+    return f"{total.kind}: {counted(total.number, KINDS[total.kind].unit)}, first {one_line(total.first)}"

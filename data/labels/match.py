@@ -14,21 +14,15 @@ Unicode composition. The first of these four that fits any image counts, if it f
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from urllib.parse import unquote
 
 import numpy as np
 
+from utils.files.paths import casefold_nfc
+
 NOT_FOUND = -1
 AMBIGUOUS = -2
-
-
-def loose(name: str) -> str:
-    """Normalizes a name so that names that differ only in case or in the composition of accents become equal."""
-    if name.isascii():
-        return name.lower()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def match_entries(file_names: Sequence[str], images: Sequence[str]) -> np.ndarray:
@@ -44,9 +38,9 @@ def _match(file_name: str, ends: _Ends) -> int:
     names = [file_name]
     if "%" in file_name:
         names.append(unquote(file_name))
-    for is_loose in (False, True):
+    for is_folded in (False, True):
         for name in names:
-            image = ends.find(name, is_loose=is_loose)
+            image = ends.find(name, is_folded=is_folded)
             if image != NOT_FOUND:
                 return image
     return NOT_FOUND
@@ -64,23 +58,23 @@ class _Ends:
         self._images = images
         self._tables: dict[tuple[int, bool], dict[str, int]] = {}
 
-    def find(self, name: str, *, is_loose: bool) -> int:
+    def find(self, name: str, *, is_folded: bool) -> int:
         parts = name_parts(name)
         if not parts:
             return NOT_FOUND
         key = "/".join(parts)
-        return self._table(len(parts), is_loose).get(loose(key) if is_loose else key, NOT_FOUND)
+        return self._table(len(parts), is_folded).get(casefold_nfc(key) if is_folded else key, NOT_FOUND)
 
-    def _table(self, num_parts: int, is_loose: bool) -> dict[str, int]:
-        if (num_parts, is_loose) not in self._tables:
+    def _table(self, num_parts: int, is_folded: bool) -> dict[str, int]:
+        if (num_parts, is_folded) not in self._tables:
             table: dict[str, int] = {}
             for number, image in enumerate(self._images):
                 parts = image.rsplit("/", num_parts)
                 if len(parts) < num_parts:
                     continue
                 end = "/".join(parts[-num_parts:])
-                if is_loose:
-                    end = loose(end)
+                if is_folded:
+                    end = casefold_nfc(end)
                 table[end] = AMBIGUOUS if end in table else number
-            self._tables[num_parts, is_loose] = table
-        return self._tables[num_parts, is_loose]
+            self._tables[num_parts, is_folded] = table
+        return self._tables[num_parts, is_folded]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from data.labels.categories import Category
 from data.labels.findings import NO_LABEL, ORPHAN, UNDECLARED, Finding
 from data.labels.label_format import LabelRequest, RawLabels
-from data.labels.match import AMBIGUOUS, match_entries, name_parts
+from data.labels.match import AMBIGUOUS, NOT_FOUND, match_entries
 from utils.errors import UserError, one_line
-from utils.files.paths import path_of
 from utils.strings import counted
 
 
@@ -36,7 +34,7 @@ class SplitFile:
     entries: list[ImageEntry]
     categories: tuple[Category, ...] = ()
     annotation_ids: Sequence[Any] = ()  # by row number; empty if row numbers locate the rows
-    strays: list[Finding] = field(default_factory=list)  # annotations without an entry
+    unmatched_annotations: list[Finding] = field(default_factory=list)  # annotations without an entry
 
 
 class LabelsPerSplit:
@@ -50,22 +48,23 @@ class LabelsPerSplit:
         Raises UserError if no entry is of an image of this split."""
         self._file = file
         self.categories = file.categories
-        images = list(dict.fromkeys(request.json_images or request.images))
-        image_of_entry = match_entries([_below(entry.file_name, request.root) for entry in file.entries], images)
+        images = request.json_images or request.images
+        file_names = [_below(entry.file_name, request.root) for entry in file.entries]
+        image_of_entry = match_entries(file_names, images)
         entry_of: dict[str, ImageEntry] = {}
-        unused: list[tuple[ImageEntry, str]] = []  # with the reason
-        not_found: list[ImageEntry] = []
+        orphans: list[Finding] = []
+        not_found: list[int] = []
         # Entries with annotations first: without any, an image would be a background.
         order = sorted(range(len(file.entries)), key=lambda i: not file.entries[i].labels.num_labeled)
         for number in order:
             entry = file.entries[number]
             image = int(image_of_entry[number])
             if image == AMBIGUOUS:
-                unused.append((entry, "fits several images"))
-            elif image < 0:
-                not_found.append(entry)
+                orphans += self._orphan(entry, "fits several images", lost_images=1)
+            elif image == NOT_FOUND:
+                not_found.append(number)
             elif images[image] in entry_of:
-                unused.append((entry, f"fits {images[image]}, which has another entry"))
+                orphans += self._orphan(entry, f"fits {images[image]}, which has another entry", lost_images=0)
             else:
                 entry_of[images[image]] = entry
         self.images = [name for name in request.images if name in entry_of]
@@ -78,19 +77,15 @@ class LabelsPerSplit:
             )
         self._entries = [entry_of[name] for name in self.images]
         self.image_ids: list[int | str] | None = [entry.image_id for entry in self._entries]
-        undeclared = not_found
-        if not request.has_missing_split:
-            if request.json_undeclared is None:
-                existing = _existing_images(entry_of, not_found, request.root)
-            else:
-                existing = set(request.json_undeclared)
-            undeclared = [entry for entry in not_found if entry.file_name in existing]
-            lost = [entry for entry in not_found if entry.file_name not in existing]
-            unused += [(entry, "is the file name of no image") for entry in lost]
-        self.undeclared_images = [entry.file_name for entry in undeclared]
+        undeclared = [file.entries[number] for number in not_found]
+        if request.other_images is not None:
+            others = match_entries([file_names[number] for number in not_found], request.other_images)
+            for entry in itertools.compress(undeclared, others == NOT_FOUND):
+                orphans += self._orphan(entry, "is the file name of no image", lost_images=1)
+            undeclared = list(itertools.compress(undeclared, others != NOT_FOUND))
         self.findings = [
-            *file.strays,
-            *(self._orphan(entry, reason) for entry, reason in unused if entry.labels.num_labeled),
+            *file.unmatched_annotations,
+            *orphans,
             *self._undeclared(undeclared),
             *(
                 Finding(name, NO_LABEL, f"not in {file.name}, left out")
@@ -109,10 +104,12 @@ class LabelsPerSplit:
             return f"{self._file.name}:{row_number}"
         return f"{self._file.name}: annotation {self._file.annotation_ids[row_number]}"
 
-    def _orphan(self, entry: ImageEntry, reason: str) -> Finding:
+    def _orphan(self, entry: ImageEntry, reason: str, *, lost_images: int) -> list[Finding]:
+        """Returns a finding about an entry that is not used, none if it has no annotation."""
+        count = entry.labels.num_labeled
         where = f"{self._file.name}: image {entry.image_id}"
         text = f"{one_line(entry.file_name)[:200]} {reason}"
-        return Finding(where, ORPHAN, text, lost_images=1, lost_objects=entry.labels.num_labeled)
+        return [Finding(where, ORPHAN, text, number=count, lost_images=lost_images, lost_objects=count)][: count > 0]
 
     def _undeclared(self, entries: Sequence[ImageEntry]) -> list[Finding]:
         """Returns one finding about all ``entries`` with annotations."""
@@ -121,7 +118,8 @@ class LabelsPerSplit:
             return []
         num_objects = sum(entry.labels.num_labeled for entry in labeled)
         count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
-        return [Finding(self._file.name, UNDECLARED, f"{count}{_first([entry.file_name for entry in labeled])}")]
+        text = f"{count}{_first([entry.file_name for entry in labeled])}"
+        return [Finding(self._file.name, UNDECLARED, text, number=num_objects)]
 
 
 def _below(file_name: str, root: Path) -> str:
@@ -131,25 +129,3 @@ def _below(file_name: str, root: Path) -> str:
 
 def _first(names: Sequence[str]) -> str:
     return f" (first: {one_line(names[0])[:200]})" if names else ""
-
-
-def _existing_images(entry_of: dict[str, ImageEntry], entries: Sequence[ImageEntry], root: Path) -> set[str]:
-    """Returns the file names of those of ``entries`` whose image exists without being declared: where the images with
-    entries are, as ``images/train`` is the place of "7.png" in ``images/train/7.png``, or in the data set's folder.
-    Each folder is read once."""
-    places = {""}
-    for image, entry in entry_of.items():
-        parts = image.split("/")
-        places.add("/".join(parts[: -len(name_parts(entry.file_name))]))
-    files_of: dict[str, set[str]] = {}
-    existing = set()
-    for entry in entries:
-        folder, _, name = "/".join(name_parts(unquote(entry.file_name))).rpartition("/")
-        if folder not in files_of:
-            files_of[folder] = set()
-            for place in places:
-                with contextlib.suppress(OSError, ValueError):  # no such folder
-                    files_of[folder].update(os.listdir(path_of(os.path.join(place, folder), root)))
-        if name in files_of[folder]:
-            existing.add(entry.file_name)
-    return existing

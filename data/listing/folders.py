@@ -12,9 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 from stat import S_ISREG
 
-from data.labels.match import loose
 from utils.errors import UserError, os_reason
-from utils.files.paths import relative_name
+from utils.files.paths import casefold_nfc, relative_name
 
 ABSENT = (-1, -1)  # stamp where nothing can be read
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
@@ -29,7 +28,7 @@ class Folders:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._entries: dict[str, dict[str, os.DirEntry]] = {}
-        self._loose: dict[str, dict[str, list[str]]] = {}
+        self._folded: dict[str, dict[str, list[str]]] = {}
         self._prefixes: dict[str, str] = {}
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
@@ -43,16 +42,22 @@ class Folders:
             self._entries[folder] = {entry.name: entry for entry in sorted(visible, key=attrgetter("name"))}
         return self._entries[folder]
 
-    def walk(self, folder: str) -> Iterator[str]:
+    def walk(self, folder: str, *, skips_unlisted: bool = False) -> Iterator[str]:
         """Yields ``folder`` and the folders below it, also through links, but not through a link to a folder that it
-        is in, which would have no end."""
+        is in, which would have no end. Raises UserError for a folder that cannot be listed, or skips it."""
         pending: list[tuple[str, tuple[str, ...]]] = [
             (folder, (os.path.realpath(folder),))
         ]  # with its real path and those above it
         while pending:
             path, reals = pending.pop()
+            try:
+                entries = self.entries(path)
+            except UserError:
+                if skips_unlisted:
+                    continue
+                raise
             yield path
-            for entry in reversed(self.entries(path).values()):
+            for entry in reversed(entries.values()):
                 real = os.path.join(reals[-1], entry.name)
                 if not entry.is_symlink():
                     if not entry.is_dir():
@@ -73,12 +78,12 @@ class Folders:
         entries = self.entries(folder)
         if name in entries:
             return name
-        if folder not in self._loose:
+        if folder not in self._folded:
             by_name: dict[str, list[str]] = {}
             for other in entries:
-                by_name.setdefault(loose(other), []).append(other)
-            self._loose[folder] = by_name
-        alike = self._loose[folder].get(loose(name), ())
+                by_name.setdefault(casefold_nfc(other), []).append(other)
+            self._folded[folder] = by_name
+        alike = self._folded[folder].get(casefold_nfc(name), ())
         return alike[0] if len(alike) == 1 else None
 
     def find_below(self, folder: str, parts: list[str]) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.dataset.spec import WITHOUT_VAL, DatasetSpec
-from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes
+from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes
 from data.labels.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding
 from data.listing.folders import ABSENT, Folders, stamp_of
 from utils.errors import UserError
@@ -23,8 +23,7 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 _MAX_LIST_BYTES = 1 << 31
-_UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .psd .raf .rw2 .svg .tga"
-_UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+_IMAGE_TREES = ("images", "jpegimages")
 
 
 @dataclass(slots=True)
@@ -32,34 +31,31 @@ class SplitImages:
     """The images of a split. Names are relative to the data set's folder."""
 
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # size and modification time (ns), by name
-    # The images' folders (absolute), by the start of the names, and their parts below the folder that the split names;
-    # None for images of a list.
-    folders: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)  # of the images (absolute), by the start of their names
     findings: list[Finding] = field(default_factory=list)
 
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
     entries = spec.listed_splits[split].images
-    found = SplitImages()
+    images = SplitImages()
     suffixes = image_suffixes(spec.pixels)
     for entry in entries:
         if os.path.isdir(entry):
             for folder in folders.walk(str(entry)):
-                below = os.path.relpath(folder, entry)
-                _add_folder(found, folder, "" if below == "." else below, suffixes, folders)
+                _add_folder(images, folder, suffixes, folders)
         elif not os.path.exists(entry):
             raise spec.missing_error(entry)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
-            _add_list(found, entry, suffixes, folders)
+            _add_list(images, entry, suffixes, folders)
         else:
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
-    if not found.stamps:
+    if not images.stamps:
         message = f"{', '.join(map(str, entries))}: no images found for '{split}'"
-        if found.findings:
-            message += f"; first of {counted(len(found.findings), 'finding')}: {found.findings[0]}"
+        if images.findings:
+            message += f"; first of {counted(len(images.findings), 'finding')}: {images.findings[0]}"
         raise UserError(f"{message}; add some, or {WITHOUT_VAL}" if split == "val" else message)
-    return found
+    return images
 
 
 def find_other_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages | None:
@@ -73,6 +69,32 @@ def find_other_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitI
         return None
 
 
+def find_images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders) -> SplitImages:
+    """Returns the images, without stamps, that are beside ``images`` and not among them: in the last folder ``images``
+    or ``JPEGImages`` of their paths, or else in the folder above theirs. They may be of other splits, or of none."""
+    beside = SplitImages()
+    suffixes = image_suffixes(spec.pixels)
+    for tree in sorted({_tree_of(folder, spec.root) for folder in images.folders.values()}):
+        for folder in folders.walk(tree, skips_unlisted=True):
+            prefix = folders.prefix(folder)
+            for name, entry in folders.entries(folder).items():
+                is_image = os.path.splitext(name)[1].lower() in suffixes and prefix + name not in images.stamps
+                if is_image and (os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()):
+                    beside.stamps[prefix + name] = ABSENT
+                    beside.folders[prefix] = folder
+    return beside
+
+
+def _tree_of(folder: str, root: Path) -> str:
+    """Returns where images beside those in ``folder`` are. Above the data set's folder, only its ``images`` count."""
+    parts = Path(folder).parts
+    is_inside = Path(folder).is_relative_to(root)
+    for end in range(len(parts), len(root.parts) if is_inside else 1, -1):
+        if parts[end - 1].lower() in _IMAGE_TREES:
+            return os.path.join(*parts[:end])
+    return os.path.dirname(folder) if is_inside and folder != str(root) else folder
+
+
 def is_missing_or_empty(entry: Path) -> bool:
     """Returns whether an entry of a split does not exist, is a folder without entries, or an empty list."""
     if os.path.isdir(entry):
@@ -80,8 +102,8 @@ def is_missing_or_empty(entry: Path) -> bool:
     return not os.path.exists(entry) or (entry.suffix.lower() == ".txt" and not entry.stat().st_size)
 
 
-def _add_folder(found: SplitImages, folder: str, below: str, suffixes: frozenset[str], folders: Folders) -> None:
-    """Adds the images in ``folder``, not those in its subfolders. ``below``: its part below the split's folder."""
+def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], folders: Folders) -> None:
+    """Adds the images in ``folder``, not those in its subfolders."""
     entries = folders.entries(folder)
     prefix = folders.prefix(folder)
     cached: set[str] = set()  # stems of images that other programs cache as arrays
@@ -94,21 +116,21 @@ def _add_folder(found: SplitImages, folder: str, below: str, suffixes: frozenset
         if suffix in suffixes and not (suffix == ARRAY_SUFFIX and stem in cached):
             stamp = stamp_of(entry)
             if stamp != ABSENT:
-                found.stamps[prefix + name] = stamp
+                images.stamps[prefix + name] = stamp
             elif not entry.is_dir():
                 text = "a broken link" if entry.is_symlink() else "not a file that can be read"
-                found.findings.append(Finding(prefix + name, MISSING_IMAGE, text, lost_images=1))
-        elif suffix in _UNREAD_SUFFIXES:
+                images.findings.append(Finding(prefix + name, MISSING_IMAGE, text, lost_images=1))
+        elif suffix in UNREAD_SUFFIXES:
             unread.setdefault(suffix, []).append(name)
         elif not suffix and entry.is_symlink() and not os.path.exists(entry):  # probably to a folder of images
-            found.findings.append(Finding(prefix + name, MISSING_IMAGE, "a broken link", lost_images=1))
-    found.folders.setdefault(prefix, (folder, below))
+            images.findings.append(Finding(prefix + name, MISSING_IMAGE, "a broken link", lost_images=1))
+    images.folders[prefix] = folder
     for suffix, names in unread.items():
         text = f"{counted(len(names), f'{suffix} file')}; convert to JPEG or PNG"
-        found.findings.append(Finding(prefix + names[0], UNSUPPORTED, text))
+        images.findings.append(Finding(prefix + names[0], UNSUPPORTED, text, number=len(names)))
 
 
-def _add_list(found: SplitImages, file: Path, suffixes: frozenset[str], folders: Folders) -> None:
+def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders: Folders) -> None:
     """Adds the images that the rows of a list name. A row without an image is a finding, and so is a repeated one."""
     rows = read_rows(file)
     paths = _paths_of_rows([row for _, row in rows], file, suffixes, folders)
@@ -117,8 +139,8 @@ def _add_list(found: SplitImages, file: Path, suffixes: frozenset[str], folders:
     if all(stamp == ABSENT for stamp in stamps):
         dropped = _num_dropped([row for _, row in rows], folders)
     if dropped is not None:
-        message = "%s: no row is a path as written; all are read without their first %s"
-        get_logger().info(message, file, counted(dropped, "folder"))
+        message = "%s: no row is a path as written; all are read below %s, dropping %s"
+        get_logger().info(message, file, folders.root, counted(dropped, "leading folder"))
         paths = [str(folders.root.joinpath(*_parts(row)[dropped:])) for _, row in rows]
         stamps = [stamp_of(path) for path in paths]
 
@@ -134,13 +156,13 @@ def _add_list(found: SplitImages, file: Path, suffixes: frozenset[str], folders:
         is_other_image = dropped is not None and row_of_name.get(name, row) != row
         where = f"{list_name}:{line}"
         if stamp == ABSENT or is_other_image or os.path.splitext(base_name)[1].lower() not in suffixes:
-            found.findings.append(Finding(where, MISSING_IMAGE, f"no image {row[:200]}", lost_images=1))
+            images.findings.append(Finding(where, MISSING_IMAGE, f"no image {row[:200]}", lost_images=1))
         elif name in row_of_name:
-            found.findings.append(Finding(where, DUPLICATE, f"{name} is listed twice; used once"))
+            images.findings.append(Finding(where, DUPLICATE, f"{name} is listed twice; used once"))
         else:
             row_of_name[name] = row
-            found.stamps[name] = stamp
-            found.folders.setdefault(folders.prefix(folder), (folder, None))
+            images.stamps[name] = stamp
+            images.folders[folders.prefix(folder)] = folder
 
 
 def _paths_of_rows(rows: Iterable[str], file: Path, suffixes: frozenset[str], folders: Folders) -> list[str]:

@@ -13,7 +13,7 @@ from data.labels.findings import Finding
 from data.labels.formats import LABEL_FORMATS, LabelFormat
 from data.labels.label_format import LabelRequest
 from data.listing.folders import Folders, stamp_of
-from data.listing.images import find_images, find_other_images
+from data.listing.images import SplitImages, find_images, find_images_beside, find_other_images
 from data.listing.labels import find_labels, find_orphans
 from utils.errors import UserError
 from utils.files.safe_io import read_text
@@ -33,9 +33,8 @@ class Listing:
     label_stamps: np.ndarray  # int64 (len(labels), 2); (-1, -1) where no file exists (a background)
     findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
     json_images: list[str] = field(default_factory=list)  # JSON only: images of all splits that name it, sorted
-    has_missing_split: bool = False  # JSON only: a split that names it has no images here
-    # JSON of a copy only: file names of its entries whose images exist without being declared in the original
-    json_undeclared: list[str] | None = None
+    # JSON only: images beside them, of no split that names it, sorted; None if a split that names it has no images here
+    other_images: list[str] | None = None
 
     def label_request(self, names: tuple[str, ...] | None) -> LabelRequest:
         """Returns the request to read the labels. ``names``: class names; None if every object is of class 0."""
@@ -46,8 +45,7 @@ class Listing:
             root=self.root,
             names=names,
             json_images=self.json_images,
-            has_missing_split=self.has_missing_split,
-            json_undeclared=self.json_undeclared,
+            other_images=self.other_images,
         )
 
     def content(self) -> str:
@@ -61,8 +59,7 @@ class Listing:
                 "label_stamps": self.label_stamps.tolist(),
                 "findings": self.findings,
                 "json_images": self.json_images,
-                "has_missing_split": self.has_missing_split,
-                "json_undeclared": self.json_undeclared,
+                "other_images": self.other_images,
             }
         )
 
@@ -100,7 +97,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     names = sorted(images.stamps)
     image_stamps = np.array([images.stamps[name] for name in names], np.int64)
     if isinstance(split_spec, JsonSplit):
-        json_images, has_missing_split = _images_of_json(spec, split, names, folders)
+        json_images, other_images = _images_of_json(spec, split, images, folders)
         return Listing(
             root=spec.root,
             images=names,
@@ -110,9 +107,9 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
             label_stamps=np.array([stamp_of(split_spec.annotations)], np.int64),
             findings=images.findings,
             json_images=json_images,
-            has_missing_split=has_missing_split,
+            other_images=other_images,
         )
-    labels = find_labels(split_spec, images, names, folders)
+    labels = find_labels(split_spec, images, folders)
     return Listing(
         root=spec.root,
         images=names,
@@ -124,18 +121,21 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     )
 
 
-def _images_of_json(spec: DatasetSpec, split: str, names: list[str], folders: Folders) -> tuple[list[str], bool]:
-    """Returns the sorted images of all splits that name the JSON of ``split``, and whether one of these splits has no
-    images here. ``names``: the images of ``split``."""
+def _images_of_json(
+    spec: DatasetSpec, split: str, images: SplitImages, folders: Folders
+) -> tuple[list[str], list[str] | None]:
+    """Returns `Listing.json_images` and `Listing.other_images`. ``images``: those of ``split``."""
     annotations = spec.listed_splits[split].annotations
-    images = set(names)
-    has_missing_split = False
+    of_json = SplitImages(stamps=dict(images.stamps), folders=dict(images.folders))
+    is_complete = True
     for name, other in (spec.splits | spec.left_out).items():
         if name == split or not isinstance(other, JsonSplit) or other.annotations != annotations:
             continue
         other_images = find_other_images(spec, name, folders)
         if other_images is None:
-            has_missing_split = True
+            is_complete = False
         else:
-            images.update(other_images.stamps)
-    return sorted(images), has_missing_split
+            of_json.stamps |= other_images.stamps
+            of_json.folders |= other_images.folders
+    beside = sorted(find_images_beside(of_json, spec, folders).stamps) if is_complete else None
+    return sorted(of_json.stamps), beside

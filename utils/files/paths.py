@@ -7,6 +7,7 @@ after a symbolic link, ``..`` is the folder above the link's target, not above t
 from __future__ import annotations
 
 import os
+import unicodedata
 from pathlib import Path
 
 from utils.errors import UserError, os_reason
@@ -47,6 +48,13 @@ def relative_name(path: str | os.PathLike, root: str | os.PathLike) -> str:
 def path_of(name: str, root: str | os.PathLike) -> str:
     """Returns the absolute path of the file that `relative_name` calls ``name``, relative to the folder ``root``."""
     return os.path.normpath(os.path.join(root, name))
+
+
+def casefold_nfc(name: str) -> str:
+    """Normalizes a name so that names that differ only in case or in the composition of accents become equal."""
+    if name.isascii():
+        return name.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def is_inside(path: str | os.PathLike, folder: str | os.PathLike) -> bool:

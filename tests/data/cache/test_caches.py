@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from data.cache import mapped
-from data.cache.disk import CacheName, DiskCache, open_disk_cache, open_full_size_cache, unmap_disk_caches
+from data.cache.disk import CacheName, DiskCache, mapped_environment, open_disk_cache, open_full_size_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.images.reduce import read_source, reduced_sizes
 from data.index.index import DatasetIndex
@@ -46,7 +46,7 @@ def cached(tmp_path):
 
     def opened(kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True) -> MappedImages | DiskCache:
         if anew:
-            unmap_disk_caches()
+            mapped_environment.cache_clear()
         if kind == "full":
             return open_full_size_cache(index, Decoding(), cache_dir=str(tmp_path / "disk"))
         return open_cache(kind, index, imgsz, tmp_path / "disk")

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import pytest
 
 from data.dataset.spec import DataSource
 from data.loading.build import open_val_index
 from data.open import open_data
-from tests.data.data_set import DataSet
+from tests.data.data_set import DataSet, voc
 from tests.helpers.ranks import run_ranks
 from utils.config.settings import TrainConfig
 
 ROWS = "0 0.5 0.5 0.2 0.2\n1 0.3 0.3 0.1 0.1\n"
 
 
-def _open(ctx, data: str, cache: str):
-    """Returns the folders and files of the data set that this process lists and opens, and its index."""
+@contextlib.contextmanager
+def _recorded(root: str) -> Iterator[list[str]]:
+    """Records the folders and files below ``root`` that this process lists and opens."""
     used: list[str] = []
-    root = os.path.dirname(data)
-    plain_scandir, plain_open, plain_stat = os.scandir, os.open, os.stat
+    plain_scandir, plain_open = os.scandir, os.open
 
     def seen(path) -> None:
         if isinstance(path, (str, os.PathLike)) and str(path).startswith(f"{root}/"):
@@ -34,12 +36,17 @@ def _open(ctx, data: str, cache: str):
         seen(path)
         return plain_open(path, *args, **kwargs)
 
-    spec = open_data(DataSource(data, ("train", "val"), cache_dir=cache), ctx)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "scandir", scandir)
         patch.setattr(os, "open", open_)
+        yield used
+
+
+def _open(ctx, data: str, cache: str):
+    """Returns what of the data set this process lists and opens for its index, and the index."""
+    spec = open_data(DataSource(data, ("train", "val"), cache_dir=cache), ctx)
+    with _recorded(os.path.dirname(data)) as used:
         index = open_val_index(ctx, TrainConfig(data=data, cache_dir=cache, workers=0), spec, "train")
-    assert os.stat is plain_stat
     return used, list(index.paths), index.classes.tolist(), index.label_digest()
 
 
@@ -55,6 +62,22 @@ def test_other_processes_of_the_node_do_not_list_or_scan(tmp_path, form):
     for used, *content in others:
         assert used == []
         assert content == list(leader[1:])
+
+
+def _open_folder(ctx, data: str):
+    with _recorded(data) as used:
+        return used, open_data(DataSource(data, ("train",)), ctx).names
+
+
+def test_the_classes_of_a_folder_of_voc_are_read_by_one_process(tmp_path):
+    data = DataSet(tmp_path / "set")
+    data.images("train/x.png", "train/y.png")
+    data.file("train/x.xml", voc(("b", 5, 5, 20, 20)))
+    data.file("train/y.xml", voc(("a", 5, 5, 20, 20)))
+    (used, names), *others = run_ranks(3, _open_folder, str(data.root))
+    assert {"train/x.xml", "train/y.xml"} <= set(used)
+    assert names == ("a", "b")
+    assert others == [([], names)] * 2
 
 
 def test_a_refusal_of_the_leader_ends_all_processes(tmp_path):

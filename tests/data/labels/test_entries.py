@@ -65,14 +65,23 @@ def test_of_two_entries_of_an_image_one_is_lost(shared):
     write(shared, ("8.png", ONE), ("val/8.png", TWO))
     report = shared.index("val").report
     assert report.used_objects + report.lost_objects == 4
+    assert report.lost_images == 0  # the image is used
 
 
 def test_entries_of_images_that_exist_but_are_not_declared_are_one_line_and_not_lost(shared):
     shared.images("images/extra/1.png", "images/extra/2.png")
-    write(shared, ("extra/1.png", TWO), ("images/extra/2.png", ONE))
+    entries = [(name.format(root=shared.root), ONE) for name in ("{root}/images/extra/1.png", "EXTRA/2.PNG", "%31.png")]
+    write(shared, ("extra/1.png", TWO), ("images/extra/2.png", ONE), *entries)
     index = shared.index()
     assert (index.report.used_objects, index.report.lost_objects) == (1, 0)
     assert len(places(index, UNDECLARED)) == 1
+
+
+def test_entries_of_a_split_with_other_annotations_are_not_lost(shared):
+    shared.file("val.json", coco([("val/v.png", TWO)]))
+    shared.yaml(annotations={"train": "all.json", "val": "val.json"})
+    write(shared)
+    assert (shared.counts()[1:], shared.counts("val")[1:]) == ((1, 0, 0), (2, 0, 0))
 
 
 def test_entries_of_a_declared_split_that_is_missing_are_one_line_and_not_lost(shared):

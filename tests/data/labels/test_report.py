@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data.labels.findings import BAD_ROW, KINDS
-from tests.data.data_set import DataSet, load, open_set, refusal
+from data.labels.findings import BAD_ROW, FITTED, KINDS, UNSUPPORTED
+from tests.data.data_set import DataSet, load, open_set, refusal, voc
 from tests.helpers.repository import ROOT
 
 BAD = "0 0.5 0.5 0.2\n"
@@ -30,6 +30,19 @@ def test_a_loss_is_information_below_one_percent_and_a_warning_from_there(data, 
         data.index()
         levels = {record.levelno for record in lines.records if "x.txt" in record.getMessage()}
         assert levels == {level}
+
+
+def test_a_share_is_of_images_or_objects_whatever_the_number_of_findings(data, lines):
+    data.images(*(f"images/train/{i}.png" for i in range(300)))
+    for i in range(300):
+        objects = [("a", 5, 5, 20, 20)] * (40 if i == 0 else 1)
+        data.file(f"voc/{i}.xml", voc(*objects, hw=(120, 160) if i == 0 else (60, 80)))
+        data.file(f"images/train/{i}.heic", b"")
+    data.yaml(train="images/train", annotations={"train": "voc"})
+    data.index()
+    warnings = [record.getMessage() for record in lines.records if record.levelno == logging.WARNING]
+    assert sum(UNSUPPORTED in text and "300" in text for text in warnings) == 1
+    assert sum(FITTED in text and "40" in text for text in warnings) == 1
 
 
 @pytest.mark.parametrize(("max_bad", "is_refused"), [(0.1, False), (0.0999, True), (0, True), (1, False)])

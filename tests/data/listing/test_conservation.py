@@ -111,18 +111,21 @@ def write_lists(data: DataSet, labels: Labels, splits: Sequence[str]) -> dict[st
 
 
 def write_voc(data: DataSet, labels: Labels, splits: Sequence[str]) -> dict[str, Expected]:
-    """All splits share a folder, in which a file without an image may be of any of them."""
+    """All splits share a folder, in which a file without an image may be of any of them. A file is at the same path
+    below it, with or without the folder of the split, or directly in it. Lists name the same images as the folders."""
     objects: dict[str, dict[str, list[bool]]] = {}
     for split in splits:
         objects[split] = {name: labels.draw() for name in draw_names(labels.rng, split, set())}
         objects[split][f"images/{split}/{split}used.png"] = [True]
         data.images(*objects[split])
         for name, drawn in objects[split].items():
-            stem = name.rpartition("/")[2].rpartition(".")[0]
-            data.file(f"voc/{stem}.xml", voc(*labels.write(drawn, VOC_OBJECTS)))
+            path = label_of(name, "", ".xml")
+            places = (path, path.replace(f"/{split}/", "/"), f"/{path.rpartition('/')[2]}")
+            data.file(f"voc{labels.rng.choice(places)}", voc(*labels.write(drawn, VOC_OBJECTS)))
+        data.file(f"{split}.txt", "\n".join(objects[split]))
     orphans = labels.draw_orphans()
     for number, drawn in enumerate(orphans):
-        data.file(f"voc/orphan{number}.xml", voc(*labels.write(drawn, VOC_OBJECTS)))
+        data.file(f"voc/{labels.rng.choice(FOLDERS)}orphan{number}.xml", voc(*labels.write(drawn, VOC_OBJECTS)))
     return {split: expected_of(objects[split], orphans) for split in splits}
 
 
@@ -173,6 +176,7 @@ WRITERS = {
     "yolo": (write_yolo, "images/{}", None),
     "lists": (write_lists, "{}.txt", None),
     "voc": (write_voc, "images/{}", "voc"),
+    "voc lists": (write_voc, "{}.txt", "voc"),
     "coco": (write_coco, "images/{}", "all.json"),
 }
 

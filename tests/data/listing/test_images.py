@@ -56,6 +56,7 @@ ROWS = {
     "dropped folders": "data/obj/images/train/{}",
     "of another machine": "C:\\sets\\mine\\images\\train\\{}",
     "absolute, of another machine": "/content/mine/images/train/{}",
+    "from the root, with a slash": "/images/train/{}",
 }
 
 

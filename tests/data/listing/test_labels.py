@@ -46,7 +46,8 @@ NO_PLACES = {
 def test_no_other_place_is_searched(data, case):
     """The image is a background; if the file is in a folder of labels, its objects are lost."""
     image, labels = NO_PLACES[case]
-    data.pairs("train/other", "a/images/other")
+    data.pairs("train/other")
+    data.images("images/a/images/other.png")
     data.file("images/a/labels/other.txt")
     data.images(image)
     for label in labels.split():
@@ -54,6 +55,8 @@ def test_no_other_place_is_searched(data, case):
     data.yaml(train="images")
     index = data.index()
     assert num_boxes(index)[image] == 0
+    is_lost = case != "beside, though there is a folder of labels"
+    assert index.report.lost_objects == (len(labels.split()) if is_lost else 0)
 
 
 VOC_PLACES = {
@@ -70,6 +73,27 @@ def test_a_voc_file_is_found_below_the_folder_of_annotations(data, case):
     data.file(label, voc(("a", 5, 5, 20, 20)))
     data.yaml(train="images/train", annotations={"train": "voc"})
     assert num_boxes(data.index()) == {image: 1}
+
+
+@pytest.mark.parametrize("train", ["images/train", "images", ["images/train/p", "images"], "train.txt"])
+def test_a_voc_file_is_found_however_the_split_names_its_images(data, train):
+    names = ("train/p/x", "train/p/y", "train/p/z", "train/w")
+    data.images(*(f"images/{name}.png" for name in names))
+    data.file("train.txt", "".join(f"images/{name}.png\n" for name in names))
+    for label in ("p/x", "train/p/y", "z", "train/w", "p/gone"):
+        data.file(f"voc/{label}.xml", voc(("a", 5, 5, 20, 20)))
+    data.yaml(train=train, annotations={"train": "voc"})
+    index = data.index()
+    assert counts(index) == Counts(4, 4, 0, 1)
+    assert places(index, ORPHAN) == ["voc/p/gone.xml"]
+
+
+def test_a_voc_file_that_may_be_of_images_in_two_folders_is_lost(data):
+    data.images("images/train/p/x.png", "images/train/q/x.png", "images/train/y.png")
+    for label in ("x", "y"):
+        data.file(f"voc/{label}.xml", voc(("a", 5, 5, 20, 20)))
+    data.yaml(train="images/train", annotations={"train": "voc"})
+    assert data.counts() == Counts(3, 1, 0, 1)
 
 
 def test_links_stay_in_paths(data, tmp_path):

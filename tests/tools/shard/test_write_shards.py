@@ -211,7 +211,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
 def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp_path: Path, harm: Callable):
     out = written(source, tmp_path / "out")
     harm(out / "train-00000.tar")
-    with pytest.raises(UserError, match=r"train-00000.tar: (no such file|has 1,000 bytes, but train.shards says)"):
+    with pytest.raises(UserError, match=r"train-00000\.tar"):
         index_of(out)
     assert len(index_of(out, "val"))
 
@@ -241,17 +241,19 @@ def test_a_failing_disk_is_no_damage_of_an_image(source: Path, tmp_path: Path, m
 
 
 def test_labels_of_splits_that_are_not_written_are_not_lost(tmp_path: Path):
-    """One COCO JSON is for the images of three lists."""
+    """One COCO JSON for the images of three lists; those of the last list are missing."""
     objects = {f"{i}.png": [(0, 2, 3, 20, 30)] for i in range(9)}
     write_three_formats(tmp_path, ["light"], dict.fromkeys(objects, (48, 64)), objects)
     for split, numbers in {"train": range(4), "val": range(4, 6), "test": range(6, 9)}.items():
         (tmp_path / f"{split}.txt").write_text("".join(f"./images/train/{i}.png\n" for i in numbers))
+    for i in range(6, 9):
+        (tmp_path / f"images/train/{i}.png").unlink()
     data = tmp_path / "d.yaml"
     data.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [light]\nannotations: instances.json\n")
     main([str(data), str(tmp_path / "out"), "--split", "train", "val", "--cache-dir", str(tmp_path / "cache")])
     for split, count in (("train", 4), ("val", 2)):
         index = index_of(tmp_path / "out", split)
-        assert (len(index), index.report.lost_objects) == (count, 0)
+        assert (len(index), index.report.lost_images, index.report.lost_objects) == (count, 0, 0)
 
 
 def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

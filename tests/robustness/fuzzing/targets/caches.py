@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.cache.disk import unmap_disk_caches
+from data.cache.disk import mapped_environment
 from data.index.index import DatasetIndex
 from tests.robustness.fuzzing.targets.case import Case, must_work
 from tests.robustness.fuzzing.world import cached_pixels, scan
@@ -43,7 +43,7 @@ def image_cache(case: Case) -> str:
     copies = [Path(shutil.copy2(file, case.folder)) for file in files]  # with the times, by which a cache is known
     case.files += copies
     case.change(case.rng.choice(copies), 1.0)
-    unmap_disk_caches()
+    mapped_environment.cache_clear()
     for i, (a, b) in enumerate(zip(cached_pixels(index, case.folder), pixels)):
         assert np.array_equal(a, b), f"image {i}: other pixels"
     return "the pixels of the files"

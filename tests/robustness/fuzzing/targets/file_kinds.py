@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.cache.disk import unmap_disk_caches
+from data.cache.disk import mapped_environment
 from data.images.decode import read_image
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
@@ -114,9 +114,9 @@ def odd_cache(case: Case, root: Path, which: str) -> str:
     cache = case.folder / "cache"
     index = scan(root, "yolo", cache)
     if which == "lmdb":
-        unmap_disk_caches()
+        mapped_environment.cache_clear()
         cached_pixels(index, cache)
-        unmap_disk_caches()
+        mapped_environment.cache_clear()
         (path,) = cache.glob("*.lmdb")
         case.make_odd(path, [kind for kind in inputs.ODD_KINDS if "folder" not in kind])
         cached_pixels(index, cache)
