@@ -102,7 +102,8 @@ def build_step(
     compilation = step_settings.compilation
     if compilation is not None:
         compilation.apply(model, criterion)
-        get_logger().info("%s", compilation.message)
+        sizes = "all image sizes" if compilation.dynamic else "one image size"
+        get_logger().info("compiled for %s%s", sizes, ", with CUDA graphs" if compilation.cuda_graphs else "")
     return TrainStep(strategy, criterion, optimizer, ema, step_settings)
 
 

@@ -12,10 +12,9 @@ import importlib.util
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,9 +24,6 @@ from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-
-CPP_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang", "cl")
-C_COMPILERS = ("gcc", "clang")  # for Triton
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Compilation:
     cuda_graphs: bool = False
     loss: bool = False  # whether the loss is compiled as well
     has_regions: bool = False  # whether batches may have ignore regions
-    message: str = ""  # the choice and its reason, for the log
 
     def apply(self, model: nn.Module, criterion: Criterion) -> None:
         """Compiles ``model`` (unwrapped), and ``criterion`` if `loss` is set, at their first calls."""
@@ -73,22 +68,16 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
     if config.sync_bn and ctx.is_distributed and (config.multi_scale or config.rect):
         flag = "--multi-scale" if config.multi_scale else "--rect"
         raise UserError(f"--compile --sync-bn: the images must be of one size; leave out {flag} or --compile")
+    needed: dict[str, object]
     if ctx.device.type == "cuda":
-        header = Path(sysconfig.get_path("include")) / "Python.h"
-        needed = {
-            "Triton": importlib.util.find_spec("triton"),
-            "a C compiler (gcc, or CC set)": _is_installed(C_COMPILERS, "CC"),
-            f"{header} (python3-dev)": header.exists(),
-        }
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        compiler = any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang")))
+        needed = {"Triton": importlib.util.find_spec("triton"), "gcc": compiler, "python3-dev": header.exists()}
     else:
-        needed = {"a C++ compiler (g++, or CXX set)": _is_installed(CPP_COMPILERS, "CXX")}
+        needed = {"g++": any(map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl")))}
     missing = [name for name, is_there in needed.items() if not is_there]
     if missing:
         raise UserError(f"--compile: needs {' and '.join(missing)}; install it, or leave out --compile")
-
-
-def _is_installed(compilers: Sequence[str], variable: str) -> bool:
-    return any(shutil.which(name) for name in (os.environ.get(variable, ""), *compilers) if name)
 
 
 def plan_compilation(
@@ -106,18 +95,14 @@ def plan_compilation(
     """
     if images < shards:
         raise UserError(f"--compile: a batch of {images} images leaves some of its {shards} shards empty")
-    # On a CPU the loss takes little time. Compiled scatters add in an undefined order.
-    loss = ctx.device.type == "cuda" and not config.deterministic
-    compiled = partial(Compilation, images, loss=loss, has_regions=has_regions)
-    size_flags = {"--multi-scale": config.multi_scale, "--rect": config.rect}
-    varying = [flag for flag, is_on in size_flags.items() if is_on]
-    if varying:
-        # None, torch's default, would compile for the first size, and again for all sizes at the second one.
-        reason = f"one version for all sizes ({', '.join(varying)}), no CUDA graphs: each is of one size"
-        return compiled(dynamic=True, message=f"compiled: {reason}")
-    if ctx.device.type != "cuda":
-        return compiled(message="compiled: fixed sizes")
-    if ctx.is_distributed and config.sync_bn:
-        reason = "fixed sizes, no CUDA graphs: --sync-bn exchanges statistics between processes in the forward pass"
-        return compiled(message=f"compiled: {reason}")
-    return compiled(cuda_graphs=True, message="compiled: fixed sizes, CUDA graphs")
+    is_on_gpu = ctx.device.type == "cuda"
+    # With None, torch's default, it would compile for the first size, and again for all sizes at the second one.
+    is_dynamic = bool(config.multi_scale or config.rect)
+    exchanges_statistics = bool(config.sync_bn) and ctx.is_distributed  # in the forward pass
+    return Compilation(
+        images,
+        dynamic=is_dynamic,
+        cuda_graphs=is_on_gpu and not is_dynamic and not exchanges_statistics,
+        loss=is_on_gpu and not config.deterministic,  # compiled scatters add in an undefined order
+        has_regions=has_regions,
+    )

@@ -17,18 +17,18 @@ from torch._dynamo.backends.common import aot_autograd
 from benchmarks.gpu.compiled import compare_compiled
 from engine.assembly import build_step as step_setup
 from engine.optim.schedule import StepPlan
-from engine.train import compile as compilation
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
 from tests.engine.train.steps import make_step, weights_of
-from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_MODEL, make_batch
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 
 REGIONS = np.float32([[1, -1, 0.5, 0.5, 0.2, 0.2], [1, 0, 0.3, 0.3, 0.1, 0.2], [2, 1, 0.5, 0.5, 0.9, 0.9]])
 CPU = DistributedContext.single()
+PAIR = replace(CPU, world_size=2, local_rank=0)
 GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"),))
 
 
@@ -99,39 +99,9 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
     assert (plan.images, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
     # A deterministic run adds gradients of the loss in a fixed order.
     assert plan.loss is (ctx.device.type == "cuda" and "deterministic" not in flags)
-    assert plan.message.startswith("compiled: ")
-    assert ("CUDA graphs" in plan.message.replace("no CUDA graphs", "")) == cuda_graphs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("has_regions", [False, True])
-def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch, has_regions):
-    """This is about training: in validation, the loss is not compiled."""
-    graphs = []
-    real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
-    model = build_detector(TINY_MODEL | {"end2end": True}, 2, seed=0)
-    plain, compiled = (model.head.build_loss(Hyperparameters()) for _ in range(2))
-    compiled.compile_terms(has_regions=has_regions)
-    made = []
-    for images, boxes, size in ((4, 2, 64), (5, 17, 64), (3, 5, 64), (4, 5, 96), (2, 30, 96)):
-        batch = make_batch(images, size=size, targets_per_image=boxes)
-        raw = [level.detach().requires_grad_() for level in build_detector_maps(model, batch)]
-        targets = replace(batch.targets, ignore=REGIONS[: images - 2] if has_regions and images > 2 else None)
-        ends = []
-        for criterion in (plain, compiled):
-            out = criterion(raw, targets)
-            ends.append([out.total.detach(), out.normalizer, *torch.autograd.grad(out.total, raw)])
-        for a, b in zip(*ends):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-        made.append(len(graphs))
-        with torch.no_grad():
-            compiled(raw, targets)
-    assert made == [2] * 5  # one each of a pair
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("has_regions", [True, False])
+@pytest.mark.parametrize("has_regions", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_full_batches_share_one_version_of_model_and_loss_and_others_need_none(monkeypatch, has_regions):
     """Whatever is in them: no target, one, many, more slots for targets, regions to ignore in no image or in some."""
     of_model = []
@@ -139,7 +109,8 @@ def test_full_batches_share_one_version_of_model_and_loss_and_others_need_none(m
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, **{"backend": counting(of_loss), **options}))
     plan = Compilation(images=4, loss=True, has_regions=has_regions)
-    step, _ = compiled_step(counting(of_model), plan)
+    step, model = compiled_step(counting(of_model), plan)
+    keys = list(model.state_dict())
     step.criterion.compile_terms(has_regions=has_regions)
     step([make_batch(4)], [4], 1)
     full = [make_batch(4, targets_per_image=boxes) for boxes in (2, 0, 5, 17, 40)]
@@ -155,57 +126,6 @@ def test_full_batches_share_one_version_of_model_and_loss_and_others_need_none(m
         for update, batch in enumerate([*full, *others], start=2):
             step([batch], [len(batch.images) or 1], update)
     assert (len(of_model), len(of_loss)) == (1, 1)
-    assert all(values.finite for values in step.reader.pop(leave=0))
-
-
-def build_detector_maps(model, batch) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return model.forward(batch.images.float() / 255)
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("multi_scale", "--compile --sync-bn: the images must be of one size; leave out --multi-scale or --compile"),
-        ("rect", "--compile --sync-bn: the images must be of one size; leave out --rect or --compile"),
-    ],
-)
-def test_varying_sizes_with_compile_and_sync_bn_are_refused(flag, message):
-    with refused(message):
-        check_compilation(
-            TrainConfig(compile=True, sync_bn=-1, **{flag: True}), replace(CPU, world_size=2, local_rank=0)
-        )
-
-
-def test_what_compiling_needs_is_checked_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
-    with refused("--compile: needs Triton; install it, or leave out --compile"):
-        check_compilation(TrainConfig(compile=True), GPU)
-    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(compilation.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
-    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
-    with refused("--compile: needs .../Python.h (python3-dev); install it, or leave out --compile"):
-        check_compilation(TrainConfig(compile=True), GPU)
-    (tmp_path / "Python.h").touch()
-    check_compilation(TrainConfig(compile=True), GPU)
-    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
-    with refused("--compile: needs a C compiler (gcc, or CC set); install it, or leave out --compile"):
-        check_compilation(TrainConfig(compile=True), GPU)
-    with refused("--compile: needs a C++ compiler (g++, or CXX set); install it, or leave out --compile"):
-        check_compilation(TrainConfig(compile=True), CPU)
-    with refused("--compile: a batch of 3 images leaves some of its 4 shards empty"):
-        plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)
-
-
-def test_whole_batches_share_one_graph_and_the_last_one_runs_uncompiled():
-    graphs: list[fx.GraphModule] = []
-    step, model = compiled_step(counting(graphs), Compilation(images=6))
-    keys = list(model.state_dict())
-    step([make_batch(6)], [6], 1)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for update, images in enumerate((6, 2, 6, 6, 1), start=2):
-            step([make_batch(images, seed=update)], [images], update)
-    assert len(graphs) == 1
     assert list(model.state_dict()) == keys
     assert all(values.finite for values in step.reader.pop(leave=0))
 
@@ -313,6 +233,21 @@ def _shares_of_steps(ctx: DistributedContext, sync_bn: bool) -> list[torch.Tenso
 def test_two_compiled_processes_equal_two_uncompiled_ones(sync_bn):
     for expected, actual in run_ranks(2, _shares_of_steps, sync_bn, timeout_s=600):
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ctx"), [({"multi_scale": 0.5, "sync_bn": -1}, PAIR), ({"rect": True, "sync_bn": -1}, PAIR), ({}, CPU)]
+)
+def test_what_cannot_be_compiled_is_refused_at_once(monkeypatch, flags, ctx):
+    if not flags:
+        monkeypatch.setattr("engine.train.compile.shutil.which", lambda name: None)  # there is no compiler
+    with pytest.raises(UserError, match="--compile"):
+        check_compilation(TrainConfig(compile=True, **flags), ctx)
+
+
+def test_batches_that_leave_processes_without_images_are_refused():
+    with pytest.raises(UserError, match="shards empty"):
+        plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)
 
 
 @pytest.mark.slow
