@@ -66,9 +66,10 @@ def find_labels(split: FilesSplit, images: SplitImages, folders: Folders) -> Spl
     for prefix, group in positions.items():
         image_folder = images.folders[prefix]
         expected, places = places_of_labels(image_folder, split.annotations, folders)
+        expected_prefix = folders.prefix(expected)
         for i in group:
             label = names[i][len(prefix) :].rpartition(".")[0] + split.label_format.suffix
-            label_names[i] = folders.prefix(expected) + label
+            label_names[i] = expected_prefix + label
             for num_dropped, place in places:
                 existing = folders.find(place, label)
                 if existing is not None:
