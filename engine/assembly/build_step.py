@@ -15,7 +15,7 @@ from engine.optim.ema import ModelEma
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan
 from engine.parallel.ddp import freeze_unused, parallelize
-from engine.parallel.pipeline import build_stage, check_pipeline
+from engine.parallel.pipeline import Pipeline, check_pipeline
 from engine.parallel.strategy import Autocast, Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
 from engine.run.run import RunSettings
@@ -160,7 +160,7 @@ def build_strategy(
 ) -> Strategy:
     """Builds the strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
     if config.pipeline > 1:
-        return build_stage(ctx, model, autocast, optimizer.parameters)
+        return Pipeline(ctx, model, autocast, optimizer.parameters)
     virtual_ranks = resolve_virtual_ranks(ctx, config)
     if virtual_ranks:
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
