@@ -138,7 +138,8 @@ def choose_step_settings(ctx: DistributedContext, settings: RunSettings, batches
             config, ctx, images=batches.images, shards=shards, has_regions=batches.has_regions
         )
     has_one_size = not (config.multi_scale or config.rect)
-    may_search = has_one_size and not config.deterministic
+    # Each step of DataParallel has new threads, in which cuDNN would search again (pytorch#191744).
+    may_search = has_one_size and not config.deterministic and len(ctx.devices) == 1
     searches = may_search and steps.planned_steps * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     return StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
