@@ -43,8 +43,8 @@ def data_parallel(
     """Compares plain steps with DataParallel steps that use two replicas on one device: with a single replica, torch
     would call the model directly, without threads. torch may reject two replicas on one device.
 
-    Raises SystemExit if losses or types differ, or if a step takes more than ``max_ratio`` times as long: with new
-    threads in each step, cuDNN would search for its kernels again and again.
+    Raises SystemExit if losses or types differ, or if a step takes more than ``max_ratio`` times as long: torch starts
+    new threads in each step, in which cuDNN must not search for its kernels.
     """
     plain = series_of_steps(options, replicas=1, build=build)
     yield described_series("plain", plain)

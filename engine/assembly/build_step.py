@@ -15,7 +15,7 @@ from engine.optim.ema import ModelEma
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan
 from engine.parallel.ddp import freeze_unused, parallelize
-from engine.parallel.pipeline import build_stage, check_pipeline
+from engine.parallel.pipeline import Pipeline, check_pipeline
 from engine.parallel.strategy import Autocast, Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
 from engine.run.run import RunSettings
@@ -139,7 +139,8 @@ def choose_step_settings(ctx: DistributedContext, settings: RunSettings, batches
             config, ctx, images=batches.images, shards=shards, has_regions=batches.has_regions
         )
     has_one_size = not (config.multi_scale or config.rect)
-    may_search = has_one_size and not config.deterministic
+    # Each step of DataParallel has new threads, in which cuDNN would search again (pytorch#191744).
+    may_search = has_one_size and not config.deterministic and len(ctx.devices) == 1
     searches = may_search and steps.planned_steps * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     return StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
@@ -161,7 +162,7 @@ def build_strategy(
 ) -> Strategy:
     """Builds the strategy that the settings ask for, with ``model`` wrapped if it runs on several devices."""
     if config.pipeline > 1:
-        return build_stage(ctx, model, autocast, optimizer.parameters)
+        return Pipeline(ctx, model, autocast, optimizer.parameters)
     virtual_ranks = resolve_virtual_ranks(ctx, config)
     if virtual_ranks:
         return VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)

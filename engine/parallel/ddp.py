@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -73,39 +71,15 @@ def _buffer_option() -> str:
 
 
 class DataParallel(nn.DataParallel):
-    """`torch.nn.DataParallel` with one thread per device for the whole run, in the caller's autocast type.
-
-    torch starts new threads in each call. cuDNN's plans belong to a thread, so their kernels would be searched for
-    again in each step (pytorch#191744), and their memory would never be freed (pytorch#169153). torch also passes on
-    whether autocast is enabled, but not its dtype: replicas would run in float16 without a gradient scaler.
-    """
-
-    def __init__(self, module: nn.Module, device_ids: Sequence[int] | None = None) -> None:
-        super().__init__(module, device_ids=device_ids)
-        self._threads: list[ThreadPoolExecutor] = []  # one per device
+    """`torch.nn.DataParallel` in the caller's autocast type. torch passes on to the threads of the replicas whether
+    autocast is enabled, but not its type: they would compute in float16 without a gradient scaler."""
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Sequence[Any]) -> list[Any]:
-        # Thread-local state of the caller, to be set in the other threads:
         device_type = inputs[0][0].device.type
-        has_gradients = torch.is_grad_enabled()
-        has_autocast = torch.is_autocast_enabled(device_type)
-        autocast_dtype = torch.get_autocast_dtype(device_type)
-        streams = {args[0].device: torch.cuda.current_stream(args[0].device) for args in inputs if args[0].is_cuda}
-
-        def run(replica: nn.Module, args: Sequence[Any], options: dict[str, Any]) -> Any:
-            with ExitStack() as stack:
-                if args[0].is_cuda:
-                    stack.enter_context(torch.cuda.device(args[0].device))
-                    stack.enter_context(torch.cuda.stream(streams[args[0].device]))
-                stack.enter_context(torch.autocast(device_type, autocast_dtype, enabled=has_autocast))
-                stack.enter_context(torch.set_grad_enabled(has_gradients))
-                return replica(*args, **options)
-
-        while len(self._threads) < len(replicas):
-            self._threads.append(ThreadPoolExecutor(1))
-        calls = zip(self._threads, replicas, inputs, kwargs)
-        futures = [thread.submit(run, replica, args, options) for thread, replica, args, options in calls]
-        return [future.result() for future in futures]
+        dtype = torch.get_autocast_dtype(device_type)
+        is_enabled = torch.is_autocast_enabled(device_type)
+        calls = [torch.autocast(device_type, dtype, enabled=is_enabled)(replica.__call__) for replica in replicas]
+        return super().parallel_apply(calls, inputs, kwargs)
 
 
 def bucket_mebibytes(model: nn.Module) -> float:

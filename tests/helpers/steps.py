@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
-from engine.parallel.pipeline import build_stage
+from engine.parallel.pipeline import Pipeline
 from engine.parallel.strategy import Strategy
 from engine.parallel.virtual_ranks import VirtualRanks
 from engine.train.step import StepSettings, TrainStep
@@ -42,6 +42,6 @@ def make_train_step(
     if virtual_ranks:
         strategy = VirtualRanks(ctx, model, autocast, rule, virtual_ranks)
     if pipeline:
-        strategy = build_stage(ctx, model, autocast, rule.parameters)
+        strategy = Pipeline(ctx, model, autocast, rule.parameters)
     criterion = model.head.build_loss(Hyperparameters()).to(next(model.parameters()).device)
     return TrainStep(strategy, criterion, rule, ema, step_settings)

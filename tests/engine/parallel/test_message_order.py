@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.engine.parallel.pipeline_steps import SKIPPING, UNEQUAL, WHOLE, make_step, shards
-from tests.helpers.tiny import TINY_MODEL
+from models.detector import build_detector
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.distributed.context import DistributedContext
 
 fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
@@ -99,13 +100,7 @@ def mirrored(messages: Sequence[Message], rank: int) -> tuple[Message, ...]:
     return tuple(sorted(both, key=lambda message: message.kind != "isend"))
 
 
-def exchanges(program: Sequence[Started]) -> list[tuple[Message, ...]]:
-    return [started for started in program if not isinstance(started, Collective)]
-
-
-def programs_of(
-    world_size: int, model: dict, bounds: Sequence[tuple[int, int]], *, steps: int = 2, **settings: Any
-) -> list[list[Started]]:
+def programs_of(world_size: int, virtual_ranks: int, *, steps: int) -> list[list[Started]]:
     """Returns what each process starts in some steps with the same micro-batches."""
     programs = []
     for rank in range(world_size):
@@ -119,40 +114,18 @@ def programs_of(
             devices=(CPU,),
         )
         with process(rank, world_size) as started:
-            step, _ = make_step(ctx, model, dtype=torch.float32, **settings)
+            step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1), virtual_ranks=virtual_ranks)
             for update in range(1, steps + 1):
-                step(shards(bounds), [end - start for start, end in bounds], update)
+                step([make_batch(6).shard(0, 2), make_batch(6).shard(2, 3)], [2, 1], update)
         programs.append(started)
     return programs
-
-
-@pytest.mark.parametrize(
-    ("bounds", "amp_dtype"),
-    [(WHOLE, None), (UNEQUAL, None), ([(0, 2), (2, 4), (4, 6)], None), (UNEQUAL, torch.bfloat16)],
-    ids=str,
-)
-@pytest.mark.parametrize(("model", "freeze"), [(TINY_MODEL, []), (SKIPPING, []), (SKIPPING, [0, 1, 2])])
-def test_both_stages_of_a_pipeline_start_the_same_messages(model, freeze, bounds, amp_dtype):
-    programs = programs_of(2, model, bounds, pipeline=True, freeze=freeze, amp_dtype=amp_dtype)
-    assert are_computed(programs)
-    batches = sum(end > start for start, end in bounds)
-    counts = [len(exchanges(program)) for program in programs]
-    assert counts == [2 * 2 * batches] * 2  # maps and gradients, in two steps
-
-
-def test_pairs_of_a_pipeline_wait_for_each_other_only_in_sums():
-    programs = programs_of(4, TINY_MODEL, UNEQUAL, pipeline=True)
-    assert are_computed(programs)
-    peers = [{message.peer for messages in exchanges(program) for message in messages} for program in programs]
-    assert peers == [{1}, {0}, {3}, {2}]
 
 
 @pytest.mark.parametrize(
     ("world_size", "virtual_ranks", "steps"), [(2, 2, 2), (2, 4, 2), (4, 4, 1), (4, 8, 1), (8, 8, 1)]
 )
 def test_virtual_ranks_exchange_in_one_order(world_size, virtual_ranks, steps):
-    bounds = [(0, 2), (2, 3)]
-    programs = programs_of(world_size, TINY_MODEL, bounds, pipeline=False, virtual_ranks=virtual_ranks, steps=steps)
+    programs = programs_of(world_size, virtual_ranks, steps=steps)
     assert are_computed(programs)
     levels = world_size.bit_length() - 1
     assert [len(program) for program in programs] == [steps * 2 * levels] * world_size  # halving and doubling
