@@ -177,7 +177,11 @@ def test_upsampling_without_a_deterministic_gradient_is_refused_before_training(
 
 @pytest.mark.parametrize(
     ("optimizer", "kernels", "operations", "slow_lists"),
-    [("SGD", 1060, 1850, {}), pytest.param("Muon", 1720, 2880, {}, marks=pytest.mark.slow)],
+    [
+        ("SGD", 1060, 1850, {}),
+        # Muon's matrices are copied into padded batches, and its moves are views of these.
+        pytest.param("Muon", 1360, 2550, {"_foreach_copy_": 63, "_foreach_sub_": 63}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_takes_few_launches(batch, optimizer, kernels, operations, slow_lists):
     """yolov8n; the number of images does not matter. Taking more should be a decision."""
