@@ -185,10 +185,10 @@ def test_splits_are_those_of_the_folders_or_of_a_column(export, tmp_path):
 
 
 BAD_ROWS = [
-    ("two.png,80,60,cat,9,9,9,30", "bad box: 1"),
-    ("two.png,80,60,cat,9,9,x,30", "bad row: 1"),
-    ("two.png,80,60,,9,9,20,30", "bad row: 1"),
-    ("four.png,80,60,cat,9,9,20,30", "labels without an image: 1"),
+    ("two.png,80,60,cat,9,9,9,30", "bad box: 1 object"),
+    ("two.png,80,60,cat,9,9,x,30", "bad row: 1 object"),
+    ("two.png,80,60,,9,9,20,30", "bad row: 1 object"),
+    ("four.png,80,60,cat,9,9,20,30", "labels without an image: 1 object"),
 ]
 
 

@@ -80,8 +80,8 @@ def test_why_a_training_failed(tmp_path):
         result = train(config, folder, signals)
     assert result.outcome == Outcome.FAILED
     with refused(
-        "stopped: the last 20 steps were not finite. To continue from the last good weights: --resume "
-        ".../runs/a/last.pt, with a lower lr0 (--set lr0=...) or with --amp off",
+        "stopped: the last 20 steps were not finite...--resume .../runs/a/last.pt, with a lower lr0 (--set lr0=...) or "
+        "with --amp off",
         RunFailed,
     ):
         result.check()
