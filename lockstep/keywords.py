@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lockstep.signatures import NOT_KEYWORDS, flags_as_keywords
 from utils.config.aliases import advice, our_keyword
 from utils.config.commands import COMMANDS
-from utils.config.flags import choice_of, override_of
+from utils.config.flags import in_own_case, override_of
 from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import checked_setting, plain_value
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, default_of
@@ -114,7 +114,4 @@ def _in_our_words(field: dataclasses.Field, cls: type[DataclassInstance], value:
         return value * 2  # a list names layers; a number alone means all layers before it
     if field.name == "device" and isinstance(value, list):
         return ",".join(map(str, value))
-    choices = field.metadata["bounds"].choices
-    if isinstance(value, list):
-        return [choice_of(element, choices) if isinstance(element, str) else element for element in value]
-    return choice_of(value, choices) if isinstance(value, str) else value
+    return in_own_case(value, field.metadata["bounds"].choices)

@@ -323,7 +323,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
         field = fields[name]
         with mistakes.collecting():
             bounds = field.metadata["bounds"]
-            values[name] = check(_in_own_case(value, bounds.choices), hints[name], shown_name(field), bounds)
+            values[name] = check(in_own_case(value, bounds.choices), hints[name], shown_name(field), bounds)
     return values
 
 
@@ -332,11 +332,11 @@ def choice_of(word: str, choices: Iterable[str] | None) -> str:
     return next((choice for choice in choices or () if choice.lower() == word.lower()), word)
 
 
-def _in_own_case(value: Any, choices: Iterable[str] | None) -> Any:
+def in_own_case(value: Any, choices: Iterable[str] | None) -> Any:
     """Returns a word, or the words of a list, as the ``choices`` that they are in another case. Returns other values
     unchanged."""
     if isinstance(value, list):
-        return [_in_own_case(element, choices) for element in value]
+        return [in_own_case(element, choices) for element in value]
     return choice_of(value, choices) if isinstance(value, str) else value
 
 
