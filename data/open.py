@@ -89,7 +89,7 @@ def _open_files(source: DataSource) -> DatasetSpec:
         if problem:
             message = f"{source.output}: {problem}; plots there would become images of the data set"
             if not source.continues_output:
-                raise UserError(f"{message}; name another folder with --project, or use --noplots")
+                raise UserError(f"{message}; name another folder with --project, or use --no-plots")
             get_logger().warning("%s; move the run to another folder, and continue it there", message)
     return spec
 

@@ -8,17 +8,16 @@ same as on a command line. Settings reach the command as values, because no flag
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.signatures import NOT_KEYWORDS, flags_as_keywords
-from utils.config.aliases import advice, our_keyword
+from utils.config.aliases import advice
 from utils.config.commands import COMMANDS
 from utils.config.flags import in_own_case, override_of
 from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import checked_setting, plain_value
-from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, default_of
+from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, default_of, field_by_alias
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import hints_of, parse_hint, suggestion, type_of
 
@@ -75,8 +74,8 @@ class _Setting(NamedTuple):
 def _setting_of_keyword(command: str, name: str, value: Any) -> _Setting | None:
     """Returns the setting or hyper-parameter that a keyword sets, with its checked value; None if it is not given."""
     cls = COMMANDS[command].settings
-    fields = _fields_by_keyword(cls)
-    field = fields.get(name) or fields.get(our_keyword(name))
+    fields = field_by_alias(cls)
+    field = fields.get(name)
     plain = plain_value(name, value)
     if field is not None and field.name not in NOT_KEYWORDS.get(cls, ()):
         if plain is None:
@@ -91,16 +90,6 @@ def _setting_of_keyword(command: str, name: str, value: Any) -> _Setting | None:
     raise UserError(f"{name}={value!r}: {reason or f'unknown{suggestion(name, known)}'}")
 
 
-@functools.cache
-def _fields_by_keyword(cls: type[DataclassInstance]) -> dict[str, dataclasses.Field]:
-    """Returns the fields of ``cls`` by their names and by their other names, such as ``batch`` for ``batch_size``."""
-    fields: dict[str, dataclasses.Field] = {}
-    for field in dataclasses.fields(cls):
-        aliases = [alias.removeprefix("--").replace("-", "_") for alias in field.metadata["aliases"]]
-        fields |= dict.fromkeys([field.name, *aliases], field)
-    return fields
-
-
 def _in_our_words(field: dataclasses.Field, cls: type[DataclassInstance], value: Any) -> Any:
     """Returns a value as our setting takes it: true and false of a setting that is no switch as the value of its flag
     alone and its default, choices in their own case, and the devices of a list."""
@@ -112,6 +101,8 @@ def _in_our_words(field: dataclasses.Field, cls: type[DataclassInstance], value:
             return field.metadata["const"] if value else default_of(field)
     if field.name == "freeze" and isinstance(value, list) and len(value) == 1:
         return value * 2  # a list names layers; a number alone means all layers before it
+    if field.name == "imgsz" and kind is int and isinstance(value, list) and len(set(value)) == 1:
+        return value[0]  # imgsz=(640, 640)
     if field.name == "device" and isinstance(value, list):
         return ",".join(map(str, value))
     return in_own_case(value, field.metadata["bounds"].choices)

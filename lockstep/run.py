@@ -55,7 +55,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """Path of report.html, which ``noplots=True`` omits."""
+        """Path of report.html, which ``plots=False`` omits."""
         return self.folder / "report.html"
 
     @property

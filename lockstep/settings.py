@@ -119,8 +119,8 @@ class DataFlags(LossLimit, RunSettings, total=False):
     """cpu, mps, 0 or 0,1; empty: the best available device"""
     workers: int | None
     """loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs"""
-    noplots: bool | None
-    """do not write plots"""
+    plots: bool | None
+    """write plots and report.html"""
     stage: str | PathLike[str] | None
     """copy the data to this folder on each node's local disk first; may contain {node_rank}"""
     spawn: int | None
@@ -202,8 +202,8 @@ class TrainSettings(DataFlags, Hyperparameters, total=False):
     """the last n processes only validate, while the others train; 0: all processes do both"""
     val_every: int | None
     """validate every n epochs and at the end; 0: at the end only"""
-    noautoanchor: bool | None
-    """never refit anchors"""
+    autoanchor: bool | None
+    """refit anchors that fit the boxes badly"""
     export: (
         Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
         | Sequence[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
@@ -316,5 +316,5 @@ class CheckSettings(TypedDict, total=False):
     """threads that read images; -1: one per core"""
     out: str | PathLike[str] | None
     """folder for report.html; empty: runs/check/exp, exp2, ..."""
-    noplots: bool | None
-    """write no report.html"""
+    plots: bool | None
+    """write report.html"""

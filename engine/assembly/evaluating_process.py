@@ -54,7 +54,7 @@ class RunScorer:
         if setup.finds_own_data:
             source = replace(source, data=resolve(config).data)
         config = replace(setup.settings.config, **local_settings)
-        self._has_plots = not config.noplots
+        self._has_plots = config.plots
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)

@@ -42,7 +42,7 @@ def fit_model_anchors(
         return
     config = settings.config
     reason_to_keep = ""
-    if config.noautoanchor:
+    if not config.autoanchor:
         reason_to_keep = "refitting is off"
     elif probe is not None and probe.detects:
         reason_to_keep = f"{probe.source} detects training objects with them ({probe.details})"

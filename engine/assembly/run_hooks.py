@@ -45,7 +45,7 @@ def open_hook_resources(ctx: DistributedContext, config: TrainConfig, existing_f
     if ctx.is_main and existing_folder is not None:
         results = ResultsTable.read_if_exists(existing_folder / "results.csv")
     services = open_services(config.tracker) if ctx.is_main else []
-    if not config.noplots and ctx.is_main:
+    if config.plots and ctx.is_main:
         check_plots()
     callbacks = load_callbacks(config.callbacks, results) if config.callbacks else None
     return HookResources(results=results, services=services, callbacks=callbacks)
@@ -73,7 +73,7 @@ def build_hooks(
         tensorboard = TensorBoard(run.folder)
         hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
         hooks += [Tracking(service, results_csv.table) for service in resources.services]
-        if not config.noplots:
+        if config.plots:
             hooks.append(Plots(validation.loader.index, fitness, tensorboard))
     if resources.callbacks is not None:
         hooks.append(resources.callbacks)

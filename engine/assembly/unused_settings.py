@@ -113,7 +113,7 @@ def _loss_rules(context: RuleContext) -> Iterator[SettingRule]:
     yield SettingRule("one2one", not head.is_dual, "the model's loss does not use it")
     yield SettingRule("distill", not (config.keep_old or config.teacher), "without --teacher or --keep-old")
     yield SettingRule("cls_pw", head.num_classes == 1, "the model has one class")
-    yield SettingRule("noautoanchor", head.anchors is None, "the model has no anchors")
+    yield SettingRule("autoanchor", head.anchors is None, "the model has no anchors")
 
 
 def _augmentation_rules(context: RuleContext) -> Iterator[SettingRule]:

@@ -36,8 +36,8 @@ from utils.process.result_file import write_result
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
     """Scores ``config.weights``. All processes of the run must call it; the main one prints and writes a report."""
-    if ctx.is_main and not config.noplots:
-        require_package("matplotlib", "plots", "use --noplots")
+    if ctx.is_main and config.plots:
+        require_package("matplotlib", "plots", "use --no-plots")
     if len(ctx.devices) > 1:
         get_logger().warning("one process scores on one device, %s; torchrun uses all", ctx.device)
     check_same_start(ctx, config)
@@ -88,7 +88,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         classes=classes,
         stage=config.stage,
         cache_dir=config.cache_dir,
-        output="" if config.noplots else str(Path(config.project, config.name)),
+        output=str(Path(config.project, config.name)) if config.plots else "",
     )
     spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
     check_same_model(ctx, model, model.state_dict().values())
@@ -150,5 +150,5 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     tables.write_results_json(
         folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
     )
-    if not config.noplots:
+    if config.plots:
         write_validation_report(folder, subject, scores.evaluation, errors)

@@ -38,7 +38,7 @@ TIME_BUDGET = 0.05  # largest fraction of the run's time that is spent after epo
 
 def check_plots() -> None:
     """Raises UserError if Matplotlib is not installed."""
-    require_package("matplotlib", "plots", "use --noplots")
+    require_package("matplotlib", "plots", "use --no-plots")
 
 
 class Plots(Hook):

@@ -138,7 +138,7 @@ class NewRun(_Plan):
     @property
     def data_source(self) -> DataSource:
         config = self.settings.config
-        output = "" if config.noplots else str(self.folder or config.folder)
+        output = str(self.folder or config.folder) if config.plots else ""
         return replace(DataSource.of_training(config), output=output, continues_output=self.folder is not None)
 
     @property
@@ -191,7 +191,7 @@ class ContinuedRun(_Plan):
     @property
     def data_source(self) -> DataSource:
         config = self.settings.config
-        output = "" if config.noplots else str(self.folder)
+        output = str(self.folder) if config.plots else ""
         source = replace(DataSource.of_training(config), output=output, continues_output=True)
         if not self.known_root:
             return source

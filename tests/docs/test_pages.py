@@ -23,7 +23,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.experiment.flag_rules import refuse_unsupported_flags
 from tools.search.ranges import read_space
-from utils.config import search_settings, settings, tool_settings
+from utils.config import settings, tool_settings
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
 from utils.config.recipes import hyperparameters_from
@@ -92,7 +92,7 @@ def test_the_reference_of_settings_is_current():
 
 
 def test_the_reference_names_the_flags_that_experiments_refuse():
-    config = search_settings.KfoldConfig(
+    config = tool_settings.KfoldConfig(
         data="set", resume="auto", exist_ok=True, export=["onnx"], time=1.0, keep_old=True, val_fraction=0.2
     )
     with pytest.raises(UserError) as refusal:
@@ -137,7 +137,7 @@ def test_yaml_is_read_by_the_program(block: Block, tmp_path: Path):
     path.write_text(block.text, encoding="utf-8")
     content = yaml.safe_load(block.text)
     if block.title == "search ranges":
-        assert read_space(search_settings.SearchConfig(hyp=str(path))).ranges
+        assert read_space(tool_settings.SearchConfig(hyp=str(path))).ranges
     elif "backbone" in content:
         build_on_meta(load_spec(path), 2)
     elif {"train", "val"} & set(content):

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.config.search_settings import SearchConfig
+from utils.config.tool_settings import SearchConfig
 
 if TYPE_CHECKING:
     from tools.search.ranges import Space

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from utils.config import search_settings, settings
+from utils.config import settings, tool_settings
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_name, shown_name
 from utils.schema import type_of
@@ -52,7 +52,7 @@ def page() -> Iterator[str]:
         yield _table("flag", [row for name, row in rows.items() if name not in shared])
         if issubclass(cls, settings.TrainConfig) and shared:
             refused = ", ".join(f"`{flag}`" for flag in REFUSED_FLAGS)
-            condition = "" if cls is search_settings.KfoldConfig else " (with `--folds`)"
+            condition = "" if cls is tool_settings.KfoldConfig else " (with `--folds`)"
             yield f"All other flags of train.py, except those that are refused: {refused}{condition}.\n"
         elif shared:
             yield f"As in train.py: {', '.join(f'`{flag_name(name)}`' for name in shared)}.\n"

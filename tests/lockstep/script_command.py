@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "noplots": True}
+SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "plots": False}
 
 BEGINNING = """
 import os, pathlib, signal, sys, time

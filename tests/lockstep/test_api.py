@@ -94,10 +94,10 @@ def test_a_validation_may_have_several_processes(command, capsys):
 SCRIPT = """
 import lockstep
 
-small = dict(imgsz=64, device="cpu", workers=0, amp="off", noplots=True)
+small = dict(imgsz=64, device="cpu", workers=0, amp="off", plots=False)
 run = lockstep.train("set/data.yaml", model="tiny.yaml", epochs=1, batch=4, devices=2, **small)
 assert lockstep.resume(run, epochs=2).history["epoch"].tolist() == [1, 2]
-assert 0 <= lockstep.val(run.best, "set/data.yaml", device="cpu", workers=0, noplots=True).metrics["AP"] <= 1
+assert 0 <= lockstep.val(run.best, "set/data.yaml", device="cpu", workers=0, plots=False).metrics["AP"] <= 1
 (file,) = lockstep.export(run.best, format="torchscript", check=False)
 assert file.is_file()
 checked = lockstep.check("set/data.yaml", out="checked")

@@ -20,11 +20,11 @@ def test_the_data_of_a_check_is_not_written_to(command, tmp_path, capsys, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
     command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     data = {"path": ".", "train": "images", "names": ["cat"]}
-    assert lockstep.check(data, split="val", out=Path("checked"), imgsz=None, noplots=True) == {"issues": []}
+    assert lockstep.check(data, split="val", out=Path("checked"), imgsz=None, plots=False) == {"issues": []}
     name, settings = json.loads(capsys.readouterr().out)
     assert name == "check"
     assert yaml.safe_load(Path(settings.pop("data")).read_text()) == data | {"path": str(tmp_path)}
-    assert settings == {"split": ["val"], "out": "checked", "noplots": True}
+    assert settings == {"split": ["val"], "out": "checked", "plots": False}
     assert not list(tmp_path.iterdir())
     lockstep.check("-x.yaml", split=["train", "val"])
     assert json.loads(capsys.readouterr().out)[1] == {"data": "-x.yaml", "split": ["train", "val"]}

@@ -64,8 +64,8 @@ def _check(config: CheckConfig) -> None:
 
 
 def _draw(config: CheckConfig, result: CheckResult) -> Path | None:
-    """Writes the page, and returns its path; None with ``--noplots``, or after a warning."""
-    if config.noplots:
+    """Writes the page, and returns its path; None with ``--no-plots``, or after a warning."""
+    if not config.plots:
         return None
     from tools.check.page import write_page
 

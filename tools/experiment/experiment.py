@@ -13,7 +13,7 @@ from data.index.load import load_index
 from data.open import open_data
 from engine.evaluation.fitness import Fitness
 from tools.experiment.folder import ContinuedFolder, check_folder
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 
 SPLITS = ("train", "val")  # splits that a training uses; "test" stays apart
@@ -46,7 +46,7 @@ def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[s
         config.data,
         classes=tuple(config.classes),
         cache_dir=config.cache_dir,
-        output="" if config.noplots else str(config.folder),
+        output=str(config.folder) if config.plots else "",
         continues_output=(config.folder / settings_name).exists(),
     )
     spec = open_data(source, DistributedContext.single())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 from utils.errors import all_mistakes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.run.new_folder import check_run_dir
 from tools.experiment.stored_settings import StoredSettings
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 from utils.errors import Stopped, UserError
 from utils.files.locks import FileLock
 from utils.logger import configure_logging, get_logger

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tools.experiment.flag_rules import refuse_unsupported_flags
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 from utils.process.entrypoint import run_main
 from utils.process.run_command import run_command
 

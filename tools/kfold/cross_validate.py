@@ -17,7 +17,7 @@ from tools.experiment.training import train, train_config
 from tools.kfold.folds import FOLD_OUTPUTS, data_of, fold_name, make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger

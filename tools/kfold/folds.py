@@ -25,7 +25,7 @@ from data.labels.yolo import YOLO
 from data.listing.images import check_rows
 from engine.evaluation.fitness import Fitness
 from tools.experiment.experiment import SPLITS
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole
 from utils.logger import get_logger

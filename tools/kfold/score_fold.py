@@ -15,9 +15,9 @@ from engine.commands.val import open_model_and_data
 from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
 from utils.config.parser import parse_config
-from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, DataFlags, ValConfig
 from utils.config.settings_file import settings_file
+from utils.config.tool_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 from utils.machine.devices import parse_devices

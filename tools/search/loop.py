@@ -24,7 +24,7 @@ from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
 from tools.search.study import Claim, SharedStudy, TrialOutcome, best_of, reason_of
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
-from utils.config.search_settings import SearchConfig
+from utils.config.tool_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
@@ -90,7 +90,7 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
     """Writes the report of all trials, and logs its lines. Raises UserError if all trials have ended and none is
     complete."""
     log = get_logger()
-    settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
+    settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", plots=True)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
     study.remove_weights(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
     trials = study.trials()

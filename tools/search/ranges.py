@@ -22,8 +22,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from tools.experiment.stored_settings import value_name
 from utils.config.epochs import closing_epochs
 from utils.config.recipes import read_recipe, unknown_key, with_overrides
-from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
+from utils.config.tool_settings import SearchConfig
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.program_folders import CONFIGS

@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, lock_trial
 from tools.search.ranges import Scalar, Space
-from utils.config.search_settings import SearchConfig
+from utils.config.tool_settings import SearchConfig
 from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
 

@@ -14,24 +14,26 @@ from typing import Any
 
 from utils.config.commands import COMMANDS, Command
 from utils.config.flags import flag_actions, words_of_settings
-from utils.config.settings import HYPERPARAMETERS
+from utils.config.settings import HYPERPARAMETERS, field_by_alias
 from utils.errors import UserError
 from utils.schema import type_of
 
 _TRAIN_FLAGS = {
+    "--noplots": "--no-plots",
+    "--noautoanchor": "--no-autoanchor",
     "--noval": "--val-every 0",
     "--adam": "--optimizer Adam",
     "--linear-lr": "--no-cos-lr",
     "--cache-images": "--cache ram",
-    "--nbs": "--nominal-batch",
 }
 # Flags by command, and ours. `Setting.aliases` has those that differ in name only and belong to one setting.
 _FLAGS: dict[str, dict[str, str]] = {
     "train": _TRAIN_FLAGS,
     "kfold": _TRAIN_FLAGS,
     "search": _TRAIN_FLAGS,
-    "val": {"--half": "--amp fp16", "--split": "--task"},
-    "detect": {"--half": "--amp fp16", "--line-width": "--line-thickness"},
+    "val": {"--half": "--amp fp16", "--noplots": "--no-plots"},
+    "detect": {"--half": "--amp fp16"},
+    "check": {"--noplots": "--no-plots"},
 }
 # Flags that are left out with this reason; those with a value end with "=".
 _WITHOUT_EFFECT: dict[str, dict[str, str]] = {
@@ -70,16 +72,6 @@ OTHER_FORMATS = {
     "coreml": "export pt2, then docs/export.md (Other formats)",
 }
 _MODES = {"train": "train", "val": "val", "predict": "detect", "track": "detect", "export": "export"}
-# Settings of the yolo command, and ours.
-_KEYS = {
-    "batch": "batch_size",
-    "conf": "conf_thres",
-    "iou": "iou_thres",
-    "line_width": "line_thickness",
-    "nbs": "nominal_batch",
-    "show": "view_img",
-    "split": "task",
-}
 _TASKS = {
     "seg": "there are no masks, only boxes",
     "pose": "there are no keypoints, only boxes",
@@ -201,7 +193,7 @@ def line_to_type(command: str, words: Sequence[str]) -> str:
 
 def _add_setting(command: Command, settings: dict[str, Any], key: str, value: str) -> bool:
     """Adds a setting of the yolo command to ours. Returns False if there is none with this meaning."""
-    fields = {field.name: field for field in dataclasses.fields(command.settings)}
+    fields = field_by_alias(command.settings)
     text = value.lower()
     translated: dict[str, Any] = {}
     if key in ("mode", "task") and value in (*_MODES, "detect"):
@@ -224,10 +216,9 @@ def _add_setting(command: Command, settings: dict[str, Any], key: str, value: st
         settings[key] = value
         return True
     else:
-        name = key if key in fields else _KEYS.get(key, "")
-        if name not in fields:
+        if key not in fields:
             return False
-        translated = {name: _as_typed(fields[name], command.settings, value)}
+        translated = {fields[key].name: _as_typed(fields[key], command.settings, value)}
     settings |= translated
     return translated.keys() <= fields.keys()
 
@@ -249,11 +240,6 @@ def _as_typed(field: dataclasses.Field, owner: type, value: str) -> Any:
 def mode_command(word: str) -> str:
     """Returns the command for a mode of the yolo command, or ""."""
     return _MODES.get(word, "")
-
-
-def our_keyword(name: str) -> str:
-    """Returns our name of a keyword that has another one in Ultralytics, or the name itself."""
-    return _KEYS.get(name, name)
 
 
 def python_hint(kind: str, name: str) -> str:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.config.search_settings import KfoldConfig, SearchConfig
 from utils.config.settings import DetectConfig, ExportConfig, TrainConfig, ValConfig
-from utils.config.tool_settings import CheckConfig, ConvertConfig, DemoConfig, ShardConfig, WeightsConfig
+from utils.config.tool_settings import (
+    CheckConfig,
+    ConvertConfig,
+    DemoConfig,
+    KfoldConfig,
+    SearchConfig,
+    ShardConfig,
+    WeightsConfig,
+)
 from utils.program import IS_INSTALLED
 
 if TYPE_CHECKING:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
-import itertools
-import json
 import keyword
 import math
-import os
 import re
 import shlex
 import sys
@@ -22,9 +18,8 @@ from typing import Any, NoReturn
 from utils.config.commands import command_of
 from utils.config.settings import FIRST_SETTINGS, HYPERPARAMETERS, TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
-from utils.schema import Bounds, check, hints_of, suggestion, type_of
+from utils.schema import check, hints_of, suggestion, type_of
 
-_MAX_SHOWN_WORDS = 8  # of `first_words`
 _MANY_FLAGS = 60  # --help of a command with so many shows the first ones
 
 
@@ -39,69 +34,37 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
     def unknown_message(self, words: Sequence[str], arguments: Sequence[str]) -> str:
-        """Describes the ``words`` of the command line ``arguments`` that `parse_known_args` did not recognize: each
-        flag with its values, and the closest known flag."""
-        groups: list[list[str]] = []
-        for word in words:
-            if word.startswith("-") or not groups:
-                groups.append([])
-            groups[-1].append(word)
-        descriptions = [self._describe_unknown(group, arguments) for group in groups]
+        """Describes the ``words`` of the command line ``arguments`` that `parse_known_args` did not recognize."""
+        flags = [word for word in words if word.startswith("-")]
+        descriptions = [flag + self._hint(flag.partition("=")[0]) for flag in flags]
+        if not flags:  # otherwise these words are probably values of the unknown flags
+            more = f" and {len(words) - 1} more" if len(words) > 1 else ""
+            descriptions = [f"{words[0]}{more}{self._flag_before(words[0], arguments)}"]
         return f"unrecognized arguments: {', '.join(descriptions)}"
 
-    def _describe_unknown(self, words: Sequence[str], arguments: Sequence[str]) -> str:
-        """Describes an unknown flag with its values, or words that no flag takes."""
-        shown = first_words(words)
-        name = words[0].partition("=")[0]
-        if name.startswith("-"):
-            return shown + self._hint(name)
-        typed_flag = self._flag_before(words[0], arguments)
-        flag = typed_flag.partition("=")[0]
-        # The shell may have replaced a pattern by matching files.
-        if flag == "--source" and os.path.exists(words[0]):
-            return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
-        action = self._option_string_actions.get(flag)
-        if isinstance(action, argparse.BooleanOptionalAction):
-            opposite = next(other for other in action.option_strings if _is_negative(other) != _is_negative(flag))
-            effect = "on" if _is_negative(flag) else "off"
-            return f"{shown} ({flag} takes no value; {opposite} switches it {effect})"
-        if action is not None and max_values(action) is None:  # only joined to its first value does it take one
-            return f"{shown} (write {flag} and its values as words of their own, without '=')"
-        return f"{shown} ({flag} takes one value)" if flag else shown
-
     def _flag_before(self, word: str, arguments: Sequence[str]) -> str:
-        """Returns the flag, as typed, after whose values ``word`` is, before the next flag; "" if there is none."""
-        for index, typed_flag in enumerate(arguments):
-            if not typed_flag.startswith("-"):
-                continue
-            flag, is_joined, _ = typed_flag.partition("=")
-            action = self._option_string_actions.get(flag)
-            limit = max_values(action) if action else 1
-            num_values = 0 if is_joined else limit
-            following = list(itertools.takewhile(lambda other: not other.startswith("-"), arguments[index + 1 :]))
-            if num_values is not None and word in following[num_values:]:
-                return typed_flag
-        return ""
+        """Returns how many values the flag takes that is the last one before ``word``."""
+        typed = [flag for flag in arguments[: arguments.index(word)] if flag.startswith("-")]
+        flag = typed[-1].partition("=")[0] if typed else ""
+        action = self._option_string_actions.get(flag)
+        if action is None or action.nargs == "+":
+            return ""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            on, off = flag_name(action.dest), flag_name(f"no_{action.dest}")
+            return f" ({flag} takes no value; {on} is on, {off} is off)"
+        return f" ({flag} takes one value; a pattern such as '*.jpg' belongs in quotes)"
 
     def _hint(self, flag: str) -> str:
-        """Returns a suggestion for a flag that is misspelled, abbreviated, that of a positional argument, or a
-        hyper-parameter, or "" if nothing is similar. argparse does not recognize a correct flag after ``--``."""
+        """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
         actions = self._option_string_actions
         if flag in actions:
             return " (write flags before '--')"
-        positional = [action for action in self._actions if not action.option_strings]
-        if flag in (flag_name(action.dest) for action in positional):
-            words = " ".join(str(action.metavar) for action in positional)
-            return f" (has no flag here: {self.prog} {words})"
         key = flag.removeprefix("--").replace("-", "_")
-        named = [name for name in HYPERPARAMETERS if name.startswith(key) and "--set" in actions]
-        hint = f" (hyper-parameters follow --set: {', '.join(f'{name}=VALUE' for name in named)})" if named else ""
-        if key in named:
-            return hint
+        named = [f"{name}=VALUE" for name in HYPERPARAMETERS if name.startswith(key) and "--set" in actions]
+        if named:
+            return f" (hyper-parameters follow --set: {', '.join(named)})"
         completions = [known for known in actions if known.startswith(flag)]
-        if len({actions[known].dest for known in completions}) == 1:
-            return f" (did you mean '{completions[0]}'?)"
-        return suggestion(flag, actions, 0.75) or hint
+        return suggestion(flag, completions or actions, 0.0 if len(completions) == 1 else 0.75)
 
     def format_help(self, *, all_flags: bool = False) -> str:
         """Returns the text of --help: of a command with many flags, only those of `FIRST_SETTINGS`, unless
@@ -130,80 +93,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
 
 
-def first_words(words: Sequence[str]) -> str:
-    """Returns the ``words`` for a message, or the first ones and how many follow."""
-    shown = " ".join(words[:_MAX_SHOWN_WORDS])
-    if len(words) > _MAX_SHOWN_WORDS:
-        shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
-    return shown
-
-
-def max_values(action: argparse.Action) -> int | None:
-    """Returns how many words after a flag are its values at most; None: any number."""
-    if action.nargs == "+":
-        return None
-    return 0 if action.nargs == 0 else 1
-
-
-def _is_negative(flag: str) -> bool:
-    """Returns whether a flag of a switch sets it to false."""
-    return flag.startswith("--no-")
-
-
-class ListedChoices(tuple):
-    """Choices that --help lists. argparse accepts any word; `check` reports a wrong one together with other
-    mistakes."""
-
-    __slots__ = ()
-
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
-def int_or_text(word: str) -> int | str:
-    """Converts ``word`` to an integer. Returns other words unchanged for `check` to report with the other mistakes."""
-    with contextlib.suppress(ValueError):
-        return int(word)
-    return word
-
-
-def float_or_text(word: str) -> float | str:
-    """Converts ``word`` to a float. Returns other words unchanged, as `int_or_text` does."""
-    with contextlib.suppress(ValueError):
-        return float(word)
-    return word
-
-
-_NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `_ExtendTexts` adds to it
+_NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `--set` adds to it
 _YAML_END = "...\n"  # after a document that is a number
-_JSON_LIST = '["'  # start of a word that is a JSON list of strings
 _NEGATIVE_NUMBER = re.compile(r"-\d+").fullmatch
-_READERS = {int: int_or_text, float: float_or_text, str: str}
-
-
-class _StoreTexts(argparse.Action):
-    """Stores the words after a flag, or the elements of a single word that is a JSON list. `words_of_settings` writes
-    such a list if one of its elements looks like a flag."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        texts = values
-        if len(values) == 1 and values[0].startswith(_JSON_LIST):
-            with contextlib.suppress(ValueError, RecursionError):
-                texts = json.loads(values[0])
-        setattr(namespace, self.dest, self._combined(getattr(namespace, self.dest), texts))
-
-    def _combined(self, earlier: list[str], texts: list[str]) -> list[str]:
-        """Returns the value of a flag that is given again. ``earlier``: the value so far."""
-        return texts
-
-
-class _ExtendTexts(_StoreTexts):
-    """Adds to the words of the same flag before."""
-
-    def _combined(self, earlier: list[str], texts: list[str]) -> list[str]:
-        return [*earlier, *texts]
 
 
 class _HelpAll(argparse.Action):
@@ -268,29 +160,25 @@ def shown_name(field: dataclasses.Field) -> str:
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
-    """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional. Words
-    that are no numbers stay text, for `check` to report."""
+    """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional."""
     kind = type_of(field, owner)
-    origin = typing.get_origin(kind) or kind
     metadata = field.metadata
     default = default_of(field)
-    bounds: Bounds = metadata["bounds"]
-    choices = None if bounds.choices is None else ListedChoices(bounds.choices)
     options: dict[str, Any] = {"help": metadata["help"], "dest": field.name}
     options["default"] = None if default is MISSING else default
-    if origin is bool:
+    if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
-    elif origin is list:
-        (element_type,) = typing.get_args(kind)
-        options |= {"nargs": "+", "type": _READERS[element_type], "choices": choices}
-        if element_type is str:
-            options["action"] = _StoreTexts
-        if field.name == "override":
-            options |= {"action": _ExtendTexts, "metavar": "KEY=VALUE"}
     else:
-        options |= {"type": _READERS[origin], "choices": choices}
-        if metadata["const"] is not None:
+        choices = metadata["bounds"].choices
+        (element_type,) = typing.get_args(kind) or (kind,)
+        options["type"] = functools.partial(choice_of, choices=choices) if choices else element_type
+        options["choices"] = choices
+        if typing.get_origin(kind) is list:
+            options["nargs"] = "+"
+        elif metadata["const"] is not None:
             options |= {"nargs": "?", "const": metadata["const"]}
+        if field.name == "override":
+            options |= {"action": "extend", "metavar": "KEY=VALUE"}
     group.add_argument(flag_name(field.name), *metadata["aliases"], **options)
 
 
@@ -303,15 +191,13 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
     """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors,
-    including missing values of required settings, to ``mistakes``. Raises UserError for the value ``--``, which
-    argparse would drop."""
-    _check_single_values(arguments)
+    including missing values of required settings, to ``mistakes``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     parsed = argparse.Namespace(**dict.fromkeys(fields, _NOT_GIVEN))
     parser = build_parser(cls)
     with mistakes.collecting():
-        # Raises UserError at a flag without its value; then nobody knows what the words after it set.
+        # Raises UserError at a word that is no value of its flag; then nobody knows what the words after it set.
         _, unknown = parser.parse_known_args(arguments, parsed)
         if unknown:
             mistakes.add(parser.unknown_message(unknown, arguments))
@@ -322,8 +208,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     for name, value in values.items():
         field = fields[name]
         with mistakes.collecting():
-            bounds = field.metadata["bounds"]
-            values[name] = check(in_own_case(value, bounds.choices), hints[name], shown_name(field), bounds)
+            values[name] = check(value, hints[name], shown_name(field), field.metadata["bounds"])
     return values
 
 
@@ -338,14 +223,6 @@ def in_own_case(value: Any, choices: Iterable[str] | None) -> Any:
     if isinstance(value, list):
         return [in_own_case(element, choices) for element in value]
     return choice_of(value, choices) if isinstance(value, str) else value
-
-
-def _check_single_values(arguments: Sequence[str]) -> None:
-    """Raises UserError for the value ``--`` joined to a flag, as in ``--flag=--``, or after the word ``--``."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    joined = [word.partition("=")[2] for word in arguments[:end] if word.startswith("-")]
-    if "--" in [*joined, *arguments[end + 1 :]]:
-        raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
 
 
 def flags_of(config: Any) -> list[str]:
@@ -364,7 +241,7 @@ def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list | tuple):
-            words += _words_of_list(flag, [str(element) for element in value])
+            words += [flag, *map(str, value)]
         elif name == "resume" and value == "":  # the newest run
             words.append(flag)
         else:
@@ -384,14 +261,6 @@ def override_of(name: str, value: Any) -> str:
 
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
     return f"{name}={text.removesuffix(_YAML_END).strip()}"
-
-
-def _words_of_list(flag: str, values: Sequence[str]) -> list[str]:
-    if not any(_looks_like_flag(value) or value.startswith(_JSON_LIST) for value in values):
-        return [flag, *values]
-    if len(values) == 1 and values[0].startswith("-"):
-        return [f"{flag}={values[0]}"]
-    return [f"{flag}={json.dumps(values)}"]  # `_StoreTexts`
 
 
 def _looks_like_flag(value: str) -> bool:

@@ -37,8 +37,8 @@ class ParsedCommand(Generic[DataclassT]):
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
     """Parses a command line, which may use YOLOv5's flags, or a single argument ``@FILE`` (see `settings_file`).
-    ``argv`` None means this process's own. Raises UserError that lists the mistakes and what to write instead: only the
-    first ones if a flag lacks its value, and only this one if a value is ``--``."""
+    ``argv`` None means this process's own. Raises UserError that lists the mistakes and what to write instead; only the
+    first ones if a word is no value of its flag."""
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) == 1 and argv[0].startswith(PREFIX):
         path = Path(argv[0].removeprefix(PREFIX))

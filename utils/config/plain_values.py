@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import typing
 from collections.abc import KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any
 
-from utils.config.flags import int_or_text
 from utils.config.settings import Hyperparameters
 from utils.config.yaml_files import MAX_DEPTH, parse_yaml_value
 from utils.errors import UserError
@@ -70,7 +70,8 @@ def _as_setting(value: Any, kind: Any) -> Any:
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if kind is int and isinstance(value, str):
-        return int_or_text(value)
+        with contextlib.suppress(ValueError):
+            return int(value)
     return value
 
 

@@ -1,5 +1,5 @@
 """The settings of train.py, val.py, detect.py and export.py, as dataclasses; those of the tools are in
-search_settings.py and tool_settings.py. The metadata of a field holds its help text, bounds and choices.
+tool_settings.py. The metadata of a field holds its help text, bounds and choices.
 
 Flags and help (flags.py), checks (parser.py) and the stored settings follow from these fields.
 """
@@ -50,7 +50,7 @@ FIRST_SETTINGS = (
 TOPICS = {  # the sections of --help: the settings of all commands
     "data": "data split from_ fraction val_fraction task source classes single_cls max_bad cache cache_dir stage "
     "groups folds near_duplicates vid_stride max_frames",
-    "model and weights": "model weights teacher keep_old trust offline freeze noautoanchor format layout imgsz "
+    "model and weights": "model weights teacher keep_old trust offline freeze autoanchor format layout imgsz "
     "batch dynamic half int8 opset",
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
@@ -61,7 +61,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "device and precision": "device amp compile threads workers",
     "processes": "spawn eval_ranks sync_bn zero virtual_ranks pipeline",
     "output": "out json megabytes project name exist_ok export save_period save_minutes callbacks tracker "
-    "noplots save_json nosave quiet save_txt save_conf save_crop view_img "
+    "plots save_json nosave quiet save_txt save_conf save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
 
@@ -108,6 +108,15 @@ def setting(
 def default_of(field: dataclasses.Field) -> Any:
     """Returns the default of a setting; MISSING if it is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def field_by_alias(config: type) -> dict[str, dataclasses.Field]:
+    """Returns the settings by their names and by their other names, such as ``batch`` for ``batch_size``."""
+    fields: dict[str, dataclasses.Field] = {}
+    for field in dataclasses.fields(config):
+        aliases = [alias.removeprefix("--").replace("-", "_") for alias in field.metadata["aliases"]]
+        fields |= dict.fromkeys([field.name, *aliases], field)
+    return fields
 
 
 def names_with(config: type, **metadata: Any) -> frozenset[str]:
@@ -277,7 +286,7 @@ class DataFlags(LossLimit, _RunConfig):
         help="loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs",
         scope="machine",
     )
-    noplots: bool = setting(False, help="do not write plots", scope="run")
+    plots: bool = setting(True, help="write plots and report.html", scope="run")
     stage: str = setting(
         "",
         help="copy the data to this folder on each node's local disk first; may contain {node_rank}",
@@ -372,7 +381,9 @@ class TrainConfig(DataFlags):
     quad: bool = setting(False, help="merge some groups of four images into one image of twice the side")
     optimizer: str = setting("auto", Bounds(choices=("auto", "SGD", "Adam", "AdamW", "Muon")), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
-    nominal_batch: int = setting(0, Bounds(0), help="images over which a step accumulates gradients; 0: one batch")
+    nominal_batch: int = setting(
+        0, Bounds(0), aliases=("--nbs",), help="images over which a step accumulates gradients; 0: one batch"
+    )
     amp: str = setting("auto", Bounds(choices=_AMP), help="autocast type; auto: bf16 if supported, fp16 on older GPUs")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
@@ -416,7 +427,7 @@ class TrainConfig(DataFlags):
         on_resume="current",
     )
     val_every: int = setting(1, Bounds(0), help="validate every n epochs and at the end; 0: at the end only")
-    noautoanchor: bool = setting(False, help="never refit anchors")
+    autoanchor: bool = setting(True, help="refit anchors that fit the boxes badly")
     export: list[str] = setting(
         factory=list,
         bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
@@ -447,7 +458,7 @@ class ValConfig(_DetectionsConfig, DataFlags):
 
     weights: str = setting(help="checkpoint or exported file to evaluate")
     data: str = setting("", help="data set YAML; empty: the checkpoint's")
-    task: str = setting("val", Bounds(choices=("train", "val", "test")), help="split to evaluate")
+    task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
     imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool | None = setting(
@@ -500,9 +511,12 @@ class DetectConfig(_DetectionsConfig):
     save_crop: bool = setting(False, help="write a crop of each detection, with a margin")
     nosave: bool = setting(False, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print only the summary and errors, no lines about images")
-    view_img: bool = setting(False, help="show results in a window")
+    view_img: bool = setting(False, aliases=("--show",), help="show results in a window")
     line_thickness: int = setting(
-        0, Bounds(0, MAX_LINE_WIDTH), help="line width of boxes, pixels; 0: from the image size"
+        0,
+        Bounds(0, MAX_LINE_WIDTH),
+        aliases=("--line-width",),
+        help="line width of boxes, pixels; 0: from the image size",
     )
     hide_labels: bool = setting(False, help="draw boxes without labels")
     hide_conf: bool = setting(False, help="draw labels without confidences")

@@ -1,4 +1,5 @@
-"""Settings of ``tools.check``, ``convert``, ``shard``, ``weights`` and ``demo``."""
+"""Settings of the commands in tools/. Those of ``kfold`` and ``search``, which train several times, extend those of
+train.py."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class CheckConfig:
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
     json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", scope="run")
     out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run")
-    noplots: bool = setting(False, help="write no report.html", scope="run")
+    plots: bool = setting(True, help="write report.html", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +75,45 @@ class DemoConfig:
     """The flags of ``python -m tools.demo``."""
 
     out: str = setting(bounds=_OUTPUT, positional="OUT", help="an empty or new folder", scope="run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KfoldConfig(TrainConfig):
+    """The flags of ``python -m tools.kfold``, in addition to those of train.py."""
+
+    folds: int = setting(5, Bounds(2), aliases=("--kfold",), help="number of folds")
+    groups: str = setting(
+        "",
+        help="keep images of a group together: CSV with columns image and group, or a regex that finds it in the path",
+        is_path=True,
+    )
+    near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
+    plots: bool = setting(False, help="write plots for each training", scope="run")
+    project: str = setting("runs/kfold", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(KfoldConfig):
+    """The flags of ``python -m tools.search``."""
+
+    hyp: str = setting(
+        "all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML", scope="recipe"
+    )
+    trials: int = setting(50, Bounds(1), help="number of trials, over all processes and restarts", scope="run")
+    pruner: str = setting(
+        "median", Bounds(choices=("median", "halving", "none")), help="what ends unpromising trials early"
+    )
+    prune_after: int = setting(
+        0,
+        Bounds(0),
+        help="epochs (with --folds: folds) before a trial may be pruned; 0: a fifth of the epochs, or 1 fold",
+    )
+    folds: int = setting(
+        0, Bounds(2, sentinel=0), aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
+    )
+    project: str = setting("runs/search", Bounds(is_line=True, is_output=True), help="folder of searches", scope="run")
+
+    @property
+    def unit(self) -> str:
+        """Interval at which a trial reports its fitness."""
+        return "fold" if self.folds else "epoch"

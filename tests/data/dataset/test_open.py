@@ -144,7 +144,7 @@ def test_python_and_a_search_refuse_it_with_the_same_line(data, tmp_path, monkey
     path = lossy(data, "yolo")
     reason = refusal(lambda: load(path, max_bad=0.1)).partition("; report:")[0]
     model = str(write_model(tmp_path / "tiny.yaml"))
-    settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
+    settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "plots": False}
     with pytest.raises(lockstep.Error, match=re.escape(reason)):
         lockstep.train(str(path), model=model, **settings)
     (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")

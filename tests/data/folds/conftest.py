@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.folds.eighteen_images import write_eighteen_images
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import DatasetIndex
 from tests.helpers.tiny import write_dataset
 from tools.kfold.folds import joined_index
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 
 
 def write_eighteen_images(folder: Path) -> KfoldConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from tools.experiment.digests import digests_of_files
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 
 
 def test_settings_that_are_files_have_digests_and_other_texts_have_none(tmp_path):

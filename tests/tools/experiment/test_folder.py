@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.messages import refused
 from tools.experiment.experiment import open_experiment
 from tools.experiment.folder import ContinuedFolder
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 from utils.errors import UserError
 
 

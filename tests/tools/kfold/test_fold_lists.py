@@ -19,7 +19,7 @@ from data.index.load import load_index
 from engine.evaluation.fitness import Fitness
 from tests.data.folds.eighteen_images import write_eighteen_images
 from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from data.index.load import load_index
 from engine.evaluation.fitness import Fitness
 from tests.helpers.three_formats import write_three_formats
 from tools.kfold.folds import data_of, make_folds
-from utils.config.search_settings import KfoldConfig
+from utils.config.tool_settings import KfoldConfig
 
 NAMES = ["cat", "dog"]
 CAT = (0, 16, 16, 80, 64)

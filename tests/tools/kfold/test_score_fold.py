@@ -14,9 +14,9 @@ from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
 from tools.kfold.score_fold import validation_of
 from utils.config.parser import parse_config
-from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
 from utils.config.settings_file import settings_file
+from utils.config.tool_settings import KfoldConfig
 from utils.process.child import RunFailed, RunResult
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals

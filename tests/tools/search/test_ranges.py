@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.searches import RANGES, space_of
-from utils.config.search_settings import SearchConfig
+from utils.config.tool_settings import SearchConfig
 from utils.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")

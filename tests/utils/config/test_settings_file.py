@@ -20,9 +20,7 @@ COMMAND_LINES = [
     [],
     ["--noplots", "--cos-lr", "--workers", "-1", "--batch-size", "-1"],
     ["--set", "lr0=0.01", "mosaic=0", "--freeze", "1", "2", "--resume", "--cache", "--imgsz", "96"],
-    ["--classes=-bg"],
-    ["--classes", '["-bg", "cat", "-"]', "--export", "onnx", "torchscript"],
-    ["--classes", '["a', "[b]"],
+    ["--classes", "cat", "[b]", "--export", "onnx", "torchscript"],
     ["--project", '["a"]', "--fitness=-x", "--callbacks=-1:f", "--cache-dir=a"],
     ["--resume", "a b/last.pt", "--cls-pw", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
 ]
