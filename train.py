@@ -21,7 +21,7 @@ from utils.process.process_count import check_processes
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.run.run import TrainingOutcome
+    from engine.train.resume import TrainingOutcome
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,17 +88,17 @@ def _train(
         stack.enter_context(report_errors_once(ctx))
         # Imported here so that only one process reports an import that fails.
         from engine.assembly.build import build_training
-        from engine.run.plan import plan_run
-        from engine.run.run import EndedRun
-        from engine.train.ended import log_ended_run
+        from engine.train.resume import Remaining, log_ended_run, plan_run
 
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, explicit_flags, stack)
-        if isinstance(plan, EndedRun):
+        if plan.remaining is Remaining.NOTHING:
             outcome = log_ended_run(ctx, plan)
         else:
-            outcome = build_training(ctx, plan, watchdog, stack).fit()
+            trainer = build_training(ctx, plan, watchdog, stack)
+            del plan  # its tensors are in place; they are mapped from a file that is replaced
+            outcome = trainer.fit()
     return outcome if ctx.is_main else None
 
 

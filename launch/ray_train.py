@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-from engine.run.results_csv import ResultsTable
+from engine.train.results_csv import ResultsTable
 from utils.config.flags import Parser
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
@@ -140,9 +140,9 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
 
     Raises UserError if they differ, if this program did not start that run, or if another process trains it.
     """
-    from engine.run.folder import wait_until_saved  # imports torch
-    from engine.run.new_folder import check_run_dir
+    from engine.train.folder import wait_until_saved  # imports torch
     from tools.experiment.stored_settings import StoredSettings, recipe_values
+    from utils.files.new_folder import check_run_dir
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)

@@ -96,9 +96,7 @@ def _print(text: str) -> None:
 
 def _has_saved(values: Mapping[str, Any]) -> bool:
     """Returns whether a stopped training run can be resumed."""
-    from engine.checkpoint.newest_run import checkpoint_of_newest_run
-
-    return "folder" in values and checkpoint_of_newest_run(Path(values["folder"])) is not None
+    return "folder" in values and Path(values["folder"], "last.pt").exists()
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def build_step(
     from engine.assembly.build_step import StepBatches
     from engine.assembly.build_step import build_step as build
     from engine.optim.schedule import step_plan
-    from engine.run.run import RunSettings
+    from engine.train.checkpoint import RunSettings
     from models.detector import build_detector
     from utils.config.recipes import hyperparameters_from
     from utils.config.settings import TrainConfig

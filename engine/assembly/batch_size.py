@@ -19,7 +19,7 @@ from engine.assembly.build_step import StepBatches, build_step
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from engine.train.compile import plan_compilation
 from models.detector import Detector
 from models.losses.base import Criterion

@@ -23,17 +23,13 @@ from engine.assembly.start_log import log_start
 from engine.assembly.starting_model import build_run_model
 from engine.assembly.unused_settings import warn_of_unused_settings
 from engine.assembly.weights_probe import probe_weights
-from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.data_identity import DataIdentity
 from engine.export.trial import try_export
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.best_epoch import keep_best_epoch
-from engine.run.folder import claim_folder
-from engine.run.restore import EpochData, read_run_checkpoint, restore_run
-from engine.run.run import ContinuedRun, Remaining, RunPlan
+from engine.train.checkpoint import Checkpointer, DataIdentity
 from engine.train.epoch_results import EpochResults
-from engine.train.report_only import ReportOnlyTrainer
+from engine.train.folder import claim_folder
+from engine.train.resume import RunPlan, TrainingRun, restore_run
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
@@ -46,7 +42,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     All checks come before the run's folder is created, and checks that need no files come before any file is opened.
 
     Args:
-        plan: result of `engine.run.plan.plan_run`.
+        plan: result of `engine.train.resume.plan_run`.
         watchdog: entered by the caller.
         stack: receives everything that is closed when the run ends, such as hooks and the lock on the run's folder.
 
@@ -57,13 +53,13 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The advice names the batch size of the settings at the time of the error.
     stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
     check_settings(ctx, settings)
-    hook_resources = open_hook_resources(ctx, settings.config, plan.existing_folder)
-    prepare_process(ctx, settings, plan.startup_messages)
+    hook_resources = open_hook_resources(ctx, settings.config)
+    prepare_process(ctx, settings, plan.messages)
 
     # The data, the model, and the loss, which depends on both.
     data = open_run_data(ctx, settings.config, plan.data_source, plan.started_from)
     settings = choose_flips(ctx, settings, class_names(data.spec, settings.config.single_cls))
-    checkpoint = read_run_checkpoint(ctx, plan)  # None: a new run
+    checkpoint = plan.checkpoint  # None: a new run
     starting_model = build_run_model(ctx, settings, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
@@ -93,26 +89,31 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
 
     # The state of the checkpoint, if there is one.
     identity = DataIdentity.of(samples.sample_index, validation.loader.samples.sample_index)
-    epoch_data = EpochData.of(train_loader, identity=identity)
-    position = restore_run(ctx, plan, checkpoint, step, epoch_data)
+    position = restore_run(ctx, plan, step, epoch_batches=len(train_loader), identity=identity)
     progress = position.progress
-    del checkpoint  # its tensors are in place
+    started_from = plan.started_from
+    rows = [] if started_from is None else started_from.rows
 
     # The folder, which is the first thing written, and the objects that write into it.
-    run = claim_folder(ctx, plan, settings, stack, progress)
+    run_id = "" if started_from is None else started_from.description.run_id
+    folder, run_id = claim_folder(ctx, plan.folder, settings, stack, progress, run_id=run_id, rows=rows)
+    run = TrainingRun(
+        folder=folder, run_id=run_id, settings=settings, started_from=started_from, remaining=plan.remaining
+    )
     description = describe_run(run, data, starting_model, loaded, identity)
-    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, save_period=settings.config.save_period)
-    if isinstance(plan, ContinuedRun) and plan.scores_epochs:
-        keep_best_epoch(ctx, plan.started_from.description, checkpointer, progress)
+    checkpointer = Checkpointer(
+        folder, ctx=ctx, description=description, save_period=settings.config.save_period, rows=rows
+    )
     control = RunControl(ctx, watchdog)
     validator = build_validator(run, step, validation, control, description=description, plan=plan)
     stack.callback(validator.close)
-    hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
+    hooks = build_hooks(
+        run, step, train_loader, validation, checkpointer.table, fitness=data.fitness, resources=hook_resources
+    )
     for hook in hooks:
         stack.callback(hook.close)
     log_start(run, step, steps, optimizer_reason)
-    trainer_class = ReportOnlyTrainer if run.remaining is Remaining.REPORT else Trainer
-    return trainer_class(
+    return Trainer(
         run=run,
         step=step,
         loader=train_loader,

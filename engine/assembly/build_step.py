@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from data.loading.loader import InfiniteDataLoader
-from engine.checkpoint.checkpoint import Checkpoint
 from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.optimizer_set import OptimizerSet
@@ -18,7 +17,7 @@ from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import Pipeline, check_pipeline
 from engine.parallel.strategy import Autocast, Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
-from engine.run.run import RunSettings
+from engine.train.checkpoint import Checkpoint, RunSettings
 from engine.train.compile import check_compilation, plan_compilation
 from engine.train.step import StepSettings, TrainStep
 from models.detector import Detector

@@ -16,7 +16,7 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from engine.assembly.weights_probe import WeightsProbe
 from engine.evaluation.evaluator import build_evaluator
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from engine.train.validation import RunValidation
 from models.autoanchor import check_anchors
 from models.detector import Detector

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from utils.config.settings import TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

@@ -12,7 +12,7 @@ from data.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.evaluation.fitness import Fitness
 from engine.issues.small_boxes import warn_of_small_boxes
-from engine.run.run import StartedFrom
+from engine.train.checkpoint import Checkpoint
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from utils.config.settings import TrainConfig
@@ -44,7 +44,7 @@ class RunData:
 
 
 def open_run_data(
-    ctx: DistributedContext, config: TrainConfig, source: DataSource, started_from: StartedFrom | None
+    ctx: DistributedContext, config: TrainConfig, source: DataSource, started_from: Checkpoint | None
 ) -> RunData:
     """Opens the data set, on each node's own disk with ``--stage``, and the teacher, if the run has one.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from engine.assembly.run_data import RunData
 from engine.assembly.starting_model import StartingModel
-from engine.checkpoint.data_identity import DataIdentity
-from engine.checkpoint.data_location import describe_location
-from engine.checkpoint.description import RunDescription
 from engine.optim.build import LoadedParameters
-from engine.run.run import TrainingRun
+from engine.train.checkpoint import DataIdentity, RunDescription
+from engine.train.resume import TrainingRun
+from utils.files.paths import normal_path
 
 
 def describe_run(
@@ -30,8 +29,7 @@ def describe_run(
         bits=spec.pixels.bits,
         hyp=run.hyp,
         config=run.config,
-        files=run.settings.files,
-        data=describe_location(spec.source, root, run.folder),
+        data={"source": str(normal_path(spec.source)), "root": root},
         identity=identity,
         val_images=sorted(spec.held_out),
         tile=spec.tile,

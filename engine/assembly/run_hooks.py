@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.fitness import Fitness
@@ -17,9 +16,9 @@ from engine.hooks.plots import Plots, check_plots
 from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.tracking import Service, Tracking, open_services
-from engine.hooks.writers import ResultsCsv, TensorBoard
-from engine.run.results_csv import ResultsTable
-from engine.run.run import TrainingRun
+from engine.hooks.writers import TensorBoard
+from engine.train.results_csv import ResultsTable
+from engine.train.resume import TrainingRun
 from engine.train.step import TrainStep
 from engine.train.validation import RunValidation
 from utils.config.settings import TrainConfig
@@ -30,25 +29,18 @@ from utils.distributed.context import DistributedContext
 class HookResources:
     """External resources of the hooks, opened before the data so that a missing or unusable one fails early."""
 
-    results: ResultsTable  # content of the results.csv that is already in the folder
     services: list[Service]  # those that ``--tracker`` names; empty except on rank 0
     callbacks: UserCallbacks | None  # None without ``--callbacks``
 
 
-def open_hook_resources(ctx: DistributedContext, config: TrainConfig, existing_folder: Path | None) -> HookResources:
-    """Opens the external resources of the hooks. Raises UserError for a results.csv that this program did not write,
-    packages that are not installed, accounts that are not set up, and callbacks that cannot be imported.
-
-    ``existing_folder``: see `engine.run.run.NewRun`.
-    """
-    results = ResultsTable()
-    if ctx.is_main and existing_folder is not None:
-        results = ResultsTable.read_if_exists(existing_folder / "results.csv")
+def open_hook_resources(ctx: DistributedContext, config: TrainConfig) -> HookResources:
+    """Opens the external resources of the hooks. Raises UserError for packages that are not installed, accounts that
+    are not set up, and callbacks that cannot be imported."""
     services = open_services(config.tracker) if ctx.is_main else []
     if config.plots and ctx.is_main:
         check_plots()
-    callbacks = load_callbacks(config.callbacks, results) if config.callbacks else None
-    return HookResources(results=results, services=services, callbacks=callbacks)
+    callbacks = load_callbacks(config.callbacks) if config.callbacks else None
+    return HookResources(services=services, callbacks=callbacks)
 
 
 def build_hooks(
@@ -56,11 +48,12 @@ def build_hooks(
     step: TrainStep,
     train_loader: InfiniteDataLoader,
     validation: RunValidation,
+    table: ResultsTable,
     *,
     fitness: Fitness,
     resources: HookResources,
 ) -> list[Hook]:
-    """Builds the hooks of a run, in the order in which they are called."""
+    """Builds the hooks of a run, in the order in which they are called. ``table``: the results of the run."""
     config = run.config
     ctx = step.ctx
     hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), ProgressBar()]
@@ -69,10 +62,9 @@ def build_hooks(
     if config.time:
         hooks.append(TimeLimit(config.time))
     if ctx.is_main:
-        results_csv = ResultsCsv(run.folder / "results.csv", resources.results)
         tensorboard = TensorBoard(run.folder)
-        hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
-        hooks += [Tracking(service, results_csv.table) for service in resources.services]
+        hooks += [tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
+        hooks += [Tracking(service, table) for service in resources.services]
         if config.plots:
             hooks.append(Plots(validation.loader.index, fitness, tensorboard))
     if resources.callbacks is not None:

@@ -6,7 +6,7 @@ import torch
 
 from engine.optim.build import RULES
 from engine.optim.schedule import StepPlan, few_steps_warning
-from engine.run.run import Remaining, TrainingRun
+from engine.train.resume import Remaining, TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import Hyperparameters
 from utils.logger import get_logger

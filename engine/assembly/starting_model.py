@@ -13,8 +13,7 @@ from torch import nn
 from data.dataset.spec import DatasetSpec, class_names
 from engine.assembly.process_setup import check_kernels
 from engine.assembly.run_data import RunData
-from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.run import RunSettings
+from engine.train.checkpoint import Checkpoint, RunSettings
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, model_of

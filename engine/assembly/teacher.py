@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from data.dataset.spec import DatasetSpec, class_names
-from engine.run.run import StartedFrom
+from engine.train.checkpoint import Checkpoint
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
@@ -137,7 +137,7 @@ def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool
             raise UserError(f"--keep-old: {reason}")
 
 
-def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: StartedFrom | None) -> TeacherFile:
+def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Checkpoint | None) -> TeacherFile:
     """Opens the teacher of a run. A resumed run needs the file that it began with, or ``--teacher`` with its new path.
 
     Raises UserError for a model that cannot teach, and on all processes if their teachers differ.
@@ -175,7 +175,7 @@ def _check_distills(model: Detector, location: str, role: str) -> None:
         )
 
 
-def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: str) -> str:
+def _source_of_resumed(config: TrainConfig, started_from: Checkpoint, source: str) -> str:
     """Returns the file of a resumed run's teacher: ``source`` if the command line names another ``--teacher`` than the
     run began with, or if the file is no longer in its place. Raises UserError if the run has no teacher, or if the file
     is in neither place."""
@@ -191,7 +191,7 @@ def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: s
     raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: {new_path}")
 
 
-def _check_is_same(teacher: TeacherFile, config: TrainConfig, started_from: StartedFrom, source: str) -> None:
+def _check_is_same(teacher: TeacherFile, config: TrainConfig, started_from: Checkpoint, source: str) -> None:
     """Raises UserError if the teacher of a resumed run, the file ``source``, is not the one that the run began with."""
     stored = started_from.description.teacher
     if teacher.sha256 == stored.get("sha256"):

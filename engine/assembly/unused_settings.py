@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.optim.schedule import step_plan
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from models.heads.base import DetectionHead
 from utils.config.epochs import closing_epochs
 from utils.config.flags import as_flag, flag_name

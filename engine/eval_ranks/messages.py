@@ -24,7 +24,7 @@ from torch import Tensor
 from data.dataset.spec import DataSource
 from data.index.index import DatasetIndex
 from data.loading.build import data_facts
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from utils.distributed.agreement import product_version
 
 SETUP = "setup"  # key of the first message
@@ -46,7 +46,7 @@ class SetupMessage:
 
     settings: RunSettings
     source: DataSource  # includes the images that --val-fraction holds out
-    finds_own_data: bool  # each process resolves --data itself, see `engine.run.run.ContinuedRun.local_paths`
+    finds_own_data: bool  # each process resolves --data itself, see `engine.train.resume.RunPlan.local`
     names: list[str]  # class names
     model_spec: dict[str, Any]
     ema: dict[str, Tensor]  # the averaged weights

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.run.results_csv import ResultsTable
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError, one_line
@@ -42,11 +41,11 @@ class RunState:
     metrics: dict[str, float] = field(default_factory=dict)  # the newest row of results.csv, on every rank
 
 
-def load_callbacks(source: str, results: ResultsTable) -> UserCallbacks:
+def load_callbacks(source: str) -> UserCallbacks:
     """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
     folder: a class, which is created without arguments, an object or module with callbacks, or a function with the name
-    of one. ``results``: see `UserCallbacks`. Raises UserError if that fails, after the traceback has been logged, or if
-    the object has no callback, or others."""
+    of one. Raises UserError if that fails, after the traceback has been logged, or if the object has no callback, or
+    others."""
     flag = f"--callbacks {source}"
     module, _, name = source.partition(":")
     if not module or not name:
@@ -67,23 +66,19 @@ def load_callbacks(source: str, results: ResultsTable) -> UserCallbacks:
     if not callbacks or not all(name in POINTS and callable(callback) for name, callback in callbacks.items()):
         names = ", ".join(callbacks) or "nothing"
         raise UserError(f"{flag}: has {names}; callbacks are functions called {', '.join(POINTS)}")
-    return UserCallbacks(flag, callbacks, results)
+    return UserCallbacks(flag, callbacks)
 
 
 class UserCallbacks(Hook):
-    """Calls the callbacks of a run on this rank. Once one has raised, the run ends.
+    """Calls the callbacks of a run on this rank. Once one has raised, the run ends."""
 
-    ``results``: on rank 0 the content of results.csv, of which an earlier hook keeps the epochs before this start.
-    """
-
-    def __init__(self, flag: str, callbacks: dict[str, Callback], results: ResultsTable) -> None:
+    def __init__(self, flag: str, callbacks: dict[str, Callback]) -> None:
         self._flag = flag
         self._callbacks = callbacks
-        self._results = results
         self._has_failed = False
 
     def start(self, trainer: Training) -> None:
-        rows = self._results.rows
+        rows = trainer.checkpointer.table.defined()
         newest = rows[max(rows)] if rows else {}
         row = {name: value for name, value in newest.items() if name != "epoch"}
         self._state = RunState(

@@ -10,14 +10,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from data.loading.loader import InfiniteDataLoader
-from engine.checkpoint.checkpoint import TrainState
-from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.progress import Progress
 from engine.evaluation.result import Evaluation
 from engine.optim.schedule import Schedule, StepPlan
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import StepValues
-from engine.run.run import TrainingRun
+from engine.train.checkpoint import Checkpointer, Progress, TrainState
+from engine.train.resume import TrainingRun
 from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.hooks.hook import Hook, Training
 from engine.parallel.step_values import StepValues
 from utils.errors import UserError
@@ -28,7 +27,7 @@ class NonFiniteSteps(Hook):
             get_logger().warning("non-finite %s, step skipped; its files: %s", cause, " ".join(values.paths))
         if bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
             trainer.checkpointer.wait()
-            last = checkpoint_of_newest_run(trainer.checkpointer.folder)
-            remedy = f"continue from the last good weights, {resume_flag(last)}," if last else "start again"
+            last = trainer.checkpointer.last
+            remedy = f"continue from the last good weights, {resume_flag(last)}," if last.exists() else "start again"
             advice = "with a lower lr0 (--set lr0=...) or with --amp off"
             raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")

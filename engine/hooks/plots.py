@@ -21,8 +21,7 @@ from engine.report.page import FILE_NAME as REPORT_NAME
 from engine.report.page import ReportPage, is_outdated
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
-from engine.run.results_csv import ResultsTable, read_columns
-from engine.run.run import Remaining
+from engine.train.resume import Remaining
 from utils.drawing.draw import write_image
 from utils.errors import first_line
 from utils.logger import get_logger
@@ -59,6 +58,7 @@ class Plots(Hook):
 
     def start(self, trainer: Training) -> None:
         run = trainer.run
+        self._table = trainer.checkpointer.table
         model = trainer.step.ema.module
         self._folder = run.folder
         self._names = model.names
@@ -78,7 +78,7 @@ class Plots(Hook):
         is_continued = run.started_from is not None
         keeps_page = is_continued
         if run.remaining is Remaining.REPORT:  # there may be no validation to show
-            num_epochs = len(ResultsTable.read_if_exists(run.folder / "results.csv").rows)
+            num_epochs = len(self._table.rows)
             keeps_page = not is_outdated(run.folder / REPORT_NAME, num_epochs)
         self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
         if not is_continued:
@@ -115,8 +115,7 @@ class Plots(Hook):
         with self._failing_with_warning("report.html"):
             if validation is not None:
                 self._page.set_validation(validation)
-            table = self._folder / "results.csv"
-            self._page.write(read_columns(table) if table.exists() else {})
+            self._page.write(self._table.as_columns() if self._table.rows else {})
 
     def _draw_validation(self, validation: ScoredValidation) -> None:
         epoch = validation.epoch

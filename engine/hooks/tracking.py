@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.run.results_csv import ResultsTable
-from engine.run.run import TrainingRun
+from engine.train.results_csv import ResultsTable
+from engine.train.resume import TrainingRun
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.packages import require_package
@@ -199,7 +199,7 @@ class Tracking(Hook):
 
     def _queue_epochs(self) -> None:
         """Queues the epochs that results.csv has now."""
-        self._calls.put(partial(self._log, dict(self._table.rows)))
+        self._calls.put(partial(self._log, self._table.defined()))
 
     def _make_calls(self) -> None:
         """Makes the queued calls until it reads None. Runs in the thread."""

@@ -1,4 +1,4 @@
-"""Writes the numbers of each epoch: results.csv and TensorBoard."""
+"""Writes the numbers of each epoch to TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,49 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
 from utils.logger import get_logger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-
-class ResultsCsv(Hook):
-    """results.csv, on rank 0: a row per epoch, from 1. A column that comes later is added to the header, and is empty
-    in earlier rows.
-
-    ``table``: content of the file at the start; empty if there is none.
-    """
-
-    def __init__(self, path: Path, table: ResultsTable) -> None:
-        self.path = path
-        self.table = table
-
-    def start(self, trainer: Training) -> None:
-        """Drops the epochs that a resumed run repeats. `engine.run.restore` has warned of those that the file has lost.
-
-        The file of an earlier run (``--exist-ok``) stays while its last.pt does, from which that run could continue:
-        see `engine.hooks.checkpointing.Checkpoints`.
-        """
-        num_read = len(self.table.rows)
-        started_from = trainer.run.started_from
-        is_pending = started_from is not None and started_from.is_pending  # the newest epoch is not recorded yet
-        self.table.keep(trainer.progress.epoch - int(is_pending))
-        if not self.table.rows and not trainer.checkpointer.replaces_earlier:
-            self.path.unlink(missing_ok=True)
-        elif 0 < len(self.table.rows) < num_read:
-            self._write(trainer)
-
-    def record(self, trainer: Training, epoch: Epoch) -> None:
-        self.table.add(epoch.number, epoch.row)
-        self._write(trainer)
-
-    def _write(self, trainer: Training) -> None:
-        try:
-            self.table.write(self.path)
-        except OSError as error:
-            raise trainer.checkpointer.write_failure(self.path, error) from None
 
 
 class TensorBoard(Hook):

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
@@ -211,8 +210,7 @@ class RunControl:
         A signal to all processes also ends subprocesses, such as the compiler that ``--compile`` starts. Libraries then
         raise, but that does not count as a failure of the run. The step may be half done, so nothing is saved.
         """
-        newest = checkpoint_of_newest_run(last.parent)
-        checkpoint = f"continue with: {resume_flag(newest)}" if newest else "there is no checkpoint yet"
+        checkpoint = f"continue with: {resume_flag(last)}" if last.exists() else "there is no checkpoint yet"
         get_logger().info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
         raise Stopped(self._signals.code) from None
 

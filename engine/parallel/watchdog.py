@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct
@@ -138,8 +137,8 @@ class Watchdog:
             return
         reason = ""
         if self._stop_timeout_s == STOP_TIMEOUT_S:  # in training
-            last = checkpoint_of_newest_run(self._folder)
-            checkpoint = f"; continue with: {resume_flag(last)}" if last else ""
+            last = self._folder / "last.pt"
+            checkpoint = f"; continue with: {resume_flag(last)}" if last.exists() else ""
             reason = f"stopped by a signal, but the step does not end; no new checkpoint{checkpoint}"
         self._end(reason, self.signals.code)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.metrics import METRICS
-from engine.run.results_csv import CONFIDENCE_COLUMN
+from engine.train.results_csv import CONFIDENCE_COLUMN
 from utils.drawing.figures import Chart, Line
 
 

@@ -14,7 +14,7 @@ from engine.evaluation.result import EvalResult
 from engine.report.census import Census, CensusSection
 from engine.report.subject import Subject
 from engine.report.validation import ValidationSections
-from engine.run.results_csv import CONFIDENCE_COLUMN
+from engine.train.results_csv import CONFIDENCE_COLUMN
 from utils.config.settings import Hyperparameters
 from utils.mirrored_classes import mirrored_classes
 

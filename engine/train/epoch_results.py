@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.checkpoint.progress import Progress
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import number_text
 from engine.hooks.hook import Epoch
 from engine.optim.schedule import Schedule
-from engine.run.results_csv import CONFIDENCE_COLUMN
+from engine.train.checkpoint import Progress
+from engine.train.results_csv import CONFIDENCE_COLUMN
 from engine.train.step import TrainStep
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger

@@ -10,17 +10,14 @@ from typing import Any, Protocol
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.checkpoint.checkpoint import copy_to_cpu
-from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.hooks.hook import Action, Epoch, Hook, Hooks, Point
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.complete_record import record_reported
-from engine.run.run import TrainingOutcome, TrainingRun
+from engine.train.checkpoint import Checkpointer, CheckpointHeader, PendingEpoch, Progress, RunConditions, copy_to_cpu
 from engine.train.epoch_results import EpochResults
+from engine.train.resume import Remaining, TrainingOutcome, TrainingRun
 from engine.train.step import TrainStep
 from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag
@@ -69,8 +66,8 @@ class Validator(Protocol):
 
 
 class Trainer:
-    """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in list
-    order. See also `engine.train.report_only.ReportOnlyTrainer`."""
+    """Trains the remaining epochs of a run, and only reports one that has ended. Every rank has one and makes the same
+    calls. Hooks are called in list order."""
 
     def __init__(
         self,
@@ -105,8 +102,8 @@ class Trainer:
         self._last_recorded = Epoch(progress.epoch)
         self._started = time.monotonic()
         if run.started_from is not None:
-            self._last_recorded.metrics = run.started_from.metrics
-            self._started -= run.started_from.seconds  # as if there had been no interruption
+            self._last_recorded.metrics = run.started_from.header.metrics
+            self._started -= run.started_from.header.run.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
@@ -158,11 +155,26 @@ class Trainer:
         """Runs the remaining epochs. First concludes an epoch of an earlier start."""
         if not self._stopped:
             self._conclude_pending(saves_last=True)
+        if self.run.remaining is Remaining.REPORT:
+            self._report_again()
+        if self.run.remaining is not Remaining.STEPS:
+            return
         batches = Prefetcher(iter(self.loader), device=self.ctx.device)
         while not self._stopped and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
             if not self._stopped:
                 self._end_epoch()
+
+    def _report_again(self) -> None:
+        """Reports the last epoch of a run that has ended. Its scores are stored, but the report also needs the
+        detections: it is validated again."""
+        epoch = Epoch(self.progress.epoch)
+        if self._last_recorded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
+            self._set_closing(epoch.number)
+            self.call_hooks("before_validation")
+            if self._follow(self.validator.validate(epoch)).skips_rest:
+                return
+        self.call_hooks("report", epoch)
 
     def _finish_training(self) -> None:
         """Completes the run after the last step, unless a signal leaves that to a resumed run."""
@@ -173,17 +185,14 @@ class Trainer:
         self.call_hooks("after_training")
 
     def _finish(self) -> TrainingOutcome:
-        """Calls the hooks that come last, and records that the run has been reported."""
+        """Calls the hooks that come last."""
         if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             get_logger().info(
                 "ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last)
             )
         self.call_hooks("finish")
-        failure = self.control.late_failure(self._continuation())
-        if self.ctx.is_main and failure is None:
-            record_reported(self.run.folder, self.run.run_id, self.progress.epoch)
-        return TrainingOutcome(self.run.folder, self.run.config, failure)
+        return TrainingOutcome(self.run.folder, self.run.config, self.control.late_failure(self._continuation()))
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""
@@ -193,8 +202,10 @@ class Trainer:
         return self.pending is None and (progress.epoch >= self.epochs or stops_early)
 
     def _ended_by_callback(self) -> bool:
-        """Returns True if a callback has ended the run, see `CheckpointHeader`."""
-        return self.control.callback_stop_followed
+        """Returns True if a callback has ended the run, now or in an earlier start, see `CheckpointHeader`."""
+        origin = self.run.started_from
+        had_ended = origin is not None and origin.header.ended_by_callback and self.run.remaining is not Remaining.STEPS
+        return had_ended or self.control.callback_stop_followed
 
     def _continuation(self) -> str:
         """Returns how to complete the run with another command."""
@@ -305,6 +316,7 @@ class Trainer:
     def _record(self, epoch: Epoch) -> None:
         """Scores and records an epoch whose validation is done, or not due."""
         self.results.fill_in(self.ctx, epoch, self.progress, seconds=self.seconds())
+        self.checkpointer.table.add(epoch.number, epoch.row)
         self.call_hooks("record", epoch)
         self._last_recorded = replace(epoch, evaluation=None)  # its detections may take gigabytes
 
@@ -347,14 +359,10 @@ class Trainer:
 
     def _follow(self, action: Action) -> Action:
         """Saves or ends the run, as ``action`` requests."""
-        if action.saves:
-            self._save_on_request()
+        if action.saves and self.run.remaining is not Remaining.REPORT:  # then last.pt stays as it is
+            self.save_last()
         self._stopped |= action.ends_run
         return action
-
-    def _save_on_request(self) -> None:
-        """Saves the run because a hook, a signal or another rank asks for it."""
-        self.save_last()
 
     def save_last(self) -> None:
         """Saves the run in last.pt."""

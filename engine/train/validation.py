@@ -12,15 +12,13 @@ from torch import nn
 
 from data.index.index import DatasetIndex
 from data.loading.loader import ValidationLoader
-from engine.checkpoint.checkpoint import copy_to_cpu
-from engine.checkpoint.description import RunDescription
-from engine.checkpoint.progress import PendingEpoch
 from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
 from engine.eval_ranks.service import ValidationService
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
 from engine.parallel.control import RunControl
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.train.checkpoint import PendingEpoch, RunDescription, RunSettings, copy_to_cpu
+from engine.train.resume import RunPlan, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Validator
 from utils.config.settings import TrainConfig
@@ -149,7 +147,7 @@ def build_setup(
     return SetupMessage(
         settings=settings,
         source=replace(plan.data_source, val_images=tuple(description.val_images)),
-        finds_own_data="data" in plan.local_paths,
+        finds_own_data="data" in plan.local,
         names=description.names,
         model_spec=description.model_spec,
         ema=copy_to_cpu(step.ema.module.state_dict()),

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks.same_bits import leaves
-from engine.checkpoint.checkpoint import Checkpoint
+from engine.train.checkpoint import Checkpoint
 from launch import ray_train
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import yaml
 
-from engine.run.complete_record import record_reported
-from engine.run.run import RunSettings
 from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
-from utils.config.settings import Hyperparameters, TrainConfig
 from utils.files.torch_file import read_checkpoint
 
 EPOCHS = 2
@@ -48,7 +43,7 @@ def export(config, before_publish):
 if __name__ == "__main__":
     import engine.commands.export
     import train
-    from engine.checkpoint.progress import read_progress
+    from engine.train.checkpoint import read_progress
     from engine.report.page import ReportPage
     from utils.process.entrypoint import run_main
     place = sys.argv.pop(1)
@@ -90,17 +85,3 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(inp
     assert (folder / "best.torchscript").exists()
     assert (folder / "train.log").read_text() == log  # nothing else was left to do
     assert_same_content(read_checkpoint(folder / "last.pt"), last)  # writing the report does not change it
-
-
-@pytest.mark.usefixtures("preloaded")
-def test_a_run_that_has_ended_also_ends_its_evaluating_processes(tmp_path: Path):
-    """They wait for a message in the store of torchrun, which outlives rank 0."""
-    folder = tmp_path / "exp"
-    folder.mkdir()
-    settings = RunSettings(TrainConfig(project=".", epochs=3), Hyperparameters())
-    stored = {"run_id": "run", **asdict(settings)}
-    (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    record_reported(folder, "run", epochs=3)
-    flags = ["--project", ".", "--resume", "auto", "--epochs", 3, "--device", "cpu", "--eval-ranks", 1]
-    result = run_python(ROOT / "train.py", *flags, folder=tmp_path, torchrun=2, timeout=120)
-    assert "exp: complete: its report after 3 epochs is written, and " in result.stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.run.results_csv import ResultsTable
+from engine.train.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_run

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.experiment.experiment import open_experiment
@@ -104,8 +103,8 @@ def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: Sto
     """
     run.mkdir(parents=True, exist_ok=True)
     train(train_config(config, data=str(data)), run, signals).check()
-    best = best_of_newest_run(run)
-    if best is None:
+    best = run / "best.pt"
+    if not best.exists():
         raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
     result = run_scoring(validation_of(config, best, data))
     if result.reason:

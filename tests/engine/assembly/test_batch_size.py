@@ -14,7 +14,7 @@ import train
 from engine.assembly.batch_size import BOXES, MAX_SHARD_IMAGES, BatchSearch, batch_that_fits, prepare_step
 from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import step_plan
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from models.detector import Detector, build_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL, call, error_of

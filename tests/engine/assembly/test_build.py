@@ -19,13 +19,12 @@ from data.samples.dataset import AugmentedImages
 from engine.assembly import choices, run_checks
 from engine.assembly.build import build_training
 from engine.assembly.build_step import loaded_parameters
-from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
-from engine.run.plan import plan_run
-from engine.run.run import EndedRun, RunSettings
+from engine.train.checkpoint import Checkpoint, RunSettings
+from engine.train.resume import plan_run
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
@@ -69,14 +68,14 @@ def names(trainer: Trainer) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Summary"]),
+        ([], [*FIRST, "TensorBoard", "ClassScores", "Summary"]),
         (
             ["--image-weights", "--time", "2"],
-            [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Summary"],
+            [*FIRST, "ClassWeights", "TimeLimit", "TensorBoard", "ClassScores", "Summary"],
         ),
         (
             ["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
-            [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "EarlyStopping", "Summary"],
+            [*FIRST, "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "EarlyStopping", "Summary"],
         ),
     ],
 )
@@ -186,35 +185,6 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         assert not any(reference() for reference in checkpoints)  # their memory is free once they are loaded
 
 
-@pytest.mark.parametrize("change", ["best.pt is missing", "other validation labels", "fewer training images"])
-def test_a_start_that_only_writes_the_report_changes_no_checkpoint(folder, capsys, change):
-    """It also reports no position at which it would continue."""
-    with built("--epochs", "1") as trainer:
-        trainer.fit()
-    run = folder / "runs" / "exp"
-    (run / ".complete").unlink()
-    if change == "best.pt is missing":
-        (run / "best.pt").unlink()
-    elif change == "fewer training images":
-        for path in [*(folder / "set").rglob("train/000.*"), *(folder / "set").rglob("train/001.*")]:
-            path.unlink()
-    else:
-        labels = next((folder / "set" / "labels" / "val").glob("*.txt"))
-        labels.write_text("0 0.4 0.4 0.3 0.3\n")
-    before = {path.name: path.read_bytes() for path in run.glob("*.pt")}
-    capsys.readouterr()
-    with built("--resume", "auto") as trainer:
-        trainer.fit()
-    messages = [message for message in capsys.readouterr().out.splitlines() if message.startswith("resume: ")]
-    assert len(messages) == (change != "best.pt is missing")
-    assert all("have changed since the run began" in message for message in messages)
-    assert {path.name: path.read_bytes() for path in run.glob("*.pt")} == before
-    with ExitStack() as stack:
-        config = TrainConfig(project="runs", resume="auto")
-        plan = plan_run(DistributedContext.single("cpu"), config, {"project", "resume"}, stack)
-    assert isinstance(plan, EndedRun)
-
-
 def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
     monkeypatch.setattr(run_checks, "check_batch_search", lambda *_: None)
     monkeypatch.setattr(choices, "batch_that_fits", lambda *_, **__: 4)
@@ -280,19 +250,6 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()
-
-
-def test_a_foreign_results_file_is_refused_while_the_earlier_run_is_untouched(folder, monkeypatch):
-    """YOLOv5 writes a header with spaces."""
-    used = folder / "runs" / "exp"
-    used.mkdir(parents=True)
-    contents = {"results.csv": "   epoch,  train/box_loss\n  0,  0.1\n", "settings.yaml": "{}\n", "last.pt": ""}
-    for name, content in contents.items():
-        (used / name).write_text(content)
-    monkeypatch.setattr("engine.assembly.run_data.open_data", fail)
-    with refused("results.csv: not a results file of this program; move it away"), built("--exist-ok"):
-        pass
-    assert {path.name: path.read_text() for path in used.iterdir()} == contents
 
 
 @pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])

@@ -8,41 +8,29 @@ from pathlib import Path
 import pytest
 
 from engine.assembly.start_log import log_start
-from engine.checkpoint.progress import Progress
 from engine.optim.schedule import step_plan
-from engine.run.run import ContinuedRun, Remaining, RunSettings, TrainingRun
+from engine.train.checkpoint import Progress, RunSettings
+from engine.train.resume import Remaining, TrainingRun
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
-from tests.helpers.training import continued_run, started_from
+from tests.helpers.training import started_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
 
-def run_of(plan: ContinuedRun) -> TrainingRun:
-    return TrainingRun(
-        folder=plan.folder, run_id="", settings=plan.settings, started_from=plan.started_from, remaining=plan.remaining
-    )
-
-
 @pytest.mark.parametrize(
-    ("epoch", "end_reason", "hours", "remaining"),
-    [
-        (1, "", 0.0, Remaining.STEPS),
-        (1, "a callback has ended it", 0.0, Remaining.REPORT),
-        (2, "", 0.0, Remaining.SCORES),  # the last epoch has no scores yet
-        (2, "", 1.0, Remaining.SCORES),
-        (2, "all epochs are done", 0.0, Remaining.REPORT),
-    ],
+    ("hours", "remaining"),
+    [(0.0, Remaining.STEPS), (0.0, Remaining.SCORES), (1.0, Remaining.SCORES), (0.0, Remaining.REPORT)],
 )
-def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours, remaining):
+def test_only_a_run_that_takes_steps_logs_them(caplog, hours, remaining):
     """Other runs announce no training, and advise no more epochs."""
     caplog.set_level("INFO", logger="lockstep")
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
-    plan = continued_run(settings, Progress(epoch=epoch), end_reason=end_reason)
+    origin = started_from(Progress(epoch=1))
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=origin, remaining=remaining)
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
-    log_start(run_of(plan), step, step_plan(settings.config, 3), "")
-    assert plan.remaining is remaining
+    log_start(run, step, step_plan(settings.config, 3), "")
     takes_steps = remaining is Remaining.STEPS
     assert any("starting" in message for message in caplog.messages) == takes_steps
     assert bool(caplog.messages) == takes_steps
@@ -79,5 +67,6 @@ def test_the_number_of_steps_is_stated_if_it_is_known(caplog, hours, length):
     caplog.set_level("INFO", logger="lockstep")
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
-    log_start(run_of(continued_run(settings, Progress())), step, step_plan(settings.config, 3), "")
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=None, remaining=Remaining.STEPS)
+    log_start(run, step, step_plan(settings.config, 3), "")
     assert any(message.startswith(length) for message in caplog.messages)

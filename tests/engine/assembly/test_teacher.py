@@ -15,7 +15,6 @@ import train
 import val
 from data.dataset.yaml_file import load_dataset_spec
 from engine.assembly.teacher import TeacherFile, check_teacher, open_teacher
-from engine.run.run import StartedFrom
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.origin import RANDOM, Origin
@@ -114,7 +113,7 @@ def test_a_teacher_that_has_changed_in_its_place_is_named_with_the_way_out(tmp_p
         "--teacher: .../teacher.pt has changed since the run began; restore it, or give a copy of it as it was: "
         "--teacher PATH"
     ):
-        open_teacher(DistributedContext.single(), TrainConfig(teacher=str(path)), StartedFrom.of(begun))
+        open_teacher(DistributedContext.single(), TrainConfig(teacher=str(path)), begun.record())
 
 
 def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(inputs, tmp_path):
@@ -235,7 +234,7 @@ def test_a_run_that_keeps_old_classes_finds_its_teacher_where_its_weights_are_no
     ctx = DistributedContext.single("cpu")
     old = TrainConfig(weights=str(write_detector(tmp_path / "old.pt", build_detector(TINY_MODEL, 2))), keep_old=True)
     stored = open_teacher(ctx, old, None).stored
-    started_from = StartedFrom.of(checkpoint_of(config=old, teacher=stored))
+    started_from = checkpoint_of(config=old, teacher=stored).record()
     moved = (tmp_path / "old.pt").rename(tmp_path / "moved.pt")
     if is_named:
         assert open_teacher(ctx, replace(old, weights=str(moved)), started_from).path == str(moved)
@@ -252,7 +251,7 @@ def test_a_teacher_that_was_overwritten_is_not_called_another_file(tmp_path):
         (TrainConfig(weights=str(path), keep_old=True), "--weights"),
     ):
         stored = open_teacher(ctx, config, None).stored | {"sha256": "before"}
-        started_from = StartedFrom.of(checkpoint_of(config=config, teacher=stored))
+        started_from = checkpoint_of(config=config, teacher=stored).record()
         way = f"restore it, or give a copy of it as it was: {flag} PATH"
         with refused(f"{path} has changed since the run began; {way}"):
             open_teacher(ctx, config, started_from)

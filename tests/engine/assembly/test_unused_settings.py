@@ -8,7 +8,7 @@ import pytest
 
 import train
 from engine.assembly.unused_settings import unused_settings
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead

@@ -25,7 +25,7 @@ from data.samples.tiles import TiledIndex
 from engine.assembly import weights_probe
 from engine.assembly.weights_probe import ObjectScores, lr_mult_by_score, probe_weights, score_on_objects
 from engine.optim.schedule import StepPlan
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks

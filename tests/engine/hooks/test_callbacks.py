@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.checkpoint.progress import Progress
 from engine.hooks.callbacks import UserCallbacks, load_callbacks
 from engine.hooks.hook import Epoch, Hooks
-from engine.hooks.writers import ResultsCsv
-from engine.run.results_csv import ResultsTable
+from engine.train.checkpoint import Progress
 from models.detector import build_detector
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
@@ -148,7 +146,7 @@ def test_classes_functions_modules_and_objects_have_callbacks(folder, source, ca
     )
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
     trainer = hook_training(folder, step=step)
-    hooks = Hooks([load_callbacks(source, ResultsTable())])
+    hooks = Hooks([load_callbacks(source)])
     hooks.call("start", trainer)
     hooks.call("after_epoch", trainer, Epoch(1))
     assert sys.modules["user_calls"].calls == calls
@@ -243,13 +241,12 @@ def test_metrics_are_the_newest_row_at_every_point(tmp_path, records):
     """This includes the time before the first epoch of this start, a start without epochs (``--resume auto`` writes an
     interrupted report), and an epoch whose scores came after the last call of on_epoch (``--eval-ranks``)."""
     seen = []
-    table = ResultsTable()
-    for number in (1, 2, 3):
-        table.add(number, {"time": float(number), "metrics/AP": number / 10})
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
     trainer = hook_training(tmp_path, step=step, progress=Progress(epoch=2))
+    for number in (1, 2):
+        trainer.checkpointer.table.add(number, {"time": float(number), "metrics/AP": number / 10})
     callbacks = dict.fromkeys(("on_start", "on_end"), lambda state: seen.append(state.metrics["metrics/AP"]))
-    hooks = Hooks([ResultsCsv(tmp_path / "results.csv", table), UserCallbacks("", callbacks, table)])
+    hooks = Hooks([UserCallbacks("", callbacks)])
     hooks.call("start", trainer)
     if records:
         hooks.call("record", trainer, Epoch(3, {"time": 9.0, "metrics/AP": 0.7}))

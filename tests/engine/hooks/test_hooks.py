@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.progress import Progress
 from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.class_weights import ClassWeights
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
@@ -18,8 +17,8 @@ from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.optim.schedule import StepPlan
 from engine.parallel.step_values import NO_FLAGS, StepValues
-from tests.helpers.run_checkpoints import replace_earlier_run
-from tests.helpers.training import hook_training, started_from
+from engine.train.checkpoint import Progress
+from tests.helpers.training import hook_training
 from utils.distributed.context import DistributedContext
 
 OTHER = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
@@ -53,22 +52,6 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
     assert called(Action.SAVE, Action.CONTINUE, Action.CONTINUE) == (Action.SAVE, "abc")
     assert called(Action.END, Action.SAVE, Action.CONTINUE) == (Action.END | Action.SAVE, "abc")
     assert called(Action.CONTINUE, Action.STOP, Action.CONTINUE) == (Action.STOP, "ab")
-
-
-@pytest.mark.parametrize(
-    ("file", "ended_by_callback", "is_saved"),
-    [
-        ("last.pt", False, False),
-        ("epoch3.pt", False, True),  # which leaves no last.pt to continue from
-        ("last.pt", True, True),  # it trains on: until it ends again, last.pt must not say that it has
-    ],
-)
-def test_a_run_that_a_callback_had_ended_or_has_no_last_pt_is_saved_at_its_start(
-    tmp_path, file, ended_by_callback, is_saved
-):
-    origin = started_from(Progress(epoch=3), path=tmp_path / file, ended_by_callback=ended_by_callback)
-    trainer = hook_training(tmp_path, started_from=origin)
-    assert Checkpoints(0).start(trainer) is (Action.SAVE if is_saved else None)
 
 
 def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
@@ -108,26 +91,6 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
     assert due == [min_unsaved_s is not None and seconds >= min_unsaved_s for seconds in times]
     hook.after_save()
     assert hook.before_validation(trainer) is None
-
-
-@pytest.mark.parametrize("is_used", [True, False])
-def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorded(tmp_path, monkeypatch, is_used):
-    """The record allows other hooks and the checkpointer to replace files that the earlier run needs."""
-    replace_earlier_run(tmp_path)
-    if not is_used:
-        (tmp_path / "last.pt").unlink()
-    waits = []
-    trainer = hook_training(tmp_path)
-    monkeypatch.setattr(trainer.checkpointer, "flush", lambda: waits.append(trainer.progress.epoch))
-    hook = Checkpoints(0)
-    hook.start(trainer)
-    actions = []
-    for epoch in (1, 2):
-        actions.append(hook.after_last_step(trainer, Epoch(epoch)))
-        hook.record(trainer, Epoch(epoch))
-        trainer.progress.complete_epoch()
-    assert actions == [Action.SAVE if is_used else None, None]
-    assert waits == ([0] if is_used else [1])  # without any last.pt: before the second epoch
 
 
 def test_patience_counts_validated_epochs_and_only_between_epochs():

@@ -1,6 +1,5 @@
 import errno
 import itertools
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,17 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.evaluation.metrics import score_detections
 from engine.hooks.end_log import ClassScores, Summary
 from engine.hooks.hook import Epoch, Hook
-from engine.hooks.writers import ResultsCsv, TensorBoard
-from engine.run.results_csv import ResultsTable
-from tests.helpers.run_checkpoints import name_newest_run, replace_earlier_run, save_checkpoint
-from tests.helpers.same_content import read_csv
+from engine.hooks.writers import TensorBoard
+from engine.train.checkpoint import PendingEpoch, Progress
 from tests.helpers.scoring import evaluation_of, make_ground_truth, make_table
 from tests.helpers.training import HookTraining, hook_training, started_from
-from utils.errors import UserError
 from utils.logger import configure_logging
 
 
@@ -30,57 +25,6 @@ def trainer_at(epoch: int = 0, *, folder: Path = Path(), is_pending: bool = Fals
     return hook_training(
         folder, progress=progress, started_from=started_from(progress, pending=pending) if epoch else None
     )
-
-
-def results_csv(path: Path) -> ResultsCsv:
-    return ResultsCsv(path, ResultsTable.read_if_exists(path))
-
-
-def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
-    for epoch, row in rows:
-        results.record(trainer_at(), Epoch(epoch, row))
-
-
-def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
-    """A run with --exist-ok may fail before its first checkpoint, and the earlier run be continued."""
-    path = tmp_path / "results.csv"
-    add(results_csv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
-    earlier = path.read_bytes()
-    replace_earlier_run(tmp_path)
-    new_run = results_csv(path)
-    new_run.start(trainer_at(folder=tmp_path))
-    assert path.read_bytes() == earlier
-    assert not new_run.table.rows
-    continued = results_csv(path)
-    continued.start(trainer_at(2, folder=tmp_path))
-    assert path.read_bytes() == earlier
-    name_newest_run(tmp_path, "earlier")  # it continues from a checkpoint of its first epoch
-    results_csv(path).start(trainer_at(folder=tmp_path))
-    assert not path.exists()
-
-
-def test_a_run_whose_first_epoch_has_no_scores_yet_has_no_rows(tmp_path):
-    """``--eval-ranks``: last.pt is of that epoch, and the table still that of an earlier run."""
-    path = tmp_path / "results.csv"
-    add(results_csv(path), [(1, {"loss": 1.0, "other": 2.0})])
-    new_run = results_csv(path)
-    new_run.start(trainer_at(1, folder=tmp_path, is_pending=True))
-    add(new_run, [(1, {"loss": 3.0})])
-    assert path.read_text() == "epoch,loss\n1,3\n"
-
-
-def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
-    whole = tmp_path / "whole.csv"
-    resumed = tmp_path / "resumed.csv"
-    rows = [(e, {"loss": 1 / e, **({"ap": e / 7} if e % 2 else {})}) for e in range(1, 7)]
-    add(results_csv(whole), rows)
-    add(results_csv(resumed), rows[:5])
-    after = results_csv(resumed)  # the checkpoint was of epoch 3: epochs 4 and 5 are repeated
-    after.start(trainer_at(3))
-    assert [r["epoch"] for r in read_csv(resumed)] == ["1", "2", "3"]
-    add(after, rows[3:])
-    assert resumed.read_bytes() == whole.read_bytes()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["resumed.csv", "whole.csv"]
 
 
 BOXES = [[10, 10, 50, 50], [100, 100, 80, 80]]  # x, y, width, height
@@ -100,6 +44,15 @@ def scored(number: int, *, finds: int, is_best: bool) -> Epoch:
     corners = [(x, y, x + w, y + h) for x, y, w, h in BOXES[:finds]]
     table = make_table(image=range(finds), boxes=corners, scores=[0.9] * finds, classes=range(finds))
     return Epoch(number, evaluation=evaluation_of(score_detections(TRUTH, table, 3)), is_best=is_best)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def add(results: Hook, rows: Iterable[tuple[int, dict[str, float]]]) -> None:
+    for epoch, row in rows:
+        results.record(trainer_at(), Epoch(epoch, row))
 
 
 @pytest.mark.parametrize(
@@ -162,22 +115,6 @@ def test_the_last_line_names_weights_that_exist(tmp_path, caplog, best_epoch, fi
     with caplog.at_level("INFO", "lockstep"):
         Summary("AP").finish(trainer)
     assert caplog.messages == ["done: 3 epochs" + line.format(folder=tmp_path)]
-
-
-def full_disk(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("has_last", [False, True])
-def test_a_csv_on_a_full_disk_ends_the_run_with_advice(tmp_path, monkeypatch, has_last):
-    if has_last:
-        save_checkpoint(tmp_path / "last.pt", Progress(epoch=1))
-    results = results_csv(tmp_path / "results.csv")
-    monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(UserError) as error:
-        results.record(trainer_at(folder=tmp_path), Epoch(2, {"loss": 1.0}))
-    assert "results.csv: could not be written (the disk is full)" in str(error.value)
-    assert ("last.pt" in str(error.value)) == has_last
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.checkpoint.progress import Progress
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch
 from engine.optim.schedule import StepPlan, build_schedule
+from engine.train.checkpoint import Progress
 from engine.train.epoch_results import EpochResults
 from models.detector import build_detector
 from tests.helpers.scoring import evaluation_of, make_ground_truth, make_table

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.hooks.hook import Action, Hook, Training
 from engine.hooks.stopping import EarlyStopping
-from engine.run.complete_record import read_reported_epochs
-from engine.run.run import Remaining, RunSettings, StartedFrom, TrainingRun
+from engine.train.checkpoint import PendingEpoch, Progress, RunSettings
+from engine.train.resume import Remaining, TrainingRun
 from models.detector import build_detector
 from tests.engine.train.watched_trainer import FakeEvaluator, Results, Watch, build, local, remote, trainer_of
 from tests.helpers.messages import refused
@@ -77,7 +76,7 @@ def test_patience_waits_for_the_scores_of_a_pending_epoch(fitness, last_epoch):
 def test_a_report_is_repeated_with_the_loss_of_its_epoch(close_mosaic, is_closing):
     watch = Watch()
     settings = RunSettings(TrainConfig(epochs=2), Hyperparameters(close_mosaic=close_mosaic))
-    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2)))
+    origin = checkpoint_of(progress=Progress(epoch=2)).record()
     run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=origin, remaining=Remaining.REPORT)
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2, seed=1))
     closing: list[bool] = []
@@ -122,7 +121,7 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, metrics, fail
     checkpoint = checkpoint_of(progress=progress, metrics=metrics, ended_by_callback=True)
     hooks = [FailsAtStart()] if fails else []
     plain = build(epochs=3)
-    origin = StartedFrom.of(checkpoint)
+    origin = checkpoint.record()
     run = replace(plain.run, folder=tmp_path, run_id="run", remaining=Remaining.REPORT, started_from=origin)
     trainer = trainer_of(run, plain.step, progress, watch, *hooks, validator=local(evaluator))
     if fails:
@@ -136,31 +135,13 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, metrics, fail
     assert watch.of("before_epoch", "after_step") == []
     assert watch.of("report") == [("report", progress.epoch, progress.batch)]
     assert len(watch.of("after_training", "finish")) == 2
-    assert read_reported_epochs(tmp_path, "run") == progress.epoch
 
 
 def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_steps(tmp_path):
     """The number of images has changed since a callback ended the run within epoch 3."""
     evaluator = FakeEvaluator()
-    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2, batch=1), metrics={}, ended_by_callback=True))
+    origin = checkpoint_of(progress=Progress(epoch=2, batch=1), metrics={}, ended_by_callback=True).record()
     plain = build(epochs=3)
     run = replace(plain.run, folder=tmp_path, run_id="run", remaining=Remaining.REPORT, started_from=origin)
     trainer_of(run, plain.step, Progress(epoch=2), validator=local(evaluator)).fit()
     assert evaluator.runs == 0
-
-
-def test_a_run_that_only_reports_scores_its_pending_epoch_once():
-    pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
-    evaluator = FakeEvaluator()
-    watch = Watch()
-    plain = build(epochs=3)
-    pending.ema.update(plain.step.ema.module.state_dict())
-    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=1), pending=pending, ended_by_callback=True))
-    run = replace(plain.run, remaining=Remaining.REPORT, started_from=origin)
-    trainer = trainer_of(run, plain.step, Progress(epoch=1), watch, pending=pending, validator=local(evaluator))
-    trainer.fit()
-    assert evaluator.runs == 1
-    calls = watch.of("before_validation", "record", "report", "after_step")
-    assert calls == [("before_validation", 1, 0), ("record", 1, 0), ("report", 1, 0)]
-    (saved,) = [header for _, _, header in trainer.checkpointer.saved]
-    assert (saved.pending, saved.ended_by_callback) == (None, True)

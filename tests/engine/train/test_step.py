@@ -15,7 +15,7 @@ import torch
 from engine.assembly.build_step import StepBatches, build_step, check_step_settings
 from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import StepPlan
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from engine.train.step import drop_zero_gradients
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d

@@ -20,8 +20,8 @@ from engine.assembly.build import build_training
 from engine.assembly.evaluating_process import RunScorer
 from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
 from engine.parallel.watchdog import Watchdog
-from engine.run.plan import plan_run
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
+from engine.train.resume import plan_run
 from engine.train.validation import LocalValidator, build_setup
 from models.detector import build_detector
 from tests.helpers.processes import Processes

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
 from engine.evaluation.fitness import Fitness
 from engine.hooks.hook import Action, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import Remaining, RunSettings, TrainingRun
+from engine.train.checkpoint import CheckpointHeader, PendingEpoch, Progress, RunSettings
 from engine.train.epoch_results import EpochResults
-from engine.train.report_only import ReportOnlyTrainer
+from engine.train.results_csv import ResultsTable
+from engine.train.resume import Remaining, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
@@ -65,6 +65,7 @@ class RecordingCheckpointer:
     last = Path("last.pt")
 
     def __init__(self) -> None:
+        self.table = ResultsTable()
         self.saved: list[tuple[int, int, CheckpointHeader]] = []
         self.epochs: list[tuple[int, bool]] = []
         self.scored: list[tuple[int, bool]] = []
@@ -205,8 +206,7 @@ def trainer_of(
 ) -> Trainer:
     loader = Loader()
     control = RunControl(step.ctx, Watchdog(signals or StopSignals()))
-    trainer_class = ReportOnlyTrainer if run.remaining is Remaining.REPORT else Trainer
-    return trainer_class(
+    return Trainer(
         run=run,
         step=step,
         loader=loader,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.evaluation.fitness import Fitness
-from engine.run.results_csv import ResultsTable
+from engine.train.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import call, error_of

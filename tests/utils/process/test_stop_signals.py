@@ -8,7 +8,7 @@ import pytest
 
 import train
 from engine.commands import input_files
-from engine.run.run import TrainingOutcome
+from engine.train.resume import TrainingOutcome
 from utils.config.settings import TrainConfig
 from utils.errors import Stopped, UserError
 from utils.process import stop_signals

@@ -10,8 +10,8 @@ from data.cache.disk import mapped_environment
 from data.images.decode import read_image
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
-from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.results_csv import ResultsTable
+from engine.train.checkpoint import Checkpoint
+from engine.train.results_csv import ResultsTable
 from models.spec import load_spec
 from models.weights.read import read_weights
 from tests.robustness.fuzzing import inputs
