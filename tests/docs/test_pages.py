@@ -21,7 +21,7 @@ from tests.helpers import settings_page
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, tables
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
-from tools.experiment.flag_rules import refuse_unsupported_flags
+from tools.experiment.experiment import refuse_unsupported_flags
 from tools.search.ranges import read_space
 from utils.config import settings, tool_settings
 from utils.config.commands import COMMANDS
@@ -103,7 +103,7 @@ def test_the_reference_names_the_flags_that_experiments_refuse():
 def test_the_reference_has_every_command():
     classes = {
         value
-        for name, value in (vars(settings) | vars(search_settings) | vars(tool_settings)).items()
+        for name, value in (vars(settings) | vars(tool_settings)).items()
         if name.endswith("Config") and not name.startswith("_") and dataclasses.is_dataclass(value)
     }
     assert classes == {command.settings for command in COMMANDS.values()}

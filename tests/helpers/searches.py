@@ -10,7 +10,6 @@ from utils.config.tool_settings import SearchConfig
 
 if TYPE_CHECKING:
     from tools.search.ranges import Space
-    from tools.search.study import SharedStudy
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off"]
 RANGES = "lr0: [0.001, 0.05, log]\nmosaic: {choice: [0, 1]}\nclose_mosaic: [0, 3]\nema_tau: 2\n"
@@ -23,17 +22,6 @@ def space_of(folder: Path, text: str, **settings) -> Space:
     path = folder / "ranges.yaml"
     path.write_text(text)
     return read_space(SearchConfig(hyp=str(path), **settings))
-
-
-def open_study(folder: Path) -> SharedStudy:
-    """Opens the study of a search with `RANGES` in ``folder``, or creates it."""
-    from tools.search.locks import StudyLock  # needs optuna
-    from tools.search.study import SharedStudy
-
-    folder.mkdir(exist_ok=True)
-    space = space_of(folder, RANGES)
-    config = SearchConfig(hyp=str(folder / "ranges.yaml"), trials=9)
-    return SharedStudy(config, space, folder=folder, lock=StudyLock(folder), steps=3)
 
 
 def read_trials(folder: Path) -> list[dict[str, str]]:

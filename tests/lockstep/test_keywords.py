@@ -10,7 +10,6 @@ import torch
 
 import lockstep
 from lockstep.keywords import parse_keywords
-from utils.config.flags import words_of_settings
 from utils.config.parser import parse_config
 from utils.config.settings import Hyperparameters, TrainConfig
 
@@ -43,8 +42,6 @@ def test_any_list_of_names_is_a_setting(classes):
     parsed = parse_keywords("train", {}, {"classes": classes})
     assert parsed.config.classes == classes
     assert parsed.explicit_flags == {"classes"}
-    if classes:
-        assert parse_config(TrainConfig, words_of_settings({"classes": classes})).classes == classes
 
 
 @pytest.mark.parametrize(

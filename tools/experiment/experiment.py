@@ -1,63 +1,162 @@
-"""An experiment: several trainings that are compared, by a search or a cross-validation."""
+"""An experiment: trainings that are compared, by a search or a cross-validation, in one folder.
+
+The same command continues the work in the folder. A file in it has the settings, the class names and digests of the
+data and of the files that settings name; the work continues only if they are the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
+from utils.process.signals import StopSignals
 
 from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.folds.held_out import scan_settings
 from data.index.load import load_index
 from data.open import open_data
 from engine.evaluation.fitness import Fitness
-from tools.experiment.folder import ContinuedFolder, check_folder
+from utils.config.flags import flag_name
+from utils.config.settings import default_of, field_by_alias, names_with
 from utils.config.tool_settings import KfoldConfig
+from utils.config.yaml_files import load_yaml
 from utils.distributed.context import DistributedContext
+from utils.errors import Stopped, UserError, all_mistakes
+from utils.files.checksum import sha256_of
+from utils.files.new_folder import check_run_dir
+from utils.files.safe_io import write_whole
+from utils.logger import configure_logging, get_logger
 
 SPLITS = ("train", "val")  # splits that a training uses; "test" stays apart
+KFOLD_YAML = "kfold.yaml"
+SEARCH_YAML = "search.yaml"
+LOCK = ".lock"
+# Work of which a folder contains at most one, by the file with its settings.
+_WORK = {KFOLD_YAML: "a cross-validation", SEARCH_YAML: "a search", "settings.yaml": "a training"}
 
 
 @dataclass(frozen=True)
 class Experiment:
     """The data, the fitness and the folder that all trainings share."""
 
-    folder: ContinuedFolder  # folder of the results
+    folder: Path
     spec: DatasetSpec
     names: tuple[str, ...]  # names of the trained classes
     fitness: Fitness  # metric that compares trainings
-    digests: dict[str, str]  # digest of the images and labels, by split
+    settings_file: Path
+    settings: dict[str, Any]  # what must not change, by names for messages
 
-    def store_or_verify_settings(self, values: Mapping[str, Any]) -> None:
-        """Starts the work in the folder, or checks that the data, the classes, the settings and further ``values`` are
-        still the same (`ContinuedFolder.store_or_verify_settings`)."""
-        self.folder.store_or_verify_settings({"the classes": list(self.names), **values}, self.digests)
+    def store_or_verify_settings(self) -> None:
+        """Starts the work in the folder, or checks that the settings are those with which it was started. The caller
+        holds the folder's lock.
+
+        A folder in which no training has saved anything is cleared, and started with the new settings. Raises UserError
+        that names the first difference.
+        """
+        if self.settings_file.exists():
+            stored = load_yaml(self.settings_file)
+            if stored == self.settings:
+                return
+            if any(self.folder.rglob("last.pt")):
+                raise UserError(
+                    f"{self.folder}: was started with {_difference(stored, self.settings)}; continue with the same "
+                    "settings, or choose another --name"
+                )
+            for path in self.folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != LOCK:
+                    path.unlink()
+        write_whole(self.settings_file, yaml.safe_dump(self.settings, sort_keys=False), durable=True)
 
 
-def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> Experiment:
-    """Opens the data and creates the results folder, for ``tools.kfold`` and ``tools.search``.
+def _difference(stored: Any, current: Mapping[str, Any]) -> str:
+    if not isinstance(stored, dict):
+        return "settings that are damaged"
+    name = next(name for name in (*stored, *current) if stored.get(name) != current.get(name))
+    return f"{name} {stored.get(name, 'not set')}, not {current.get(name, 'not set')}"
 
-    ``settings_name``, ``outputs``: see `ContinuedFolder`. Raises UserError if the folder or the data cannot be used, or
-    the fitness is unknown.
+
+def run_experiment(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
+    """Calls ``work``; after a signal, logs that the same command continues."""
+    configure_logging(True)
+    with StopSignals() as signals:
+        try:
+            work(signals)
+        except Stopped:
+            get_logger().info("stopped; the same command continues the work in %s", config.folder)
+            raise
+
+
+def refuse_unsupported_flags(config: KfoldConfig) -> None:
+    """Raises UserError for flags that make no sense if several trainings are compared, or if the same command continues
+    the work in its folder."""
+    continues = f"leave it out; the same command continues the work in {config.folder}"
+    reasons = {
+        "--resume": continues if config.resume is not None else "",
+        "--exist-ok": continues if config.exist_ok else "",
+        "--export": "leave it out; export.py exports the weights that you finally choose" if config.export else "",
+        "--time": "leave it out; compared trainings must have the same --epochs" if config.time else "",
+        "--keep-old": "the data has no labels to score the kept classes; use train.py" if config.keep_old else "",
+        "--val-fraction": "leave it out; each fold is held out in turn" if config.val_fraction and config.folds else "",
+    }
+    with all_mistakes() as mistakes:
+        for flag, reason in reasons.items():
+            if reason:
+                mistakes.add(f"{flag}: {reason}")
+
+
+def open_experiment(config: KfoldConfig, settings_name: str, values: Mapping[str, Any]) -> Experiment:
+    """Opens the data and creates the folder.
+
+    Args:
+        settings_name: `KFOLD_YAML` or `SEARCH_YAML`.
+        values: the hyper-parameters, or their ranges, by names for messages.
+
+    Raises UserError if the folder has other work, the data cannot be used, or the fitness is unknown.
     """
-    check_folder(config, settings_name)
+    folder = config.folder
+    check_run_dir(config.project, config.name, exist_ok=True)
+    for name, work in _WORK.items():
+        if name != settings_name and (folder / name).exists():
+            raise UserError(f"{folder}: contains {work}; choose another --name")
     source = DataSource(
         config.data,
         classes=tuple(config.classes),
         cache_dir=config.cache_dir,
-        output=str(config.folder) if config.plots else "",
-        continues_output=(config.folder / settings_name).exists(),
+        output=str(folder) if config.plots else "",
+        continues_output=(folder / settings_name).exists(),
     )
     spec = open_data(source, DistributedContext.single())
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)
-    digests = {f"the split '{split}'": _digest_of(spec, split, config) for split in SPLITS if split in spec.splits}
-    return Experiment(ContinuedFolder(config, settings_name, outputs), spec, names, fitness, digests)
+    settings = {**_settings_of_results(config), "classes": list(names), **values}
+    for split in SPLITS:
+        if split in spec.splits:
+            index = load_index(spec, split, scan_settings(config))
+            content = "\n".join([index.label_digest(), *index.paths])
+            digest = hashlib.blake2b(content.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+            settings[f"the digest of the split '{split}'"] = digest
+    folder.mkdir(parents=True, exist_ok=True)
+    return Experiment(folder, spec, names, fitness, folder / settings_name, settings)
 
 
-def _digest_of(spec: DatasetSpec, split: str, config: KfoldConfig) -> str:
-    """Returns a digest of the names, sizes and labels of a split's images. Raises the errors of `load_index`."""
-    index = load_index(spec, split, scan_settings(config))
-    content = "\n".join([index.label_digest(), *index.paths])
-    return hashlib.blake2b(content.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+def _settings_of_results(config: KfoldConfig) -> dict[str, Any]:
+    """Returns the settings that affect results and differ from their defaults, by flag. A file that a setting names may
+    move: its digest is compared, and of the data set, its images and labels."""
+    files = names_with(type(config), is_path=True)
+    settings: dict[str, Any] = {}
+    for name in sorted(names_with(type(config), scope="result") - {"data"}):
+        value = getattr(config, name)
+        if value == default_of(field_by_alias(type(config))[name]):
+            continue
+        if name in files and os.path.isfile(value):
+            value = f"of digest {sha256_of(Path(value))}"
+        settings[flag_name(name)] = value
+    return settings

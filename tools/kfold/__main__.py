@@ -10,17 +10,16 @@ fold gets its share of every class. The same command continues after an interrup
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
 from collections.abc import Sequence
 from functools import partial
 
-from tools.experiment.flag_rules import refuse_unsupported_flags
+from utils.process.main import run_command, run_main
+
 from utils.config.tool_settings import KfoldConfig
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,14 +27,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _cross_validate(config: KfoldConfig) -> None:
-    refuse_unsupported_flags(config)
-    from engine.commands.input_files import check_new_run
-
-    check_new_run(config, splits=("train",))  # folds hold out the validation images
-    from tools.experiment.folder import run_continued
+    from tools.experiment.experiment import refuse_unsupported_flags, run_experiment
     from tools.kfold.cross_validate import run_folds
 
-    run_continued(config, partial(run_folds, config))
+    refuse_unsupported_flags(config)
+    run_experiment(config, partial(run_folds, config))
 
 
 if __name__ == "__main__":

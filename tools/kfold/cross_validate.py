@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from utils.process.signals import StopSignals
 
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
-from tools.experiment.experiment import open_experiment
-from tools.experiment.folder import KFOLD_YAML
-from tools.experiment.stored_settings import recipe_values
+from tools.experiment.experiment import KFOLD_YAML, LOCK, open_experiment
 from tools.experiment.training import train, train_config
-from tools.kfold.folds import FOLD_OUTPUTS, data_of, fold_name, make_folds
+from tools.kfold.folds import data_of, fold_name, make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold
+from utils.config.recipes import read_recipe
 from utils.config.tool_settings import KfoldConfig
-from utils.errors import UserError
+from utils.errors import USER_ERROR, UserError
+from utils.files.locks import FileLock
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.process.child import RunFailed, RunResult
-from utils.process.outcome import Outcome
-from utils.process.stop_signals import StopSignals
 
 
 @dataclass(frozen=True)
@@ -40,37 +40,26 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     errors of `cross_validate`.
     """
     log = get_logger()
-    experiment = open_experiment(config, KFOLD_YAML, [FOLD_OUTPUTS])
+    recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights))
+    values = {f"hyper-parameter {name}": value for name, value in asdict(recipe).items()}
+    experiment = open_experiment(config, KFOLD_YAML, values)
     folder = experiment.folder
     fitness = experiment.fitness
-    with folder.lock_or_fail():
-        experiment.store_or_verify_settings(recipe_values(config))
-        try:
-            make_folds(config, experiment.spec, folder.path, fitness)
-            _log_start(folder.path, config.folds)
-            for results in cross_validate(config, signals, data_folder=folder.path, folder=folder.path):
-                number = len(results.folds)
-                log.info(
-                    "fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.score_of(results.folds[-1])
-                )
-        except UserError:
-            folder.remove_if_untrained()
-            raise
-        write_results(folder.path / "results.csv", results, experiment.names)
+    with FileLock(folder / LOCK) as lock:
+        holder = lock.acquire()
+        if holder:
+            raise UserError(f"{folder}: another process is using this folder ({holder})")
+        experiment.store_or_verify_settings()
+        make_folds(config, experiment.spec, folder, fitness)
+        log.info("each fold has a log, such as %s", folder / fold_name(0) / "train.log")
+        for results in cross_validate(config, signals, data_folder=folder, folder=folder):
+            score = fitness.score_of(results.folds[-1])
+            log.info("fold %d of %d: %s %.4f", len(results.folds), config.folds, fitness.name, score)
+        write_results(folder / "results.csv", results, experiment.names)
     for line in format_folds(results.folds, results.pooled, experiment.names):
         log.info("%s", line)
     message = "pooled out-of-fold %s %.4f (the best epoch of each fold was chosen on its own images); results are in %s"
-    log.info(message, fitness.name, fitness.score_of(results.pooled), folder.path)
-
-
-def _log_start(folder: Path, num_folds: int) -> None:
-    """Logs how many folds are scored, and where the log of a training is if any is left."""
-    names = [fold_name(number) for number in range(num_folds)]
-    num_scored = sum((folder / name / DETECTIONS_FILE).is_file() for name in names)
-    if num_scored:
-        get_logger().info("continuing %s: %d of %d folds are scored", folder, num_scored, num_folds)
-    if num_scored < num_folds:
-        get_logger().info("training; each fold has a log: %s", folder / names[0] / "train.log")
+    log.info(message, fitness.name, fitness.score_of(results.pooled), folder)
 
 
 def cross_validate(
@@ -83,34 +72,30 @@ def cross_validate(
         data_folder: folder to which `make_folds` has written the YAMLs and lists of the folds.
         folder: parent folder of the training runs: fold1, fold2, ...
 
-    Raises `RunFailed` if a training or scoring was refused, lost or has failed, and `Stopped` after a signal.
+    Raises `RunFailed` if a training or scoring failed, and `Stopped` after a signal.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
     for number in range(config.folds):
         run = folder / fold_name(number)
         if not (run / DETECTIONS_FILE).is_file():
-            _train_and_score(config, run, data=data_of(data_folder, number), signals=signals)
+            title = f"{run.parent.name}, fold {number + 1} of {config.folds}"
+            _train_and_score(config, run, title, data=data_of(data_folder, number), signals=signals)
         scored.append(read_fold(run / DETECTIONS_FILE))
         results.append(scored[-1].result())
         yield CrossValidation(list(results), join_folds(scored).result())
 
 
-def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: StopSignals) -> None:
-    """Trains in the folder ``run``, unless training is complete, and scores the best epoch. ``data``: YAML of the fold.
+def _train_and_score(config: KfoldConfig, run: Path, title: str, *, data: Path, signals: StopSignals) -> None:
+    """Trains in the folder ``run``, unless training is complete, and scores the best epoch.
 
-    Raises the errors of `cross_validate`.
+    ``title``: the fold, for the progress. ``data``: YAML of the fold. Raises the errors of `cross_validate`.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    train(train_config(config, data=str(data)), run, signals).check()
+    train(train_config(config, data=str(data)), run, signals, title, "metrics/AP")
     best = run / "best.pt"
     if not best.exists():
-        raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
-    result = run_scoring(validation_of(config, best, data))
-    if result.reason:
-        reason = f"{run.name} could not be scored: {result.reason} (it is trained; the same command scores it)"
-        result = replace(result, reason=reason)
-    result.check()
+        raise RunFailed(RunResult(USER_ERROR, {"begun": True}, f"{run.name}: no epoch could be scored"))
+    run_scoring(validation_of(config, best, data))
 
 
 def write_results(path: Path, results: CrossValidation, names: Sequence[str]) -> None:

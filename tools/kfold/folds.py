@@ -32,7 +32,6 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 FOLDS_CSV = "folds.csv"
-FOLD_OUTPUTS = "fold*"  # pattern of this table, the lists and labels of each fold, and the folders of trainings
 
 
 def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:

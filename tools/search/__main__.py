@@ -10,18 +10,17 @@ folder, divide the trials among themselves.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
 from collections.abc import Sequence
 from functools import partial
 
-from tools.experiment.flag_rules import refuse_unsupported_flags
+from utils.process.main import run_command, run_main
+
 from utils.config.tool_settings import SearchConfig
 from utils.machine.packages import require_package
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,17 +28,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _search(config: SearchConfig) -> None:
-    refuse_unsupported_flags(config)
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
-    from engine.commands.input_files import check_model_and_data
-
-    splits = ("train",) if config.folds or config.val_fraction else ("train", "val")
-    check_model_and_data(config, splits)  # --hyp names ranges, which `read_space` reads
-    from tools.experiment.folder import run_continued
-    from tools.search.loop import search
+    from tools.experiment.experiment import refuse_unsupported_flags, run_experiment
     from tools.search.ranges import read_space
+    from tools.search.search import search
 
-    run_continued(config, partial(search, config, read_space(config)))
+    refuse_unsupported_flags(config)
+    run_experiment(config, partial(search, config, read_space(config)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from optuna import Trial
 from optuna.distributions import CategoricalChoiceType as Scalar
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from tools.experiment.stored_settings import value_name
 from utils.config.epochs import closing_epochs
 from utils.config.recipes import read_recipe, unknown_key, with_overrides
 from utils.config.settings import Hyperparameters
@@ -81,7 +80,7 @@ class Space:
         content = {f"the range of {name}": value for name, value in self.written.items()}
         for name, value in self.recipe({}).items():
             if name not in self.ranges:
-                content[value_name(name)] = value
+                content[f"hyper-parameter {name}"] = value
         return content
 
 

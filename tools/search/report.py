@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from tools.experiment.experiment import Experiment
 from tools.search.ranges import Space, values_text
-from tools.search.study import best_of, rank, reason_of
 from utils.drawing.figures import Chart, Line, Picture, chart_picture
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
@@ -21,6 +21,7 @@ BEST_YAML = "best.yaml"
 TRIALS_CSV = "trials.csv"
 TRIALS_PNG = "trials.png"
 PRINTED_TRIALS = 10
+REASON = "reason"  # attribute of a trial: why it failed
 STATE_NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -31,20 +32,23 @@ STATE_NAMES = {
 
 
 def write_report(
-    folder: Path, trials: Sequence[FrozenTrial], space: Space, *, fitness: str, unit: str, command: str
+    experiment: Experiment, trials: Sequence[FrozenTrial], space: Space, *, unit: str, command: str
 ) -> list[str]:
-    """Writes the report into ``folder`` and returns its lines for the terminal.
+    """Writes the report into the folder of ``experiment`` and returns its lines for the terminal.
 
     Args:
-        fitness: name of the fitness.
         unit: interval at which a trial reports its fitness: "epoch" or "fold".
         command: command line of a training, to which --hyp with the best recipe is added.
     """
+    folder = experiment.folder
+    fitness = experiment.fitness.name
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     baselines = [frozen for frozen in complete if space.is_baseline(frozen.params)]
     write_csv(folder / TRIALS_CSV, _rows(trials, space, fitness, unit))
     write_whole(folder / TRIALS_PNG, _figure(complete, baselines, fitness).png)
-    lines = [_count_by_state(trials), *_table(complete, baselines, fitness)]
+    counts = Counter(STATE_NAMES[frozen.state] for frozen in trials)
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items())
+    lines = [f"{counted(len(trials), 'trial')}: {summary}", *_table(complete, baselines, fitness)]
     best = best_of(trials)
     if best is not None:
         recipe = folder / BEST_YAML
@@ -55,13 +59,6 @@ def write_report(
     return [*lines, f"all trials: {folder / TRIALS_CSV} and {folder / TRIALS_PNG}"]
 
 
-def _count_by_state(trials: Sequence[FrozenTrial]) -> str:
-    """Returns a line with the number of trials by state."""
-    counts = {state: sum(frozen.state == state for frozen in trials) for state in STATE_NAMES}
-    summary = ", ".join(f"{count} {STATE_NAMES[state]}" for state, count in counts.items() if count)
-    return f"{counted(len(trials), 'trial')}: {summary}"
-
-
 def _table(complete: Sequence[FrozenTrial], baselines: Sequence[FrozenTrial], fitness: str) -> Iterator[str]:
     """Yields a header, and a line for each of the best trials."""
     yield f"trial  {fitness:>10}  hyper-parameters"
@@ -70,9 +67,16 @@ def _table(complete: Sequence[FrozenTrial], baselines: Sequence[FrozenTrial], fi
         yield f"{frozen.number:>5}  {frozen.value:10.4f}  {' '.join(values_text(frozen.params))}{label}"
 
 
-def last_step(frozen: FrozenTrial) -> int:
-    """Returns the last epoch, or fold, for which a trial has reported its fitness."""
-    return max(frozen.intermediate_values, default=0)
+def rank(frozen: FrozenTrial) -> tuple[float, int]:
+    """Returns a sort key of complete trials: by descending fitness, then by number."""
+    assert frozen.value is not None, "a complete trial has a fitness"
+    return -frozen.value, frozen.number
+
+
+def best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """Returns the complete trial with the highest fitness, the first one of a tie; None if none is complete."""
+    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
+    return min(complete, key=rank, default=None)
 
 
 def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) -> Iterator[tuple[Any, ...]]:
@@ -82,10 +86,10 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
             frozen.number,
             STATE_NAMES[frozen.state],
             "" if frozen.value is None else f"{frozen.value:.6f}",
-            last_step(frozen),
+            max(frozen.intermediate_values, default=0),
             "" if frozen.duration is None else f"{frozen.duration.total_seconds():.1f}",  # pauses included
             *(frozen.params.get(name, "") for name in space.ranges),
-            reason_of(frozen),
+            frozen.user_attrs.get(REASON, ""),
         )
 
 

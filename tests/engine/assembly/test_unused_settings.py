@@ -95,7 +95,7 @@ def test_settings_that_a_head_does_not_read_get_one_line():
     assert lines_with(anchors, ONE, *given, autoanchor=False) == []
     assert set(lines(ONE, *given, autoanchor=False)) == {
         "--set anchor_t does nothing: the model's loss does not use it",
-        "--noautoanchor does nothing: the model has no anchors",
+        "--no-autoanchor does nothing: the model has no anchors",
     }
     single = AnchorFreeHead(*LEVELS[:2], 1)
     assert lines_with(single, ONE, cls_pw=1.0) == ["--cls-pw 1.0 does nothing: the model has one class"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.helpers.searches import space_of
@@ -24,6 +26,7 @@ from tools.search.report import write_report  # noqa: E402
 def test_a_trial_is_called_the_baseline_only_if_all_its_values_are_the_recipe_s(tmp_path, ranges, values, is_baseline):
     space = space_of(tmp_path, ranges, epochs=4)
     trial = optuna.trial.create_trial(params=values, distributions=space.ranges, value=0.5)
-    lines = write_report(tmp_path, [trial], space, fitness="AP", unit="epoch", command="train.py")
+    experiment = SimpleNamespace(folder=tmp_path, fitness=SimpleNamespace(name="AP"))
+    lines = write_report(experiment, [trial], space, unit="epoch", command="train.py")
     assert lines[0] == "1 trial: 1 complete"
     assert lines[2].endswith("  (baseline)") == is_baseline
