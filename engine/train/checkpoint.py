@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from data.index.index import DatasetIndex
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
-from engine.train.results_csv import ResultsTable
 from models.modules import is_parallel, unwrap
 from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, gather_arrays
 from utils.errors import UserError, all_mistakes
+from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
@@ -43,27 +43,6 @@ _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a
 _RUN_KEYS = (
     "model", "optimizer", "scaler", "run", "rows", "rank_buffers", "pending", "ended_by_callback", "teacher"
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """All settings of a run."""
-
-    config: TrainConfig  # paths are absolute (`engine.train.resume.resolve`)
-    hyp: Hyperparameters
-
-    def with_epochs(self, epochs: int) -> RunSettings:
-        """Returns the settings with another number of epochs."""
-        return replace(self, config=replace(self.config, epochs=epochs))
-
-    @property
-    def overridden(self) -> set[str]:
-        """Names of the hyper-parameters that ``--set`` gives."""
-        return {item.partition("=")[0].strip() for item in self.config.override}
-
-    def by_name(self) -> dict[str, Any]:
-        """Returns all flags and hyper-parameters by name."""
-        return {**asdict(self.config), **asdict(self.hyp)}
 
 
 @dataclass

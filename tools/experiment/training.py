@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.train.results_csv import ResultsTable, read_columns
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
+from utils.files.results_csv import ResultsTable, read_columns
 from utils.files.safe_io import open_direct
 from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger
@@ -54,7 +54,7 @@ class Pruning:
 
 def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Pruning | None = None) -> RunResult:
     """Trains in ``folder`` in a process of its own; an existing training continues with the current settings
-    (engine/run/folder_plan.py). Returns how the training ended, now or before.
+    (engine/train/resume.py). Returns how the training ended, now or before.
 
     A training that is lost (`Outcome.LOST`) is continued once, `RETRY_S` later. ``signals``: the entered signals of
     this process; they stop the training, which can be resumed.

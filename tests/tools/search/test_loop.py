@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from engine.evaluation.fitness import Fitness
-from engine.train.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import call, error_of
@@ -24,6 +23,7 @@ from utils.config.parser import parse_config
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.files.locks import FileLock
+from utils.files.results_csv import ResultsTable
 from utils.process.child import RunResult
 
 optuna = pytest.importorskip("optuna")
