@@ -38,6 +38,7 @@ from utils.distributed.context import DistributedContext, all_objects, broadcast
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
 from utils.files.paths import normal_path
+from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint
 from utils.files.url import is_http
 from utils.logger import configure_logging, get_logger
@@ -337,6 +338,8 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
     if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
         end_evaluating_processes(ctx.store, ctx.eval_ranks)
     folder = plan.folder or Path()
+    if ctx.is_main and plan.checkpoint is not None:  # it may have been killed just before it wrote the last row
+        ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)
     write_result(folder=str(folder))
     for message in plan.messages:
         get_logger().info("%s", message)
