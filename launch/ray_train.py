@@ -33,12 +33,12 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-from engine.train.results_csv import ResultsTable
 from utils.config.flags import Parser
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import Stopped, UserError, first_line
+from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import read_text, write_whole
 from utils.machine.packages import require_package
 from utils.process.child import Child, RunResult, start_child

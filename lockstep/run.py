@@ -51,7 +51,7 @@ class Run:
     def history(self) -> dict[str, np.ndarray]:
         """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError if the file does
         not exist."""
-        from engine.train.results_csv import read_columns
+        from utils.files.results_csv import read_columns
 
         return read_columns(self.folder / "results.csv")
 

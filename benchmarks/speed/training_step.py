@@ -51,10 +51,9 @@ def build_step(
     from engine.assembly.build_step import StepBatches
     from engine.assembly.build_step import build_step as build
     from engine.optim.schedule import step_plan
-    from engine.train.checkpoint import RunSettings
     from models.detector import build_detector
     from utils.config.recipes import hyperparameters_from
-    from utils.config.settings import TrainConfig
+    from utils.config.settings import RunSettings, TrainConfig
 
     ctx = ctx or context_of(device)
     config = TrainConfig(optimizer=optimizer, epochs=100, **settings)

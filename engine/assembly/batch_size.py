@@ -19,12 +19,11 @@ from engine.assembly.build_step import StepBatches, build_step
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.train.checkpoint import RunSettings
 from engine.train.compile import plan_compilation
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.batches import Batch, Targets
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, min_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class

@@ -17,13 +17,13 @@ from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import Pipeline, check_pipeline
 from engine.parallel.strategy import Autocast, Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
-from engine.train.checkpoint import Checkpoint, RunSettings
+from engine.train.checkpoint import Checkpoint
 from engine.train.compile import check_compilation, plan_compilation
 from engine.train.step import StepSettings, TrainStep
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.config.settings import FIND_BATCH_SIZE, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.groups import check_group_size
 from utils.errors import UserError

@@ -18,10 +18,9 @@ from engine.assembly.run_checks import check_batch_size
 from engine.assembly.weights_probe import WeightsProbe
 from engine.optim.build import SHORT_RUN, resolve_optimizer
 from engine.optim.schedule import StepPlan, step_plan
-from engine.train.checkpoint import RunSettings
 from models.detector import Detector
 from models.losses.base import Criterion
-from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, TrainConfig
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.mirrored_classes import mirrored_classes

@@ -18,9 +18,8 @@ from engine.assembly.starting_model import rebuild_model
 from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
 from engine.eval_ranks.server import serve
 from engine.evaluation.result import Evaluation
-from engine.train.checkpoint import RunSettings
 from engine.train.resume import resolve
-from utils.config.settings import TrainConfig, names_with
+from utils.config.settings import RunSettings, TrainConfig, names_with
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import join_run

@@ -16,14 +16,13 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from engine.assembly.weights_probe import WeightsProbe
 from engine.evaluation.evaluator import build_evaluator
-from engine.train.checkpoint import RunSettings
 from engine.train.validation import RunValidation
 from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
 from models.postprocess.selection import ValidationSettings
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger
 from utils.strings import listed

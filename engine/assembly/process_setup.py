@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.train.checkpoint import RunSettings
-from utils.config.settings import TrainConfig, changed_settings
+from utils.config.settings import RunSettings, TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger

@@ -17,12 +17,12 @@ from engine.hooks.progress_bar import ProgressBar
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.hooks.tracking import Service, Tracking, open_services
 from engine.hooks.writers import TensorBoard
-from engine.train.results_csv import ResultsTable
 from engine.train.resume import TrainingRun
 from engine.train.step import TrainStep
 from engine.train.validation import RunValidation
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.files.results_csv import ResultsTable
 
 
 @dataclass(frozen=True, kw_only=True)

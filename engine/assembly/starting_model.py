@@ -13,7 +13,7 @@ from torch import nn
 from data.dataset.spec import DatasetSpec, class_names
 from engine.assembly.process_setup import check_kernels
 from engine.assembly.run_data import RunData
-from engine.train.checkpoint import Checkpoint, RunSettings
+from engine.train.checkpoint import Checkpoint
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, model_of
@@ -22,7 +22,7 @@ from models.weights.read import read_weights, shapes_of
 from models.weights.transfer import fill_model
 from utils.class_names import class_difference
 from utils.config.checks import check_image_size
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of

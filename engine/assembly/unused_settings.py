@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.optim.schedule import step_plan
-from engine.train.checkpoint import RunSettings
 from models.heads.base import DetectionHead
 from utils.config.epochs import closing_epochs
 from utils.config.flags import as_flag, flag_name
-from utils.config.settings import ALL_RANKS, changed_settings
+from utils.config.settings import ALL_RANKS, RunSettings, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted

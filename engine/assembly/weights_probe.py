@@ -19,7 +19,6 @@ import torch
 from data.index.index import DatasetIndex
 from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.train.checkpoint import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import class_count
@@ -28,7 +27,7 @@ from models.weights.transfer import transfer_weights
 from utils.batches import BatchRequest, Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.class_names import class_key
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
 from utils.logger import get_logger
 from utils.strings import counted, listed

@@ -24,7 +24,7 @@ from torch import Tensor
 from data.dataset.spec import DataSource
 from data.index.index import DatasetIndex
 from data.loading.build import data_facts
-from engine.train.checkpoint import RunSettings
+from utils.config.settings import RunSettings
 from utils.distributed.agreement import product_version
 
 SETUP = "setup"  # key of the first message

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from engine.hooks.hook import Epoch, Hook, Training
-from engine.train.results_csv import ResultsTable
 from engine.train.resume import TrainingRun
 from utils.errors import UserError, first_line
+from utils.files.results_csv import ResultsTable
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 from utils.program_folders import cache_folder

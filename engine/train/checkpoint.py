@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from data.index.index import DatasetIndex
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
-from engine.train.results_csv import ResultsTable
 from models.modules import is_parallel, unwrap
 from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, gather_arrays
 from utils.errors import UserError, all_mistakes
+from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
@@ -43,27 +43,6 @@ _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a
 _RUN_KEYS = (
     "model", "optimizer", "scaler", "run", "rows", "rank_buffers", "pending", "ended_by_callback", "teacher"
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """All settings of a run."""
-
-    config: TrainConfig  # paths are absolute (`engine.train.resume.resolve`)
-    hyp: Hyperparameters
-
-    def with_epochs(self, epochs: int) -> RunSettings:
-        """Returns the settings with another number of epochs."""
-        return replace(self, config=replace(self.config, epochs=epochs))
-
-    @property
-    def overridden(self) -> set[str]:
-        """Names of the hyper-parameters that ``--set`` gives."""
-        return {item.partition("=")[0].strip() for item in self.config.override}
-
-    def by_name(self) -> dict[str, Any]:
-        """Returns all flags and hyper-parameters by name."""
-        return {**asdict(self.config), **asdict(self.hyp)}
 
 
 @dataclass
@@ -366,6 +345,11 @@ class Checkpoint:
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
                 f"--weights {shlex.quote(str(path))}"
             )
+        if "rows" not in content:
+            raise UserError(
+                f"{path}: written by an earlier version, whose runs cannot continue; start a new one with "
+                f"--weights {shlex.quote(str(path))}"
+            )
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
             if name in content:  # a setting of another version of this program is not reported as damage
                 content[name] = build(settings, content[name], f"{path}: {name}")
@@ -375,10 +359,7 @@ class Checkpoint:
                 values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
                 with mistakes.collecting():
                     parts[part] = build(kind, values, f"{path}: damaged checkpoint")
-        rows = content.get("rows")
-        if rows is None:  # written before checkpoints stored them
-            rows = ResultsTable.read_if_exists(path.parent / RESULTS_CSV).first_rows(parts["header"].progress.epoch)
-        return cls(**parts, rows=ResultsTable.of(rows).as_rows(), path=path)
+        return cls(**parts, rows=ResultsTable.of(content["rows"], str(path)).as_rows(), path=path)
 
 
 def _gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

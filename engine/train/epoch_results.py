@@ -13,9 +13,9 @@ from engine.evaluation.tables import number_text
 from engine.hooks.hook import Epoch
 from engine.optim.schedule import Schedule
 from engine.train.checkpoint import Progress
-from engine.train.results_csv import CONFIDENCE_COLUMN
 from engine.train.step import TrainStep
 from utils.distributed.context import DistributedContext, broadcast_object
+from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.logger import get_logger
 
 

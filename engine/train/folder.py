@@ -14,13 +14,13 @@ from types import TracebackType
 
 import yaml
 
-from engine.train.checkpoint import RESULTS_CSV, Progress, RunSettings
-from engine.train.results_csv import ResultsTable
-from utils.config.settings import AUTO
+from engine.train.checkpoint import RESULTS_CSV, Progress
+from utils.config.settings import AUTO, RunSettings
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.new_folder import increment_path
+from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.process.result_file import report_begun

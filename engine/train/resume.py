@@ -27,25 +27,18 @@ from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
 from engine.eval_ranks.service import end_evaluating_processes
 from engine.optim.schedule import epochs_in_time, step_plan
-from engine.train.checkpoint import (
-    RESULTS_CSV,
-    Checkpoint,
-    DataIdentity,
-    PendingEpoch,
-    Progress,
-    RunSettings,
-    TrainState,
-)
+from engine.train.checkpoint import RESULTS_CSV, Checkpoint, DataIdentity, PendingEpoch, Progress, TrainState
 from engine.train.folder import LOCK_PATIENCE_S, SAVING_PATIENCE_S, find_run_of_launchers, lock_folder
 from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import read_recipe
-from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
+from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, names_with
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
 from utils.files.paths import normal_path
+from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint
 from utils.files.url import is_http
 from utils.logger import configure_logging, get_logger
@@ -201,9 +194,8 @@ def _find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStac
             f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "
             f"and resume that; or begin a new run with --weights {last}"
         )
-    folder = normal_path(last).parent
-    lock_folder(folder, stack, patience_s=LOCK_PATIENCE_S)
-    return folder
+    lock_folder(last.parent, stack, patience_s=LOCK_PATIENCE_S)
+    return last.parent
 
 
 def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
@@ -268,10 +260,11 @@ def merge_settings(
 ) -> tuple[TrainConfig, list[str]]:
     """Merges the stored settings of a run with those of the command that continues it from ``last``. Returns them with
     a message for each change. Raises UserError for one that a run cannot change."""
-    place = {"project": str(last.parent.parent), "name": last.parent.name, "exist_ok": False}
-    if command.resume and command.resume != AUTO:
+    folder = normal_path(last).parent
+    if command.resume not in (None, AUTO):
+        is_elsewhere = {"project": normal_path(command.project) != folder.parent, "name": command.name != folder.name}
         for name in ("project", "name"):
-            if name in explicit_flags:
+            if name in explicit_flags and is_elsewhere[name]:
                 flag = as_flag(name, getattr(command, name))
                 raise UserError(f"{flag}: the run continues in its own folder, {last.parent}; leave it out")
     changes: dict[str, Any] = {}
@@ -286,8 +279,9 @@ def merge_settings(
         elif name not in explicit_flags or new == old or (name in _OPEN and new == _OPEN[name]):
             continue
         elif rule == "fixed":
+            flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
             raise UserError(
-                f"{as_flag(name, new)}: the run has {old!r}, which cannot change; leave it out, or begin a new run "
+                f"{flag}: the run has {old!r}, which cannot change; leave it out, or begin a new run "
                 f"with --weights {last}"
             )
         else:
@@ -298,7 +292,8 @@ def merge_settings(
             changes.pop("epochs", None)  # the time decides on the number of epochs
         else:
             changes["time"] = 0.0
-    return replace(stored, **changes | place), messages
+    changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
+    return replace(stored, **changes), messages
 
 
 def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, is_extended: bool) -> str:
@@ -343,6 +338,8 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
     if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
         end_evaluating_processes(ctx.store, ctx.eval_ranks)
     folder = plan.folder or Path()
+    if ctx.is_main and plan.checkpoint is not None:  # it may have been killed just before it wrote the last row
+        ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)
     write_result(folder=str(folder))
     for message in plan.messages:
         get_logger().info("%s", message)

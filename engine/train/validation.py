@@ -17,11 +17,11 @@ from engine.eval_ranks.service import ValidationService
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
 from engine.parallel.control import RunControl
-from engine.train.checkpoint import PendingEpoch, RunDescription, RunSettings, copy_to_cpu
+from engine.train.checkpoint import PendingEpoch, RunDescription, copy_to_cpu
 from engine.train.resume import RunPlan, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Validator
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 

@@ -10,10 +10,10 @@ from typing import Any
 from engine.optim.schedule import StepPlan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.train.checkpoint import Checkpoint, Checkpointer, Progress, RunSettings
+from engine.train.checkpoint import Checkpoint, Checkpointer, Progress
 from engine.train.resume import Remaining, TrainingRun
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.process.stop_signals import StopSignals
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.train.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.locks import FileLock
+from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint
 from utils.process.ports import free_port
 

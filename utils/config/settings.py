@@ -469,6 +469,27 @@ class TrainConfig(DataFlags):
         return Path(self.project, self.name)
 
 
+@dataclass(frozen=True)
+class RunSettings:
+    """All settings of a run."""
+
+    config: TrainConfig  # paths are absolute (`engine.train.resume.resolve`)
+    hyp: Hyperparameters
+
+    def with_epochs(self, epochs: int) -> RunSettings:
+        """Returns the settings with another number of epochs."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, epochs=epochs))
+
+    @property
+    def overridden(self) -> set[str]:
+        """Names of the hyper-parameters that ``--set`` gives."""
+        return {item.partition("=")[0].strip() for item in self.config.override}
+
+    def by_name(self) -> dict[str, Any]:
+        """Returns all flags and hyper-parameters by name."""
+        return {**dataclasses.asdict(self.config), **dataclasses.asdict(self.hyp)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValConfig(_DetectionsConfig, DataFlags):
     """The flags of val.py."""

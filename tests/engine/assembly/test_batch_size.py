@@ -14,12 +14,11 @@ import train
 from engine.assembly.batch_size import BOXES, MAX_SHARD_IMAGES, BatchSearch, batch_that_fits, prepare_step
 from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import step_plan
-from engine.train.checkpoint import RunSettings
 from models.detector import Detector, build_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint

@@ -23,7 +23,7 @@ from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
-from engine.train.checkpoint import Checkpoint, RunSettings
+from engine.train.checkpoint import Checkpoint
 from engine.train.resume import plan_run
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
@@ -32,7 +32,7 @@ from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
 from utils.config.parser import parse_command
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.process.stop_signals import StopSignals
@@ -131,7 +131,7 @@ def check_told_settings(trainer: Trainer, data: Path) -> None:
     described = trainer.checkpointer.description
     assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
     assert stored["config"]["data"] == str(data)
-    parts = {name: asdict(getattr(described, name)) for name in ("config", "hyp", "files")}
+    parts = {name: asdict(getattr(described, name)) for name in ("config", "hyp")}
     assert stored == {"run_id": described.run_id, **parts}
     assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
 

@@ -9,13 +9,13 @@ import pytest
 
 from engine.assembly.start_log import log_start
 from engine.optim.schedule import step_plan
-from engine.train.checkpoint import Progress, RunSettings
+from engine.train.checkpoint import Progress
 from engine.train.resume import Remaining, TrainingRun
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
 from tests.helpers.training import started_from
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 
 

@@ -8,7 +8,6 @@ import pytest
 
 import train
 from engine.assembly.unused_settings import unused_settings
-from engine.train.checkpoint import RunSettings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
@@ -16,7 +15,7 @@ from models.heads.yolox import YOLOXHead
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.recipes import with_overrides
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.process.entrypoint import run_main
 

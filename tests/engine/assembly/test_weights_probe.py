@@ -25,7 +25,6 @@ from data.samples.tiles import TiledIndex
 from engine.assembly import weights_probe
 from engine.assembly.weights_probe import ObjectScores, lr_mult_by_score, probe_weights, score_on_objects
 from engine.optim.schedule import StepPlan
-from engine.train.checkpoint import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks
@@ -39,7 +38,7 @@ from tests.helpers.tiny import (
     write_tiled_dataset,
     write_weights,
 )
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 
 SIDE = 64

@@ -9,7 +9,7 @@ import pytest
 
 from engine.hooks.hook import Action, Hook, Training
 from engine.hooks.stopping import EarlyStopping
-from engine.train.checkpoint import PendingEpoch, Progress, RunSettings
+from engine.train.checkpoint import PendingEpoch, Progress
 from engine.train.resume import Remaining, TrainingRun
 from models.detector import build_detector
 from tests.engine.train.watched_trainer import FakeEvaluator, Results, Watch, build, local, remote, trainer_of
@@ -17,7 +17,7 @@ from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 
 

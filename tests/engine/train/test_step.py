@@ -15,7 +15,6 @@ import torch
 from engine.assembly.build_step import StepBatches, build_step, check_step_settings
 from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import StepPlan
-from engine.train.checkpoint import RunSettings
 from engine.train.step import drop_zero_gradients
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
@@ -25,7 +24,7 @@ from tests.helpers.kernel_count import KernelCount, NoSync
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_MODEL, make_batch
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 
 

@@ -20,7 +20,6 @@ from engine.assembly.build import build_training
 from engine.assembly.evaluating_process import RunScorer
 from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
 from engine.parallel.watchdog import Watchdog
-from engine.train.checkpoint import RunSettings
 from engine.train.resume import plan_run
 from engine.train.validation import LocalValidator, build_setup
 from models.detector import build_detector
@@ -30,7 +29,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from utils.config.epochs import validates_after
 from utils.config.parser import parse_command
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.torch_file import read_checkpoint
 from utils.process.stop_signals import StopSignals

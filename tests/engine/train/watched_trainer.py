@@ -14,9 +14,8 @@ from engine.hooks.hook import Action, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.train.checkpoint import CheckpointHeader, PendingEpoch, Progress, RunSettings
+from engine.train.checkpoint import CheckpointHeader, PendingEpoch, Progress
 from engine.train.epoch_results import EpochResults
-from engine.train.results_csv import ResultsTable
 from engine.train.resume import Remaining, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
@@ -24,8 +23,9 @@ from engine.train.validation import LocalValidator, RemoteValidator, RunValidati
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.files.results_csv import ResultsTable
 from utils.process.stop_signals import StopSignals
 
 BATCHES = 3

@@ -11,7 +11,6 @@ from data.images.decode import read_image
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
 from engine.train.checkpoint import Checkpoint
-from engine.train.results_csv import ResultsTable
 from models.spec import load_spec
 from models.weights.read import read_weights
 from tests.robustness.fuzzing import inputs
@@ -21,6 +20,7 @@ from tests.robustness.fuzzing.targets.case import Case, must_work
 from tests.robustness.fuzzing.world import cached_pixels, scan
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters
+from utils.files.results_csv import ResultsTable
 
 # Files of a data set, with the kinds of labels whose scan reads them.
 READ_BY_SCANS = {
