@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from utils.distributed.join import check_same_model
 
-from data.dataset.spec import DatasetSpec, class_names
-from engine.assembly.process_setup import check_kernels
-from engine.assembly.run_data import RunData
-from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.run import RunSettings
+from engine.train.checkpoint import Checkpoint
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, model_of
@@ -24,7 +21,6 @@ from models.weights.transfer import fill_model
 from utils.class_names import class_difference
 from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
-from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
@@ -42,39 +38,13 @@ class StartingModel:
     origin: dict[str, str]  # origin of the weights: fields of `models.weights.origin.Origin`
 
 
-def build_run_model(
-    ctx: DistributedContext, settings: RunSettings, data: RunData, checkpoint: Checkpoint | None
-) -> StartingModel:
-    """Builds the model of a run on its device: with starting weights, or, for a run that continues, as its checkpoint
-    describes it (`restore_run` loads the weights).
-
-    Raises UserError for a model or weights that cannot be used with the settings, the data set or the teacher, and if
-    they differ between processes.
-    """
-    config = settings.config
-    spec = data.spec
-    if checkpoint is None:
-        names = class_names(spec, config.single_cls)
-        starting_model = build_starting_model(ctx, config, names, spec.pixels.channels)
-        state = starting_model.model.state_dict()
-        read_tensors = [state[name] for name in starting_model.pretrained]
-    else:
-        starting_model = _rebuild_starting_model(ctx, config, spec, checkpoint)
-        read_tensors = list(checkpoint.state.model.values())
-    model = starting_model.model
-    check_same_model(ctx, model, read_tensors)
-    check_kernels(config, model, ctx.device)
-    if data.teacher is not None:
-        data.teacher.check(spec, model)
-    return starting_model
-
-
 def build_starting_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int
 ) -> StartingModel:
     """Builds the model of a new run for classes ``names`` and images of ``channels`` channels.
 
-    Raises UserError for weights that cannot be read, a model that cannot be built, or settings that do not fit it.
+    Raises UserError for weights that cannot be read, a model that cannot be built or does not fit the settings, and if
+    processes have read different weights.
     """
     stored = None
     if config.weights:
@@ -83,35 +53,30 @@ def build_starting_model(
     model = _build(source, config, names, channels, remark="" if stored else ", random weights")
     pretrained = fill_model(model, stored, grow=config.keep_old) if stored else {}
     _freeze(model, config.freeze)
+    state = model.state_dict()
+    check_same_model(ctx, model, [state[name] for name in pretrained])
     origin = origin_of_run(stored) if stored else RANDOM
     return StartingModel(_on_device(model, ctx), pretrained, origin._asdict())
 
 
-def _rebuild_starting_model(
-    ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, checkpoint: Checkpoint
+def rebuild_starting_model(
+    ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int, checkpoint: Checkpoint
 ) -> StartingModel:
-    """Builds the model that a checkpoint describes. Raises UserError if the data set has other classes, or if the
-    weights do not fit the model."""
-    names = class_names(spec, config.single_cls)
-    _check_classes(checkpoint, names, spec.source)
-    stored = checkpoint.description
-    check_shapes(checkpoint.path, stored.model_spec, stored.names, shapes_of(checkpoint.state.model))
-    with errors_of(checkpoint.path):
-        model = rebuild_model(ctx, config, names, spec.pixels.channels, stored.model_spec)
-    pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
-    return StartingModel(model, pretrained, stored.origin)
-
-
-def _check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) -> None:
-    """Raises UserError if the data set ``source``, with classes ``names``, has different classes from the run, or a
-    different order."""
+    """Builds the model that a checkpoint describes; `restore_run` loads the weights. Raises UserError if the data set,
+    with classes ``names``, has other classes, or another order, and if the weights do not fit the model."""
     path = checkpoint.path
-    difference = class_difference(checkpoint.description.names, names)
+    stored = checkpoint.description
+    difference = class_difference(stored.names, names)
     if difference:
         raise UserError(
-            f"{path}: the run and {source} do not have the same classes ({difference}); for other classes start a new "
-            f"run with --weights {shlex.quote(str(path))}"
+            f"{path}: the run and {config.data} do not have the same classes ({difference}); for other classes start a "
+            f"new run with --weights {shlex.quote(str(path))}"
         )
+    check_shapes(path, stored.model_spec, stored.names, shapes_of(checkpoint.state.model))
+    with errors_of(path):
+        model = rebuild_model(ctx, config, names, channels, stored.model_spec)
+    check_same_model(ctx, model, list(checkpoint.state.model.values()))
+    return StartingModel(model, {name: tuple(rows) for name, rows in stored.pretrained.items()}, stored.origin)
 
 
 def rebuild_model(

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.hooks.hook import Epoch, Hook, Training
-from engine.run.results_csv import ResultsTable
+from engine.train.trainer import Epoch, Hook, Trainer
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError, one_line
 from utils.logger import get_logger
 
 POINTS = ("on_start", "on_step", "on_epoch", "on_end")
-Callback = Callable[["RunState"], None]
 
 
 @dataclass
@@ -42,50 +40,37 @@ class RunState:
     metrics: dict[str, float] = field(default_factory=dict)  # the newest row of results.csv, on every rank
 
 
-def load_callbacks(source: str, results: ResultsTable) -> UserCallbacks:
-    """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
-    folder: a class, which is created without arguments, an object or module with callbacks, or a function with the name
-    of one. ``results``: see `UserCallbacks`. Raises UserError if that fails, after the traceback has been logged, or if
-    the object has no callback, or others."""
-    flag = f"--callbacks {source}"
-    module, _, name = source.partition(":")
-    if not module or not name:
-        raise UserError(f"{flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # permanently: callbacks may import later
-    callbacks: dict[str, Any]
-    try:
-        owner = getattr(importlib.import_module(module), name)
-        if isinstance(owner, type):
-            owner = owner()
-        if inspect.isroutine(owner):
-            callbacks = {owner.__name__: owner}
-        else:
-            callbacks = {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
-    except (Exception, SystemExit) as error:
-        raise UserError(_log_traceback(flag, error)) from None
-    if not callbacks or not all(name in POINTS and callable(callback) for name, callback in callbacks.items()):
-        names = ", ".join(callbacks) or "nothing"
-        raise UserError(f"{flag}: has {names}; callbacks are functions called {', '.join(POINTS)}")
-    return UserCallbacks(flag, callbacks, results)
-
-
 class UserCallbacks(Hook):
-    """Calls the callbacks of a run on this rank. Once one has raised, the run ends.
+    """Calls the callbacks that ``--callbacks`` names. Once one has raised, the run ends.
 
-    ``results``: on rank 0 the content of results.csv, of which an earlier hook keeps the epochs before this start.
+    ``source``: MODULE:OBJECT, imported from PYTHONPATH or the working folder: a class, which is created without
+    arguments, an object or module with callbacks, or a function with the name of one. Raises UserError if that fails,
+    after the traceback has been logged, or if the object has no callback, or others.
     """
 
-    def __init__(self, flag: str, callbacks: dict[str, Callback], results: ResultsTable) -> None:
-        self._flag = flag
-        self._callbacks = callbacks
-        self._results = results
+    def __init__(self, source: str) -> None:
+        self._flag = f"--callbacks {source}"
         self._has_failed = False
+        module, _, name = source.partition(":")
+        if not module or not name:
+            raise UserError(f"{self._flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # permanently: callbacks may import later
+        try:
+            owner = getattr(importlib.import_module(module), name)
+            owner = owner() if isinstance(owner, type) else owner
+        except (Exception, SystemExit) as error:
+            raise UserError(_log_traceback(self._flag, error)) from None
+        self._callbacks: dict[str, Any] = {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
+        if inspect.isroutine(owner):
+            self._callbacks = {owner.__name__: owner}
+        if not self._callbacks or not all(name in POINTS for name in self._callbacks):
+            names = ", ".join(self._callbacks) or "nothing"
+            raise UserError(f"{self._flag}: has {names}; callbacks are functions called {', '.join(POINTS)}")
 
-    def start(self, trainer: Training) -> None:
-        rows = self._results.rows
+    def start(self, trainer: Trainer) -> None:
+        rows = trainer.checkpointer.table.rows
         newest = rows[max(rows)] if rows else {}
-        row = {name: value for name, value in newest.items() if name != "epoch"}
         self._state = RunState(
             folder=trainer.run.folder,
             settings=trainer.run.settings.by_name(),
@@ -94,23 +79,21 @@ class UserCallbacks(Hook):
             is_main=trainer.ctx.is_main,
             model=trainer.step.ema.module,
             stop=trainer.control.request_stop,
-            metrics=broadcast_object(trainer.ctx, row),
+            metrics=broadcast_object(trainer.ctx, {name: newest[name] for name in newest if name != "epoch"}),
         )
         self._call("on_start", trainer)
 
-    def after_step(self, trainer: Training) -> None:
+    def after_step(self, trainer: Trainer) -> None:
         self._call("on_step", trainer)
 
-    def record(self, trainer: Training, epoch: Epoch) -> None:
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
         self._state.metrics = broadcast_object(trainer.ctx, epoch.row)
-
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
         self._call("on_epoch", trainer)
 
-    def finish(self, trainer: Training) -> None:
+    def finish(self, trainer: Trainer) -> None:
         self._call("on_end", trainer)
 
-    def _call(self, name: str, trainer: Training) -> None:
+    def _call(self, name: str, trainer: Trainer) -> None:
         """Calls the callback ``name``, if the user has one and none has failed, with the newest state."""
         if name not in self._callbacks or self._has_failed:
             return

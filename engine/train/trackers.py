@@ -21,11 +21,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from engine.hooks.hook import Epoch, Hook, Training
-from engine.run.results_csv import ResultsTable
-from engine.run.run import TrainingRun
+from engine.train.resume import TrainingRun
+from engine.train.trainer import Epoch, Hook, Trainer
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
 from utils.machine.packages import require_package
@@ -46,31 +45,33 @@ MAX_CHARACTERS = 6000
 MAX_NAME_CHARACTERS = 250
 
 
-class Service(Protocol):
-    """A run in a tracking service. `Tracking` calls the methods in one thread; any may raise."""
+class Service:
+    """A run in a tracking service. `Tracker` calls the methods in one thread; any may raise."""
 
-    flag: str  # value of ``--tracker``
-    name: str  # in messages
+    name = ""  # in messages
 
     def open(self, run: TrainingRun) -> int | None:
         """Continues the tracked run of ``run``, or creates it. Returns the last epoch that it has, 0 if none; None if
-        the service cannot tell. Called again if it raises."""
+        the service cannot tell."""
+        raise NotImplementedError
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """Logs the results of an epoch, from 1, by the names of results.csv."""
+        raise NotImplementedError
 
     def store(self, path: Path) -> None:
         """Stores a file of the complete run."""
+        raise NotImplementedError
 
     def close(self, *, is_complete: bool) -> None:
         """Ends the tracked run, for now if it is not complete."""
+        raise NotImplementedError
 
 
-class Mlflow:
+class Mlflow(Service):
     """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs. It
     is found by its tag."""
 
-    flag = "mlflow"
     name = "MLflow"
     _client: MlflowClient
 
@@ -124,10 +125,9 @@ def _metric_name(name: str) -> str:
     return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:MAX_NAME_CHARACTERS].rstrip("/")
 
 
-class Wandb:
+class Wandb(Service):
     """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
 
-    flag = "wandb"
     name = "Weights & Biases"
     _run: WandbRun
 
@@ -159,47 +159,45 @@ class Wandb:
         self._run.finish(exit_code=0 if is_complete else 1)
 
 
-class Tracking(Hook):
-    """Keeps ``service`` up to date with ``table``, the content of results.csv, in a thread on rank 0. After an error,
-    the next epoch tries again; only the first one is logged."""
+class Tracker(Hook):
+    """Keeps a service up to date with the rows of the run, in a thread. After an error, the next epoch tries again;
+    only the first one is logged."""
 
-    def __init__(self, service: Service, table: ResultsTable) -> None:
+    on_rank_0 = True
+
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._table = table
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._make_calls, name=service.name, daemon=True)
+        self._rows: Mapping[int, Mapping[str, float]] = {}
         self._is_open = False
         self._is_complete = False
         self._has_failed = False
         self._tracked_epochs = 0
 
-    def start(self, trainer: Training) -> None:
+    def start(self, trainer: Trainer) -> None:
         self._run = trainer.run
-        origin = trainer.run.started_from
-        if origin is not None and self._service.flag in origin.description.config.tracker:
-            self._tracked_epochs = origin.progress.epoch  # unless the service itself can tell
+        self._rows = trainer.checkpointer.table.rows
+        if trainer.run.started_from is not None:
+            self._tracked_epochs = trainer.progress.epoch  # unless the service itself can tell
         self._thread.start()
-        self._queue_epochs()
+        self._calls.put(partial(self._log, dict(self._rows)))
 
-    def report(self, trainer: Training, epoch: Epoch) -> None:
-        self._queue_epochs()
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
+        self._calls.put(partial(self._log, dict(self._rows)))
 
-    def finish(self, trainer: Training) -> None:
+    def finish(self, trainer: Trainer) -> None:
         self._is_complete = True
 
     def close(self) -> None:
         if not self._thread.is_alive():
             return
-        self._queue_epochs()
+        self._calls.put(partial(self._log, dict(self._rows)))
         self._calls.put(self._end)
         self._calls.put(None)
         self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
         if self._thread.is_alive() and not self._has_failed:
             get_logger().warning("%s does not answer; results.csv has all epochs", self._service.name)
-
-    def _queue_epochs(self) -> None:
-        """Queues the epochs that results.csv has now."""
-        self._calls.put(partial(self._log, dict(self._table.rows)))
 
     def _make_calls(self) -> None:
         """Makes the queued calls until it reads None. Runs in the thread."""
@@ -227,16 +225,15 @@ class Tracking(Hook):
         """Stores the files of a complete run, and ends the tracked run."""
         if not self._is_open:
             return
-        if self._is_complete:
-            for path in (self._run.folder / name for name in FILES):
-                if path.exists():
-                    self._service.store(path)
+        for path in (self._run.folder / name for name in FILES) if self._is_complete else ():
+            if path.exists():
+                self._service.store(path)
         self._service.close(is_complete=self._is_complete)
 
 
 def open_services(names: Sequence[str]) -> list[Service]:
-    """Returns the services ``names``. Raises UserError for one whose package is not installed, or that would ask for an
-    account."""
+    """Returns the services of ``--tracker``. Raises UserError for one whose package is not installed, or that would ask
+    for an account."""
     services: list[Service] = []
     for name in dict.fromkeys(names):
         flag = f"--tracker {name}"

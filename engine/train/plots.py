@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data.index.index import DatasetIndex
-from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
-from engine.hooks.hook import Epoch, Hook, Training
-from engine.hooks.writers import TensorBoard
 from engine.issues.issue import CheckedSplit
 from engine.report.environment import machine_facts
 from engine.report.page import FILE_NAME as REPORT_NAME
 from engine.report.page import ReportPage, is_outdated
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
-from engine.run.results_csv import ResultsTable, read_columns
-from engine.run.run import Remaining
+from engine.train.hooks import TensorBoard
+from engine.train.results_csv import read_columns
+from engine.train.resume import Remaining
+from engine.train.trainer import Epoch, Hook, Trainer
 from utils.drawing.draw import write_image
 from utils.errors import first_line
 from utils.logger import get_logger
-from utils.machine.packages import require_package
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -36,14 +34,9 @@ PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
 TIME_BUDGET = 0.05  # largest fraction of the run's time that is spent after epochs
 
 
-def check_plots() -> None:
-    """Raises UserError if Matplotlib is not installed."""
-    require_package("matplotlib", "plots", "use --noplots")
-
-
 class Plots(Hook):
-    """Draws the plots on rank 0: batches before the first step, the rest after epochs. A plot that fails, as on a full
-    disk, causes only a warning.
+    """Draws the plots: the first batches of a run as they are trained on, the rest after epochs. A plot that fails, as
+    on a full disk, causes only a warning.
 
     Args:
         val: the split that is validated.
@@ -51,13 +44,15 @@ class Plots(Hook):
         tensorboard: also receives the pictures.
     """
 
+    on_rank_0 = True
+
     def __init__(self, val: DatasetIndex, fitness: Fitness, tensorboard: TensorBoard) -> None:
         self._val = val
         self._fitness = fitness
         self._tensorboard = tensorboard
         self._warnings: set[str] = set()  # warnings that have been logged
 
-    def start(self, trainer: Training) -> None:
+    def start(self, trainer: Trainer) -> None:
         run = trainer.run
         model = trainer.step.ema.module
         self._folder = run.folder
@@ -78,35 +73,34 @@ class Plots(Hook):
         is_continued = run.started_from is not None
         keeps_page = is_continued
         if run.remaining is Remaining.REPORT:  # there may be no validation to show
-            num_epochs = len(ResultsTable.read_if_exists(run.folder / "results.csv").rows)
+            num_epochs = len(trainer.checkpointer.table.rows)
             keeps_page = not is_outdated(run.folder / REPORT_NAME, num_epochs)
         self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
+        self._next_batch = PICTURED_BATCHES if is_continued else 0
         if not is_continued:
-            self._draw_batches(trainer.loader)
             self._page.write({})
 
-    def report(self, trainer: Training, epoch: Epoch) -> None:
+    def after_step(self, trainer: Trainer) -> None:
+        """Draws train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
+        for batch in trainer.batches[: PICTURED_BATCHES - self._next_batch]:
+            name = f"train_batch{self._next_batch}.jpg"
+            with self._failing_with_warning(name):
+                sheet = draw_batch(batch, self._names)
+                if sheet is not None:
+                    self._tensorboard.write(add_image, f"train/batch{self._next_batch}", sheet, 0)
+                    write_image(self._folder / name, sheet)
+            self._next_batch += 1
+
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
         self._page.set_progress(epochs=trainer.epochs, best_epoch=trainer.progress.best_epoch)
         validation = None
         if epoch.evaluation is not None:
             validation = ScoredValidation.of(epoch.evaluation, epoch=epoch.number)
         self._drawing.after_epoch(validation)
 
-    def after_training(self, trainer: Training) -> None:
+    def finish(self, trainer: Trainer) -> None:
         self._drawing.catch_up()
-
-    def finish(self, trainer: Training) -> None:
         self._page.log_path()
-
-    def _draw_batches(self, loader: InfiniteDataLoader) -> None:
-        """Draws train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
-        for number in range(min(PICTURED_BATCHES, len(loader))):
-            name = f"train_batch{number}.jpg"
-            with self._failing_with_warning(name):
-                sheet = draw_batch(loader.render(0, number), self._names)
-                if sheet is not None:
-                    self._tensorboard.write(add_image, f"train/batch{number}", sheet, 0)
-                    write_image(self._folder / name, sheet)
 
     def _draw(self, validation: ScoredValidation | None) -> None:
         """Draws the report; after a validation also val_predictions.jpg, and curves for TensorBoard."""

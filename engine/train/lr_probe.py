@@ -19,7 +19,7 @@ import torch
 from data.index.index import DatasetIndex
 from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.run.run import RunSettings
+from engine.train.checkpoint import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import class_count
