@@ -27,7 +27,6 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.data_identity import DataIdentity
 from engine.export.trial import try_export
 from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.restore import EpochData, read_run_checkpoint, restore_run
@@ -38,16 +37,17 @@ from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
 from utils.machine.limits import limits_as_user_errors
+from utils.process.signals import StopSignals
 
 
-def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, stack: ExitStack) -> Trainer:
+def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals, stack: ExitStack) -> Trainer:
     """Builds the trainer of a run, at the position of its checkpoint if it continues.
 
     All checks come before the run's folder is created, and checks that need no files come before any file is opened.
 
     Args:
         plan: result of `engine.run.plan.plan_run`.
-        watchdog: entered by the caller.
+        signals: entered by the caller.
         stack: receives everything that is closed when the run ends, such as hooks and the lock on the run's folder.
 
     Raises UserError for settings, data, a model or weights that do not allow a run.
@@ -104,7 +104,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, save_period=settings.config.save_period)
     if isinstance(plan, ContinuedRun) and plan.scores_epochs:
         keep_best_epoch(ctx, plan.started_from.description, checkpointer, progress)
-    control = RunControl(ctx, watchdog)
+    control = RunControl(ctx, signals)
     validator = build_validator(run, step, validation, control, description=description, plan=plan)
     stack.callback(validator.close)
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)

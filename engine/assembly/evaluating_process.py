@@ -23,7 +23,7 @@ from engine.run.run import RunSettings
 from utils.config.settings import TrainConfig, names_with
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
-from utils.distributed.rendezvous import join_run
+from utils.distributed.join import join_run
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.process.launch import Launch

@@ -25,7 +25,7 @@ from data.dataset.spec import DataSource
 from data.index.index import DatasetIndex
 from data.loading.build import data_facts
 from engine.run.run import RunSettings
-from utils.distributed.agreement import product_version
+from utils.distributed.join import product_version
 
 SETUP = "setup"  # key of the first message
 READY = "ready/{rank}"  # set by an evaluating process that has opened model and data

@@ -27,14 +27,11 @@ from engine.eval_ranks.messages import (
 )
 from engine.evaluation.result import Evaluation
 from utils.distributed.context import DistributedContext, broadcast_object
-from utils.distributed.rendezvous import evaluation_store
-from utils.distributed.store_barrier import process_key
+from utils.distributed.join import evaluation_store
 from utils.logger import get_logger
-from utils.process.identity import has_died
 from utils.strings import rank_list
 
 # Longest wait of rank 0 for late scores: a fraction of the time since it sent the weights, within bounds.
-# The watchdog reports a longer wait as a stall.
 LATE_FRACTION = 0.1
 MIN_LATE_S = 5.0
 MAX_LATE_S = 300.0
@@ -157,14 +154,11 @@ class ValidationService:
         return scores
 
     def _find_failure(self) -> None:
-        """Records and logs, once, that an evaluating process has ended."""
+        """Records and logs, once, that an evaluating process has failed."""
         if self._failure:
             return
-        dead = [rank for rank in self._ranks if has_died(self._run_store.get(process_key(rank)).decode())]
         if self._store.check([FAILED]):
             self._failure = self._store.get(FAILED).decode()
-        elif dead:
-            self._failure = f"{rank_list(dead)} has ended"
         if self._failure:
             get_logger().warning("--eval-ranks: %s; the training processes validate from now on", self._failure)
 

@@ -28,7 +28,7 @@ from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, remove_half_written
 from utils.logger import continue_in_file, get_logger
-from utils.process.result_file import report_begun
+from utils.process.child import report_begun
 from utils.program import resume_flag
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it

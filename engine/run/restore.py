@@ -15,8 +15,8 @@ from engine.run.results_csv import ResultsTable
 from engine.run.run import NewRun, Remaining, RunPlan, RunSettings
 from utils.config.epochs import is_closing_epoch
 from utils.config.settings import TrainConfig
-from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
+from utils.distributed.join import check_agreement
 from utils.logger import get_logger
 from utils.strings import counted
 

@@ -6,7 +6,7 @@ from engine.eval_ranks.service import end_evaluating_processes
 from engine.run.run import EndedRun, TrainingOutcome
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
-from utils.process.result_file import write_result
+from utils.process.child import write_result
 
 
 def log_ended_run(ctx: DistributedContext, ended: EndedRun) -> TrainingOutcome:

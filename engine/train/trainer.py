@@ -24,7 +24,6 @@ from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag
-from utils.errors import ExplainedError, Stopped
 from utils.logger import get_logger
 from utils.program import resume_flag
 
@@ -117,31 +116,21 @@ class Trainer:
 
     def fit(self) -> TrainingOutcome:
         """Runs the rest of the run. Raises as `RunControl.raise_if_aborted` does, after the same step on all ranks."""
-        try:
-            with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_writing):
-                self._train()
-            return self._finish()
-        except Stopped:
-            if self.control.is_finalizing:  # ended by Ctrl-C; a stop that the ranks agreed on has been logged
-                get_logger().info("stopped by a signal; %s", self._continuation())
-            raise
+        with self.control.training():
+            self._train()
+        return self._finish()
 
     def _train(self) -> None:
         """Trains, then ends the run as the ranks have agreed, with all files written."""
         try:
             self._start()
-            if not self.control.is_aborted():
+            if not self.control.agree_on_abort():
                 self._do_remaining_work()
                 self.call_hooks("after_steps")
-            if not self.control.is_aborted():
+            if not self.control.agree_on_abort():
                 self._finish_training()
             self.checkpointer.flush()
             self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
-        except Exception as error:
-            if isinstance(error, ExplainedError) or not self.control.has_signal:
-                raise
-            self.call_hooks("after_steps")
-            self.control.end_interrupted(error, self.checkpointer.last)
         finally:
             self.checkpointer.wait()
 
@@ -167,8 +156,6 @@ class Trainer:
     def _finish_training(self) -> None:
         """Completes the run after the last step, unless a signal leaves that to a resumed run."""
         if self._conclude_pending(saves_last=True).skips_rest:  # the last epoch, if a callback has ended the run
-            return
-        if self._follow(self.control.begin_finalizing()).skips_rest:
             return
         self.call_hooks("after_training")
 

@@ -72,7 +72,7 @@ class LocalValidator:
     def _run(self, model: nn.Module, epoch: Epoch) -> Action:
         """Validates ``model`` on all ranks; rank 0 has the evaluation, unless a signal has ended the validation."""
         loader = self.validation.loader
-        epoch.evaluation = self.validation.evaluator.run(model, loader, should_stop=self._control.beat_and_poll_stop)
+        epoch.evaluation = self.validation.evaluator.run(model, loader, should_stop=self._control.should_stop)
         return self._control.after_validation()
 
 
@@ -104,7 +104,7 @@ class RemoteValidator:
 
     def collect(self, pending: PendingEpoch, epoch: Epoch, *, is_closing: bool) -> Action:
         """Takes the result of the evaluating processes; validates the weights here if there is none."""
-        epoch.evaluation = self._service.collect(self._control.poll_stop)
+        epoch.evaluation = self._service.collect(self._control.should_stop)
         if broadcast_object(self._ctx, epoch.evaluation is not None):
             return Action.CONTINUE
         action = self._control.after_validation()

@@ -11,12 +11,11 @@ from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
 from engine.optim.schedule import StepPlan
 from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
 from engine.run.run import ContinuedRun, Remaining, RunSettings, StartedFrom, TrainingRun
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 SINGLE = DistributedContext.single()
 
@@ -39,7 +38,7 @@ class HookTraining:
     def __post_init__(self) -> None:
         self.epochs = self.steps.epochs
         self.started = time.monotonic()
-        self.control = RunControl(self.ctx, Watchdog(StopSignals()))
+        self.control = RunControl(self.ctx, StopSignals())
 
     def seconds(self) -> float:
         return time.monotonic() - self.started

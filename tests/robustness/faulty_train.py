@@ -32,7 +32,7 @@ def inject_step_fault(kind: str, *args: str) -> None:
     """Applies a kind that concerns the steps or the validations."""
     from engine.evaluation.evaluator import Evaluator
     from engine.train.step import TrainStep
-    from utils.distributed.rendezvous import evaluation_store
+    from utils.distributed.join import evaluation_store
     from utils.errors import UserError
 
     take = TrainStep.__call__
@@ -139,6 +139,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from utils.process.entrypoint import run_main
+    from utils.process.main import run_main
 
     run_main(main)

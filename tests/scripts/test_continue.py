@@ -50,7 +50,7 @@ if __name__ == "__main__":
     import train
     from engine.checkpoint.progress import read_progress
     from engine.report.page import ReportPage
-    from utils.process.entrypoint import run_main
+    from utils.process.main import run_main
     place = sys.argv.pop(1)
     ReportPage.write = write_report
     engine.commands.export.export = export

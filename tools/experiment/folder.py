@@ -13,7 +13,7 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import Stopped, UserError
 from utils.files.locks import FileLock
 from utils.logger import configure_logging, get_logger
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 KFOLD_YAML = "kfold.yaml"
 SEARCH_YAML = "search.yaml"

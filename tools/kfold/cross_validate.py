@@ -22,8 +22,7 @@ from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.process.child import RunFailed, RunResult
-from utils.process.outcome import Outcome
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def cross_validate(
         data_folder: folder to which `make_folds` has written the YAMLs and lists of the folds.
         folder: parent folder of the training runs: fold1, fold2, ...
 
-    Raises `RunFailed` if a training or scoring was refused, lost or has failed, and `Stopped` after a signal.
+    Raises `RunFailed` if a training or scoring has failed, and `Stopped` after a signal.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
@@ -106,7 +105,7 @@ def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: Sto
     train(train_config(config, data=str(data)), run, signals).check()
     best = best_of_newest_run(run)
     if best is None:
-        raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
+        raise RunFailed(RunResult(1, {"begun": True}, f"{run.name}: no epoch could be scored"))
     result = run_scoring(validation_of(config, best, data))
     if result.reason:
         reason = f"{run.name} could not be scored: {result.reason} (it is trained; the same command scores it)"

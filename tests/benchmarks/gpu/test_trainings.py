@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from utils.process.identity import this_process
 
 from benchmarks.gpu import trainings
 from engine.eval_ranks.messages import FAILED
@@ -17,8 +18,7 @@ from engine.eval_ranks.service import ValidationService
 from tests.benchmarks.gpu.stand_ins import Scripts, lines_and_failure
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
-from utils.distributed.rendezvous import evaluation_store
-from utils.process.identity import this_process
+from utils.distributed.join import evaluation_store
 
 pytestmark = pytest.mark.benchmarks
 

@@ -23,7 +23,6 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.optim.schedule import StepPlan
-from engine.parallel.watchdog import Watchdog
 from engine.run.plan import plan_run
 from engine.run.run import EndedRun, RunSettings
 from engine.train.trainer import Trainer
@@ -36,7 +35,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 FIRST = ["Checkpoints", "NonFiniteSteps", "ProgressBar"]
 
@@ -57,9 +56,7 @@ def built(*flags: str) -> Iterator[Trainer]:
     ctx = DistributedContext.single("cpu")
     with ExitStack() as stack:
         # No name keeps the plan, and with it the state of a checkpoint.
-        yield build_training(
-            ctx, plan_run(ctx, command.config, command.explicit_flags, stack), Watchdog(StopSignals()), stack
-        )
+        yield build_training(ctx, plan_run(ctx, command.config, command.explicit_flags, stack), StopSignals(), stack)
 
 
 def names(trainer: Trainer) -> list[str]:

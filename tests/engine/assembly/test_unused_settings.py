@@ -18,7 +18,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 ONE = DistributedContext.single()
 LEVELS = ((8, 8), (8, 16), 2)

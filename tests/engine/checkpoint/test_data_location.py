@@ -15,7 +15,7 @@ from engine.checkpoint.data_location import describe_location, find_location
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from utils.process.identity import this_process
 
 from engine.eval_ranks import service
 from engine.eval_ranks.messages import SCORES, WEIGHTS, WeightsMessage, discard_message, post_message, read_message
 from engine.eval_ranks.service import patience_s
 from engine.parallel import control
-from engine.parallel.watchdog import Watchdog
 from tests.helpers.same_content import assert_same_content
 from utils.distributed.context import DistributedContext
-from utils.distributed.rendezvous import evaluation_store
-from utils.process.identity import this_process
-from utils.process.stop_signals import StopSignals
+from utils.distributed.join import evaluation_store
+from utils.errors import REQUEUE
+from utils.process.signals import StopSignals
 
 
 def test_waiting_for_late_scores_ends_before_the_others_time_out():
@@ -40,7 +40,7 @@ def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
         ctx = replace(single, rank=rank, world_size=2, eval_ranks=1, store=store)
         evaluating = service.ValidationService(ctx, None)
         evaluating.send(1, WeightsMessage({}, is_closing=False))
-        assert evaluating.collect(control.RunControl(ctx, Watchdog(signals[rank])).poll_stop) is None
+        assert evaluating.collect(control.RunControl(ctx, signals[rank]).poll_stop) is None
         returned.append(rank)
 
     threads = [threading.Thread(target=wait, args=(rank,), daemon=True) for rank in (0, 1)]
@@ -48,7 +48,7 @@ def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
         thread.start()
     threads[0].join(0.2)
     assert not returned
-    signals[signaled].requeue = True
+    signals[signaled].code = REQUEUE
     for thread in threads:
         thread.join(60)
     assert sorted(returned) == [0, 1]

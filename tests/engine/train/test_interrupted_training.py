@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.run.complete_record import read_reported_epochs
 from engine.run.run import Remaining
-from engine.train.step import TrainStep
 from tests.engine.train.watched_trainer import (
     BATCHES,
     FailingHook,
@@ -27,44 +24,8 @@ from tests.engine.train.watched_trainer import (
     weights,
 )
 from tests.helpers.messages import refused
-from utils.errors import Stopped
-from utils.logger import configure_logging
-from utils.process.exit_codes import INTERRUPTED, REQUEUE
-from utils.process.stop_signals import StopSignals
-
-
-@pytest.mark.parametrize(
-    ("signal_name", "code"), [("requeue", 75), ("interrupt", 130), ("", None)], ids=["SIGTERM", "SIGINT", "none"]
-)
-def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch, signal_name, code):
-    """A signal to all processes of a terminal or a job ends the compiler of ``--compile``, too, and torch then raises.
-    Without a signal, the same error is a bug."""
-    configure_logging(True)
-    watch = Watch()
-    signals = StopSignals()
-    trainer = build(watch, signals=signals)
-    trainer.checkpointer.last = tmp_path / "last.pt"
-    take = TrainStep.__call__
-
-    def step(self, batches, counts, updates, **options) -> None:
-        if updates == 3:
-            if signal_name:
-                setattr(signals, signal_name, True)
-            raise RuntimeError("C++ compile error\n\nCommand:\ng++ ...")
-        take(self, batches, counts, updates, **options)
-
-    monkeypatch.setattr(TrainStep, "__call__", step)
-    with pytest.raises(Stopped if signal_name else RuntimeError) as caught:
-        trainer.fit()
-    assert watch.of("after_training", "finish") == []
-    assert trainer.checkpointer.saved == []  # half a step is no state
-    out = capsys.readouterr().out
-    if signal_name:
-        assert caught.value.code == code
-        assert out == "stopped by a signal within a step, which is lost (RuntimeError); there is no checkpoint yet\n"
-        assert watch.of("after_steps") == [("after_steps", 0, 2)]
-    else:
-        assert out == ""
+from utils.errors import REQUEUE, Stopped
+from utils.process.signals import StopSignals
 
 
 def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
@@ -128,7 +89,6 @@ def test_a_failure_ends_the_run_before_its_final_work():
     with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
         trainer.fit()
     assert watch.of("after_steps", "after_training", "finish") == [("after_steps", 0, 3)]
-    assert not trainer.control.is_finalizing
 
 
 @pytest.mark.parametrize("has_pending", [False, True], ids=["report alone", "pending epoch"])
@@ -183,7 +143,8 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
 
     class Signals(Hook):
         def after_step(self, trainer: Training) -> Action:
-            signals.requeue |= trainer.progress.updates == 1
+            if trainer.progress.updates == 1:
+                signals.code = REQUEUE
 
     watch = Watch()
     trainer = build(Signals(), watch, signals=signals, epochs=9)
@@ -192,60 +153,3 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
     assert stopped.value.code == REQUEUE
     assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(0, 3)]
     assert not watch.of("after_training", "finish")
-
-
-@pytest.mark.parametrize("point", ["after_training", "finish"])
-def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal(point):
-    """Plots are drawn in ``after_training``."""
-    finished = []
-
-    class Report(Hook):
-        def finish(self, trainer: Training) -> None:
-            finished.append(trainer.progress.epoch)
-
-    def send_signal(trainer: Training) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    sender = Hook()
-    setattr(sender, point, send_signal)
-    with StopSignals() as signals:
-        build(sender, Report(), signals=signals, epochs=2).fit()
-    assert finished == [2]
-    assert not signals.received
-
-
-def test_a_bug_in_the_report_is_not_taken_for_a_signal_that_was_not_followed():
-    signals = StopSignals()
-
-    class Reports(Hook):
-        def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
-            signals.requeue = True
-
-        def after_training(self, trainer: Training) -> None:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        build(Reports(), signals=signals, epochs=1).fit()
-
-
-@pytest.mark.parametrize("point", ["after_epoch", "after_training", "finish"])
-def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplog):
-    """Before the report, the ranks agree on it; the report itself is interrupted. Either way, one line says how to
-    write it."""
-    caplog.set_level("INFO", logger="lockstep")
-
-    def send_signal(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    sender = Hook()
-    setattr(sender, point, send_signal)
-    watch = Watch()
-    with StopSignals() as signals:
-        trainer = build(sender, watch, signals=signals, epochs=1)
-        with pytest.raises(Stopped) as stopped:
-            trainer.fit()
-    assert stopped.value.code == INTERRUPTED
-    assert watch.of("finish") == []
-    assert trainer.checkpointer.saved[-1][:2] == (1, 0)
-    (line,) = [line for line in caplog.messages if line.startswith("stopped by a signal")]
-    assert line.endswith("; write the report with: --resume auto --project . --name ''")

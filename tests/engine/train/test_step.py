@@ -66,7 +66,7 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_step_leaves_no_tensor_in_a_reference_cycle(kind):
-    """Its memory is then free at once, although the garbage collector seldom runs (`utils.process.entrypoint`)."""
+    """Its memory is then free at once, although the garbage collector seldom runs (`utils.process.main`)."""
     step, _ = make_step(DistributedContext.single(), kind)
     step([global_batch()], [6], 1)
     step.reader.pop(leave=0)

@@ -19,7 +19,6 @@ from data.render.letterbox import CanvasRule
 from engine.assembly.build import build_training
 from engine.assembly.evaluating_process import RunScorer
 from engine.eval_ranks.messages import SetupMessage, WeightsMessage, common_facts
-from engine.parallel.watchdog import Watchdog
 from engine.run.plan import plan_run
 from engine.run.run import RunSettings
 from engine.train.validation import LocalValidator, build_setup
@@ -33,7 +32,7 @@ from utils.config.parser import parse_command
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.torch_file import read_checkpoint
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 EPOCHS = 4
 FAULTS = "rated;ready;slow:0.05"
@@ -203,7 +202,7 @@ def test_an_evaluating_process_scores_as_the_training_one_does(inputs, tmp_path,
     command = parse_command(TrainConfig, argv)
     with ExitStack() as stack:
         plan = plan_run(ctx, command.config, command.explicit_flags, stack)
-        trainer = build_training(ctx, plan, Watchdog(StopSignals()), stack)
+        trainer = build_training(ctx, plan, StopSignals(), stack)
         assert isinstance(trainer.validator, LocalValidator)
         own = trainer.validator.validation
         own_result = own.evaluator.run(trainer.step.ema.module, own.loader).result

@@ -14,7 +14,6 @@ from engine.evaluation.fitness import Fitness
 from engine.hooks.hook import Action, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
 from engine.run.run import Remaining, RunSettings, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.report_only import ReportOnlyTrainer
@@ -26,7 +25,8 @@ from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.process.stop_signals import StopSignals
+from utils.errors import REQUEUE
+from utils.process.signals import StopSignals
 
 BATCHES = 3
 POINTS = [name for name in vars(Hook) if not name.startswith("_") and name != "decides_next_epoch"]
@@ -115,7 +115,7 @@ class FakeEvaluator:
     def run(self, model, loader, *, should_stop: Callable[[], bool]) -> None:
         self.runs += 1
         if self.runs == self._stopped_run:
-            self._signals.requeue = True
+            self._signals.code = REQUEUE
             assert should_stop()
 
 
@@ -204,7 +204,7 @@ def trainer_of(
     best_epoch: int = 0,
 ) -> Trainer:
     loader = Loader()
-    control = RunControl(step.ctx, Watchdog(signals or StopSignals()))
+    control = RunControl(step.ctx, signals or StopSignals())
     trainer_class = ReportOnlyTrainer if run.remaining is Remaining.REPORT else Trainer
     return trainer_class(
         run=run,
