@@ -34,24 +34,13 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """Path of the best epoch's weights, which exist only after a validation. Raises UserError if the file belongs
-        to an earlier run in the folder (``exist_ok=True``), and this run has not scored an epoch."""
-        return self._checkpoint("best.pt", "scored no epoch yet")
+        """Path of the best epoch's weights, which exist only after a validation."""
+        return self.folder / "best.pt"
 
     @property
     def last(self) -> Path:
-        """Path of the newest checkpoint, from which `lockstep.resume` continues. Raises UserError if the file belongs
-        to an earlier run in the folder, and this run has saved nothing."""
-        return self._checkpoint("last.pt", "saved nothing yet")
-
-    def _checkpoint(self, name: str, reason: str) -> Path:
-        """Returns the path of a checkpoint. Raises UserError, with ``reason``, if it belongs to an earlier run."""
-        from engine.checkpoint.newest_run import is_of_earlier_run
-
-        path = self.folder / name
-        if is_of_earlier_run(path):
-            raise UserError(f"{path}: belongs to an earlier run in this folder; this one has {reason}")
-        return path
+        """Path of the newest checkpoint, from which `lockstep.resume` continues."""
+        return self.folder / "last.pt"
 
     @property
     def report(self) -> Path:
@@ -62,7 +51,7 @@ class Run:
     def history(self) -> dict[str, np.ndarray]:
         """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError if the file does
         not exist."""
-        from engine.run.results_csv import read_columns
+        from utils.files.results_csv import read_columns
 
         return read_columns(self.folder / "results.csv")
 
@@ -87,10 +76,9 @@ class Run:
     def load(self, **settings: Any) -> Predictor:
         """Loads the best weights, or the newest if there was no validation, as a model for detection, like
         `lockstep.load`."""
-        from engine.checkpoint.newest_run import best_of_newest_run
         from engine.inference.predictor import load
 
-        return load(best_of_newest_run(self.folder) or self.last, **settings)
+        return load(self.best if self.best.exists() else self.last, **settings)
 
     def _repr_html_(self) -> str:
         """Returns the display in notebooks: the scores, and the losses and AP of a training by epoch."""

@@ -48,13 +48,11 @@ def build_step(
     """
     import torch
 
-    from engine.assembly.build_step import StepBatches
-    from engine.assembly.build_step import build_step as build
     from engine.optim.schedule import step_plan
-    from engine.run.run import RunSettings
+    from engine.train.step import build_step as build
     from models.detector import build_detector
     from utils.config.recipes import hyperparameters_from
-    from utils.config.settings import TrainConfig
+    from utils.config.settings import RunSettings, TrainConfig
 
     ctx = ctx or context_of(device)
     config = TrainConfig(optimizer=optimizer, epochs=100, **settings)
@@ -67,7 +65,8 @@ def build_step(
         RunSettings(config, hyp),
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
-        StepBatches(step_plan(config, epoch_batches=100 if images else 1), config.batch_size),
+        step_plan(config, epoch_batches=100 if images else 1),
+        full_batch=config.batch_size,
     )
 
 

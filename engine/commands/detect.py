@@ -17,10 +17,10 @@ from engine.inference.open_model import open_weights
 from engine.inference.results.window import Window
 from engine.inference.settings import DetectionSettings, ResolvedSettings, warn_of_unused_flags
 from engine.inference.sources.frames import FileProblem
-from engine.run.new_folder import check_run_dir
 from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
 from utils.config.settings import DetectConfig
+from utils.files.new_folder import check_run_dir
 from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.machine.threads import map_ahead

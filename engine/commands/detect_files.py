@@ -18,10 +18,10 @@ from engine.inference.results.result_names import UniqueStems, class_folders, wr
 from engine.inference.results.video_writer import VideoFiles
 from engine.inference.sources.frames import Frame
 from engine.inference.sources.source_files import source_files
-from engine.run.new_folder import increment_path
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.errors import UserError
+from utils.files.new_folder import increment_path
 from utils.files.safe_io import atomic_write, write_whole
 from utils.labels import image_ids_of
 from utils.logger import get_logger

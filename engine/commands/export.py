@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from data.dataset.spec import DatasetSpec, DataSource
-from engine.checkpoint.newest_run import best_of_newest_run
 from engine.commands.export_record import ExportRecord
 from engine.export.export_data import open_export_data
 from engine.export.exporter import CPU, Exporter
@@ -17,7 +16,7 @@ from engine.export.options import require_packages, resolve_options
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported
-from engine.run.folder import lock_folder
+from engine.train.folder import lock_folder
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.config.settings import ExportConfig, TrainConfig
@@ -53,8 +52,8 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
     ``failure``: error of the training, which the caller raises afterwards. It is logged before the first export, which
     may take long, or be killed.
     """
-    best = best_of_newest_run(folder)
-    if best is None:
+    best = folder / "best.pt"
+    if not best.exists():
         get_logger().warning("--export: no best.pt to export: no epoch has a score, or it was moved")
         return
     record = ExportRecord(best)

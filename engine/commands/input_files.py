@@ -13,7 +13,6 @@ from data.images.kinds import IMAGE_SUFFIXES
 from data.open import check_data
 from engine.formats.registry import format_of
 from engine.inference.sources.source_files import check_source
-from engine.run.complete_record import COMPLETE
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
@@ -26,8 +25,7 @@ def check_training_files(config: TrainConfig) -> None:
     run that continues are checked later."""
     continues = config.resume is not None
     if config.resume == AUTO:
-        # An ended run may have lost its data and last.pt. Files of an earlier run only postpone the check of the data.
-        continues = any((config.folder / name).is_file() for name in ("last.pt", COMPLETE))
+        continues = (config.folder / "last.pt").is_file()
     elif config.resume and not Path(config.resume).exists():
         raise UserError(f"{config.resume}: no such checkpoint")
     if continues:  # the checkpoint names the files

@@ -21,17 +21,16 @@ from engine.issues.issue import CheckedSplit
 from engine.report.environment import machine_facts
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
-from engine.run.new_folder import check_run_dir, increment_path
-from engine.run.previous_data import is_other_data, previous_data
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
-from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.join import check_same_model, check_same_start
 from utils.errors import UserError
+from utils.files.new_folder import check_run_dir, increment_path
 from utils.labels import GroundTruth
 from utils.logger import get_logger
 from utils.machine.packages import require_package
-from utils.process.result_file import write_result
+from utils.process.child import write_result
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -116,9 +115,6 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
 def _open_folder(config: ValConfig) -> Path:
     """Creates the folder for the results. With ``--exist-ok``, it removes the files of an earlier validation."""
     folder = increment_path(config.project, config.name, config.exist_ok)
-    previous = previous_data(folder)
-    if is_other_data(previous, config.data):
-        get_logger().warning("%s: has results on other data, %s; they are replaced (--exist-ok)", folder, previous)
     remove_written(folder)
     return folder
 

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from data.dataset.spec import DatasetSpec
-from engine.checkpoint.data_location import describe_location, stored_location
 from engine.export.thresholds import Thresholds
 from engine.formats.metadata import ExportMetadata
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 from models.weights.origin import origin_of
-from utils.distributed.agreement import product_version
+from utils.distributed.join import product_version
+from utils.files.paths import normal_path
 from utils.program import VERSION
 from utils.strings import counted
 
@@ -103,5 +103,6 @@ def _best_ap(info: dict[str, Any]) -> float | None:
 
 def _data_location(model: CheckpointModel, spec: DatasetSpec | None) -> dict[str, str]:
     if spec is not None:
-        return describe_location(spec.source, str(spec.root), model.path.parent)
-    return stored_location(model.info.get("data", {}))
+        return {"source": str(normal_path(spec.source)), "root": str(normal_path(spec.root))}
+    stored = model.info.get("data", {})
+    return {name: str(stored[name]) for name in ("source", "root") if name in stored}

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.open import open_data, with_classes
-from engine.checkpoint.data_location import find_location
-from engine.formats.registry import folder_of
 from engine.inference.model import InferenceModel
 from utils.class_names import class_difference, class_key
 from utils.distributed.context import DistributedContext
@@ -29,8 +27,9 @@ def open_model_data(
     Raises UserError if no data set is named, it cannot be opened, or the model has other classes or channels.
     """
     if not source.data:
-        data, root = find_location(model.info.get("data", {}), folder_of(model.path))
-        source = replace(source, data=data, known_root=root, stored_in=str(model.path))
+        stored = model.info.get("data", {})
+        data = str(stored.get("source", ""))
+        source = replace(source, data=data, known_root=str(stored.get("root", "")), stored_in=str(model.path))
     if not source.data:
         raise UserError(f"{model.path}: does not name its data set; name a YAML with --data{instead}")
     held_out = model.stored_words("val_images")

@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
-from utils.distributed.join import evaluation_store
 
 from data.dataset.spec import DataSource
 from engine.evaluation.result import Evaluation
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.distributed.join import evaluation_store
 from utils.errors import UserError, first_line
 from utils.files.torch_file import read_checkpoint
 from utils.logger import get_logger

@@ -15,7 +15,7 @@ from engine.evaluation.analysis import KINDS, confused_pairs
 from engine.evaluation.tables import missed_classes_text
 from engine.issues.small_boxes import remedy_for_small_boxes
 from engine.report.run_facts import RunFacts
-from engine.run.results_csv import CONFIDENCE_COLUMN
+from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
 from utils.strings import counted, format_duration, listed
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.evaluation.metrics import METRICS
-from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.drawing.figures import Chart, Line
+from utils.files.results_csv import CONFIDENCE_COLUMN
 
 
 class _Panel(NamedTuple):

@@ -14,8 +14,8 @@ from engine.evaluation.result import EvalResult
 from engine.report.census import Census, CensusSection
 from engine.report.subject import Subject
 from engine.report.validation import ValidationSections
-from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.config.settings import Hyperparameters
+from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.mirrored_classes import mirrored_classes
 
 RISING_AP = 0.005  # smallest rise that more epochs may continue

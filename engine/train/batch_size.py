@@ -16,13 +16,12 @@ from data.samples.dataset import AugmentedImages
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import step_plan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.train.checkpoint import RunSettings
 from engine.train.compile import plan_compilation
 from engine.train.step import build_step
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.batches import Batch, Targets
-from utils.config.settings import FIND_BATCH_SIZE
+from utils.config.settings import FIND_BATCH_SIZE, RunSettings
 from utils.distributed.context import DistributedContext, min_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class

@@ -10,9 +10,8 @@ from typing import Any
 
 from engine.optim.build import SHORT_RUN, resolve_optimizer
 from engine.optim.schedule import StepPlan
-from engine.train.checkpoint import RunSettings
 from engine.train.lr_probe import WeightsProbe
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, RunSettings
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.mirrored_classes import mirrored_classes

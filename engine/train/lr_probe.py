@@ -19,7 +19,6 @@ import torch
 from data.index.index import DatasetIndex
 from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.train.checkpoint import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import class_count
@@ -28,7 +27,7 @@ from models.weights.transfer import transfer_weights
 from utils.batches import BatchRequest, Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.class_names import class_key
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
 from utils.logger import get_logger
 from utils.strings import counted, listed
@@ -47,13 +46,6 @@ LR_MULT_FAMILIAR = 0.0625
 LR_MULT_UNFAMILIAR = 0.125
 REFERENCE_EPOCHS = 20  # in longer runs, LR_MULT_FAMILIAR moves weights that know the objects well too far
 MIN_LR_SHARE = 1 / 3  # lowest fraction of LR_MULT_FAMILIAR; runs of more than 60 epochs were not measured
-
-
-class LrMult(NamedTuple):
-    """A value of ``lr_mult``."""
-
-    value: float
-    reason: str  # for the log, such as "detects the training objects well"
 
 
 class ObjectScores(NamedTuple):
@@ -84,9 +76,9 @@ class WeightsProbe:
     def choose_lr_mult(self, config: TrainConfig, steps: StepPlan) -> float:
         """Returns ``lr_mult`` for the run, and logs it."""
         epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
-        lr_mult = lr_mult_by_score(self.score, epochs, steps.planned_steps)
-        get_logger().info("lr_mult %g: %s %s (%s)", lr_mult.value, self.source, lr_mult.reason, self.details)
-        return lr_mult.value
+        lr_mult, reason = lr_mult_by_score(self.score, epochs, steps.planned_steps)
+        get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, self.source, reason, self.details)
+        return lr_mult
 
 
 def probe_weights(
@@ -152,8 +144,8 @@ def _warn_of_unlearning(
     )
 
 
-def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> LrMult:
-    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects.
+def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[float, str]:
+    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why, for the log.
 
     Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
     same.
@@ -163,16 +155,16 @@ def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> LrMult:
         planned_steps: see `StepPlan`.
     """
     if math.isnan(score):
-        return LrMult(LR_MULT_UNFAMILIAR, "was not tested on the training objects")
+        return LR_MULT_UNFAMILIAR, "was not tested on the training objects"
     if score >= WELL_KNOWN_SCORE:
         longer = f", lowered for {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
         share = min(max(REFERENCE_EPOCHS / epochs, MIN_LR_SHARE), 1.0)
-        return LrMult(LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}")
+        return LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}"
     if score < FAMILIAR_SCORE:
-        return LrMult(LR_MULT_UNFAMILIAR, "hardly detects the training objects")
+        return LR_MULT_UNFAMILIAR, "hardly detects the training objects"
     lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(planned_steps)  # few steps: loaded layers also have far to go
     few = f", raised for {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
-    return LrMult(lr_mult, f"detects some of the training objects{few}")
+    return lr_mult, f"detects some of the training objects{few}"
 
 
 def _images_with_objects(index: DatasetIndex) -> np.ndarray:

@@ -19,11 +19,11 @@ from engine.report.page import ReportPage, is_outdated
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
 from engine.train.hooks import TensorBoard
-from engine.train.results_csv import read_columns
 from engine.train.resume import Remaining
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.drawing.draw import write_image
 from utils.errors import first_line
+from utils.files.results_csv import read_columns
 from utils.logger import get_logger
 
 if TYPE_CHECKING:

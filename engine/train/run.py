@@ -12,8 +12,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from utils.distributed.join import joined_run, product_version
-from utils.process.signals import StopSignals
 
 from data.dataset.spec import DatasetSpec, class_names
 from data.folds.held_out import hold_out_validation
@@ -44,7 +42,7 @@ from engine.parallel.pipeline import check_pipeline
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.train.batch_size import choose_batch_size
 from engine.train.callbacks import UserCallbacks
-from engine.train.checkpoint import Checkpointer, DataIdentity, RunDescription, RunSettings
+from engine.train.checkpoint import Checkpointer, DataIdentity, RunDescription
 from engine.train.choices import choose_flips, choose_lr_mult, choose_optimizer
 from engine.train.compile import check_compilation
 from engine.train.folder import claim_folder
@@ -65,16 +63,18 @@ from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig, changed_settings, names_with
+from utils.config.settings import FIND_BATCH_SIZE, RunSettings, TrainConfig, changed_settings, names_with
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.groups import check_group_size
+from utils.distributed.join import joined_run, product_version
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.machine.packages import require_package
 from utils.process.launch import Launch
+from utils.process.signals import StopSignals
 from utils.strings import counted, listed
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from utils.distributed.join import check_same_model
 
 from engine.train.checkpoint import Checkpoint
 from models.detector import Detector, build_detector
@@ -22,6 +21,7 @@ from utils.class_names import class_difference
 from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.distributed.join import check_same_model
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.strings import counted

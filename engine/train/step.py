@@ -25,13 +25,13 @@ from engine.parallel.pipeline import Pipeline
 from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.strategy import Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
-from engine.train.checkpoint import RunSettings
 from engine.train.compile import Compilation, plan_compilation
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion, LossOutput
 from models.modules import unwrap
 from utils.batches import Batch, Targets, to_float
+from utils.config.settings import RunSettings
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
@@ -99,8 +99,8 @@ class TrainStep:
             samples: number of samples over all ranks; None: each image is one.
         """
         # The step follows the gradient of samples * loss / normalizer: the loss of a sample, scaled by the batch, as
-        # YOLO's learning rates expect. The normalizer is known after the last shard only: until then the loss is divided
-        # by the number of images, which keeps float16 gradients in range, and DDP's division by its ranks is undone.
+        # YOLO's learning rates expect. The normalizer is known after the last shard only. Before, the loss is divided
+        # by the number of images: float16 gradients stay in range, and DDP's division by its ranks is undone.
         num_images = sum(counts)
         loss_scale = self.strategy.ddp_divides_by / num_images
         old_statistics = flatten(self._statistics)

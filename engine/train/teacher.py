@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from utils.distributed.join import check_agreement
 
 from data.dataset.spec import DatasetSpec, class_names
 from engine.train.checkpoint import RunDescription
@@ -26,6 +25,7 @@ from models.weights.read import read_weights
 from utils.class_names import class_key
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.distributed.join import check_agreement
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted, listed

@@ -18,8 +18,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,43 +38,19 @@ FINISH_S = 60.0  # longest wait at the end of a complete run, whose files are st
 FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
 EXPERIMENT = "lockstep"
 RUN_ID_TAG = "lockstep_run_id"  # tag of a run in MLflow
-# MLflow's limits: parameters in a request, characters in the value of a parameter, characters in the name of a metric.
-MAX_PARAMETERS = 100
-MAX_CHARACTERS = 6000
-MAX_NAME_CHARACTERS = 250
+MAX_PARAMETERS = 100  # MLflow's limit of parameters in a request; values have at most 6000 characters, names 250
 
 
-class Service:
-    """A run in a tracking service. `Tracker` calls the methods in one thread; any may raise."""
-
-    name = ""  # in messages
-
-    def open(self, run: TrainingRun) -> int | None:
-        """Continues the tracked run of ``run``, or creates it. Returns the last epoch that it has, 0 if none; None if
-        the service cannot tell."""
-        raise NotImplementedError
-
-    def log(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Logs the results of an epoch, from 1, by the names of results.csv."""
-        raise NotImplementedError
-
-    def store(self, path: Path) -> None:
-        """Stores a file of the complete run."""
-        raise NotImplementedError
-
-    def close(self, *, is_complete: bool) -> None:
-        """Ends the tracked run, for now if it is not complete."""
-        raise NotImplementedError
-
-
-class Mlflow(Service):
+class Mlflow:
     """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs. It
-    is found by its tag."""
+    is found by its tag. `Tracker` calls the methods of a service in one thread; any may raise."""
 
     name = "MLflow"
     _client: MlflowClient
 
-    def open(self, run: TrainingRun) -> int:
+    def open(self, run: TrainingRun) -> int | None:
+        """Continues the tracked run of ``run``, or creates it. Returns the last epoch that it has, 0 if none; None if
+        the service cannot tell."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -101,31 +76,31 @@ class Mlflow(Service):
         client.update_run(self._id, status="RUNNING")
         # MLflow takes no new value for a parameter that it has.
         settings = {name: value for name, value in run.settings.by_name().items() if name not in tracked.data.params}
-        parameters = [Param(name, str(value)[:MAX_CHARACTERS]) for name, value in settings.items()]
+        parameters = [Param(name, str(value)[:6000]) for name, value in settings.items()]
         for start in range(0, len(parameters), MAX_PARAMETERS):
             client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
         return max((metric.step for metric in client.get_metric_history(self._id, "time")), default=0)
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        """Logs the results of an epoch, from 1, by the names of results.csv."""
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = [Metric(_metric_name(name), value, now_ms, epoch) for name, value in row.items()]
+        # A name may contain that of a class (``--fitness``), with characters that MLflow refuses.
+        names = {name: posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:250].rstrip("/") for name in row}
+        metrics = [Metric(names[name], value, now_ms, epoch) for name, value in row.items()]
         self._client.log_batch(self._id, metrics)
 
     def store(self, path: Path) -> None:
+        """Stores a file of the complete run."""
         self._client.log_artifact(self._id, str(path))
 
     def close(self, *, is_complete: bool) -> None:
+        """Ends the tracked run, for now if it is not complete."""
         self._client.set_terminated(self._id, "FINISHED" if is_complete else "KILLED")
 
 
-def _metric_name(name: str) -> str:
-    """Replaces characters that MLflow refuses in ``name``, which may contain the name of a class (``--fitness``)."""
-    return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:MAX_NAME_CHARACTERS].rstrip("/")
-
-
-class Wandb(Service):
+class Wandb:
     """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
 
     name = "Weights & Biases"
@@ -159,6 +134,9 @@ class Wandb(Service):
         self._run.finish(exit_code=0 if is_complete else 1)
 
 
+Service = Mlflow | Wandb
+
+
 class Tracker(Hook):
     """Keeps a service up to date with the rows of the run, in a thread. After an error, the next epoch tries again;
     only the first one is logged."""
@@ -167,68 +145,56 @@ class Tracker(Hook):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._make_calls, name=service.name, daemon=True)
-        self._rows: Mapping[int, Mapping[str, float]] = {}
-        self._is_open = False
+        self._rows: queue.SimpleQueue[dict[int, dict[str, float]] | None] = queue.SimpleQueue()  # None: the end
+        self._thread = threading.Thread(target=self._work, name=service.name, daemon=True)
         self._is_complete = False
         self._has_failed = False
-        self._tracked_epochs = 0
 
     def start(self, trainer: Trainer) -> None:
         self._run = trainer.run
-        self._rows = trainer.checkpointer.table.rows
-        if trainer.run.started_from is not None:
-            self._tracked_epochs = trainer.progress.epoch  # unless the service itself can tell
+        self._table = trainer.checkpointer.table
+        self._first_epochs = trainer.progress.epoch  # of earlier starts
         self._thread.start()
-        self._calls.put(partial(self._log, dict(self._rows)))
+        self._rows.put(dict(self._table.rows))
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
-        self._calls.put(partial(self._log, dict(self._rows)))
+        self._rows.put(dict(self._table.rows))
 
     def finish(self, trainer: Trainer) -> None:
         self._is_complete = True
 
     def close(self) -> None:
-        if not self._thread.is_alive():
-            return
-        self._calls.put(partial(self._log, dict(self._rows)))
-        self._calls.put(self._end)
-        self._calls.put(None)
-        self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
-        if self._thread.is_alive() and not self._has_failed:
-            get_logger().warning("%s does not answer; results.csv has all epochs", self._service.name)
+        if self._thread.is_alive():
+            self._rows.put(None)
+            self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
+            if self._thread.is_alive() and not self._has_failed:
+                get_logger().warning("%s does not answer; results.csv has all epochs", self._service.name)
 
-    def _make_calls(self) -> None:
-        """Makes the queued calls until it reads None. Runs in the thread."""
-        while (call := self._calls.get()) is not None:
+    def _work(self) -> None:
+        """Logs the epochs that the service does not have yet, until the end. Runs in the thread."""
+        tracked: int | None = None  # the newest epoch that the service has; None: its run is not open
+        is_running = True
+        while is_running:
+            rows = self._rows.get()
+            is_running = rows is not None
             try:
-                call()
+                if tracked is None:
+                    last_epoch = self._service.open(self._run)
+                    tracked = self._first_epochs if last_epoch is None else last_epoch
+                for epoch, row in sorted((rows or dict(self._table.rows)).items()):
+                    if epoch > tracked:
+                        self._service.log(epoch, {name: row[name] for name in row if name != "epoch"})
+                        tracked = epoch
+                if not is_running:
+                    for path in (self._run.folder / name for name in FILES) if self._is_complete else ():
+                        if path.exists():
+                            self._service.store(path)
+                    self._service.close(is_complete=self._is_complete)
             except BaseException as error:  # any error, even SystemExit: tracking must not end a run
                 if not self._has_failed:
                     message = "%s: %s; tried again after each epoch, and results.csv has all of them"
                     get_logger().warning(message, self._service.name, first_line(error))
                 self._has_failed = True
-
-    def _log(self, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Logs the epochs that the service does not have."""
-        if not self._is_open:
-            last_epoch = self._service.open(self._run)
-            self._tracked_epochs = self._tracked_epochs if last_epoch is None else last_epoch
-            self._is_open = True
-        for epoch, row in sorted(rows.items()):
-            if epoch > self._tracked_epochs:
-                self._service.log(epoch, {name: value for name, value in row.items() if name != "epoch"})
-                self._tracked_epochs = epoch
-
-    def _end(self) -> None:
-        """Stores the files of a complete run, and ends the tracked run."""
-        if not self._is_open:
-            return
-        for path in (self._run.folder / name for name in FILES) if self._is_complete else ():
-            if path.exists():
-                self._service.store(path)
-        self._service.close(is_complete=self._is_complete)
 
 
 def open_services(names: Sequence[str]) -> list[Service]:
@@ -249,20 +215,14 @@ def open_services(names: Sequence[str]) -> list[Service]:
             with contextlib.suppress(UserError):  # there is no home folder
                 os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
             require_package("wandb", flag, f"leave out {flag}")
-            _check_wandb_key()
+            import wandb
+
+            try:  # asks neither a server nor the user
+                has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+            except Exception as error:  # a malformed key, or settings that it refuses
+                raise UserError(f"{flag}: {first_line(error)}") from None
+            if not has_key:
+                way = "run wandb login, or set WANDB_MODE=offline, which needs none"
+                raise UserError(f"{flag}: there is no API key; {way}")
             services.append(Wandb())
     return services
-
-
-def _check_wandb_key() -> None:
-    """Raises UserError if Weights & Biases would need an API key and has none. Asks neither a server nor the user."""
-    import wandb
-
-    try:
-        has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
-    except Exception as error:  # a malformed key, or settings that it refuses
-        raise UserError(f"--tracker wandb: {first_line(error)}") from None
-    if not has_key:
-        raise UserError(
-            "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
-        )

@@ -30,7 +30,6 @@ from engine.train.checkpoint import (
     RunConditions,
     UnscoredEpoch,
 )
-from engine.train.results_csv import CONFIDENCE_COLUMN
 from engine.train.resume import Remaining, TrainingOutcome, TrainingRun
 from engine.train.step import TrainStep
 from utils.batches import Batch
@@ -38,6 +37,7 @@ from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag
 from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError
+from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.files.torch_file import read_checkpoint
 from utils.logger import get_logger
 from utils.program import resume_flag
@@ -192,6 +192,8 @@ class Trainer:
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self._call_hooks("start")
+        if self.run.remaining is Remaining.REPORT and self._unscored is None:  # steps have changed the scored weights
+            self._call_hooks("epoch_saved", self._newest)
         started_from = self.run.started_from
         if self._takes_steps and started_from is not None and started_from.header.ended_by_callback:
             self.save_last()  # must not say that a callback has ended the run while it trains on
@@ -296,9 +298,9 @@ class Trainer:
         processes."""
         if self.ctx.is_main:
             self.checkpointer.flush()  # last.pt needs only the weights of the epoch that it names
-            eval_ranks.remove_weights(before=epoch.number - 1)
+            remove_weights(self.run.folder, before=epoch.number - 1)
             if self._is_newest(epoch):
-                self.checkpointer.write_weights(self.step.ema.module, self._header(), eval_ranks.path(epoch.number))
+                self.checkpointer.write_weights(self.step, self._header(), weights_path(self.run.folder, epoch.number))
         eval_ranks.send(epoch.number, is_closing=epoch.is_closing)
 
     def _is_newest(self, epoch: Epoch) -> bool:
@@ -363,7 +365,7 @@ class Trainer:
         scores = broadcast_object(self.ctx, scores)
         if scores is not None:
             epoch.metrics, epoch.class_ap, fitness, thresholds = scores
-            self.progress.record_thresholds(*thresholds)
+            self.progress.confidence, self.progress.plain_confidence, self.progress.scored_confidence = thresholds
             epoch.is_best = self.progress.record_fitness(epoch.number, fitness)
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
             columns.setdefault(self._fitness.column, self._fitness.name)

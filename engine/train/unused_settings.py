@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from engine.optim.schedule import step_plan
-from engine.train.checkpoint import RunSettings
 from models.detector import Detector
 from utils.config.epochs import closing_epochs
 from utils.config.flags import as_flag, flag_name
-from utils.config.settings import ALL_RANKS, changed_settings
+from utils.config.settings import ALL_RANKS, RunSettings, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.strings import counted
 

@@ -1,4 +1,4 @@
-"""Checkpoints of runs without a model, and folders in which a new run follows an earlier one (``--exist-ok``)."""
+"""Checkpoints of runs without a model."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.checkpoint import Checkpoint, StoredState
-from engine.checkpoint.data_identity import DataIdentity
-from engine.checkpoint.description import RunDescription
-from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
+from engine.train.checkpoint import (
+    Checkpoint,
+    CheckpointHeader,
+    DataIdentity,
+    Progress,
+    RunConditions,
+    RunDescription,
+    StoredState,
+)
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.files.torch_file import write_checkpoint
 
@@ -50,6 +55,7 @@ def checkpoint_of(**changes) -> Checkpoint:
         header=part(CheckpointHeader),
         description=part(RunDescription),
         state=part(StoredState),
+        rows=values.get("rows", []),
         path=values.get("path", Path()),
     )
 
@@ -59,14 +65,3 @@ def save_checkpoint(path: Path, progress: Progress, **changes) -> Checkpoint:
     checkpoint = checkpoint_of(progress=progress, path=path, **changes)
     write_checkpoint(checkpoint.content(), path)
     return checkpoint
-
-
-def name_newest_run(folder: Path, run_id: str) -> None:
-    """Makes ``run_id`` the newest run in ``folder``."""
-    (folder / "settings.yaml").write_text(f"run_id: {run_id}\n")
-
-
-def replace_earlier_run(folder: Path) -> None:
-    """Makes a new run the newest one in ``folder``, where an earlier run has left its last.pt."""
-    save_checkpoint(folder / "last.pt", Progress(), run_id="earlier")
-    name_newest_run(folder, "new")

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.progress import Progress
 from engine.optim.schedule import StepPlan
 from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
-from engine.run.run import ContinuedRun, Remaining, RunSettings, StartedFrom, TrainingRun
+from engine.train.checkpoint import Checkpoint, Checkpointer, Progress
+from engine.train.resume import Remaining, TrainingRun
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
-from utils.config.settings import TrainConfig
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 SINGLE = DistributedContext.single()
 
@@ -39,7 +37,7 @@ class HookTraining:
     def __post_init__(self) -> None:
         self.epochs = self.steps.epochs
         self.started = time.monotonic()
-        self.control = RunControl(self.ctx, Watchdog(StopSignals()))
+        self.control = RunControl(self.ctx, StopSignals())
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
@@ -53,7 +51,7 @@ def hook_training(
     *,
     config: TrainConfig | None = None,
     run_id: str = "run",
-    started_from: StartedFrom | None = None,
+    started_from: Checkpoint | None = None,
     ctx: DistributedContext = SINGLE,
     **parts: Any,
 ) -> HookTraining:
@@ -67,21 +65,6 @@ def hook_training(
     return HookTraining(run, checkpointer, ctx=ctx, **parts)
 
 
-def continued_run(settings: RunSettings, progress: Progress, *, end_reason: str = "") -> ContinuedRun:
-    """Returns the plan of a run that continues after ``progress`` without any changes."""
-    return ContinuedRun(
-        settings=settings,
-        stored=settings,
-        launchers=[""],
-        local_paths=frozenset(),
-        started_from=started_from(progress),
-        known_root="",
-        end_reason=end_reason,
-        change_messages=[],
-        machine_messages=[],
-    )
-
-
-def started_from(progress: Progress, **stored: Any) -> StartedFrom:
+def started_from(progress: Progress, **stored: Any) -> Checkpoint:
     """Returns a run's record of the checkpoint from which it continues. ``stored``: see `checkpoint_of`."""
-    return StartedFrom.of(checkpoint_of(progress=progress, **stored))
+    return checkpoint_of(progress=progress, **stored).record()

@@ -10,8 +10,8 @@ written: every second step writes one) one rank or all get SIGKILL, and the othe
   are those of the uninterrupted run, bit for bit.
 
 `prove_calls` kills rank 0 of two at a file system call: while it stages the data, scans it, fills a cache, writes a
-checkpoint, or closes after the last epoch. The same command, or ``--resume`` once there is a checkpoint, continues;
-after the last epoch, ``--resume auto`` completes the run. The files in the end are also those of the uninterrupted run,
+checkpoint, or closes after the last epoch. The same command, or ``--resume`` once there is a checkpoint, continues. The
+files in the end are also those of the uninterrupted run,
 so nothing that a kill has left stays.
 """
 
@@ -162,12 +162,6 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
     assert_same_run(root / "whole", root / "killed")
 
 
-def is_over(folder: Path) -> bool:
-    """Returns whether the newest checkpoint is the final one, from which nothing can be resumed."""
-    last = folder / "runs" / "exp" / "last.pt"
-    return last.exists() and read_checkpoint(last)["progress"]["epoch"] == CALL_EPOCHS
-
-
 def files_left(folder: Path) -> Counter[str]:
     """Returns the files that a training leaves, except for the event logs of each launch, and the lock that may
     remain next to a disk cache if the process that filled it was killed when it was complete."""
@@ -185,18 +179,15 @@ def prove_calls(root: Path, kills: int) -> None:
     write_dataset(root / "set", train=10, val=4)
     write_model(root / "tiny.yaml")
 
-    def start(folder: Path, number: int, *, auto: bool = False) -> Processes:
-        """Continues in ``folder``, and is killed at that call of this process; 0: never. ``auto``: with the same
-        command and ``--resume auto``, not with the path of the run."""
+    def start(folder: Path, number: int) -> Processes:
+        """Continues in ``folder``, and is killed at that call of this process; 0: never."""
         folder.mkdir(parents=True, exist_ok=True)
         faults = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.scan:_CHUNK:4"
         run = Processes(root / f"{folder.name}.txt", faults=faults)
         given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
         given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
         given += ["--stage", str(folder / "stage")]
-        if auto:
-            given += ["--resume", "auto"]
-        elif (folder / "runs" / "exp" / "last.pt").exists():
+        if (folder / "runs" / "exp" / "last.pt").exists():
             given = ["--resume", str(folder / "runs" / "exp")]
         run.ranks(2, *given)
         return run
@@ -213,11 +204,7 @@ def prove_calls(root: Path, kills: int) -> None:
             seconds = run.wait_gone(GONE_S)
             assert "Traceback" not in run.output(), run.output()
         print(f"killed at call {number} of {total}, gone in {seconds:.1f} s", flush=True)
-        over = is_over(folder)
-        if over:
-            with start(folder, 0) as run:
-                assert run.codes() == [2, 2], run.output()
-        with start(folder, 0, auto=over) as run:  # auto completes what follows the last epoch
+        with start(folder, 0) as run:
             assert run.codes() == [0, 0], run.output()
         assert_same_run(whole / "runs" / "exp", folder / "runs" / "exp")
         left = files_left(folder)

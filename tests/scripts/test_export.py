@@ -22,7 +22,6 @@ import detect
 import export
 import train
 import val
-from engine.checkpoint.data_location import describe_location
 from engine.export import exporter
 from engine.formats import torch_formats
 from engine.inference.open_model import open_model
@@ -92,7 +91,7 @@ def made_once() -> Exported:
 def export_and_move(destination: Path) -> None:
     folder = destination.with_name("exported")
     shutil.rmtree(folder, ignore_errors=True)  # left by an export that failed
-    stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
+    stored = {"source": str(write_dataset(folder / "set", train=6, val=4)), "root": str(folder / "set")}
     known = KNOWN | {"data": stored}
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}
     (folder / "run").mkdir()
@@ -369,7 +368,7 @@ LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # a full disk for every file above this size
 import export
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 run_main(export.main, sys.argv[1:])
 """
 

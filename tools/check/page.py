@@ -17,16 +17,16 @@ from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.census import census_content, take_census
 from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Overlay, PhotoFile
-from engine.run.new_folder import increment_path
 from tools.check.boxes import SIZE_STEP
 from tools.check.dataset_check import CheckResult
 from tools.check.issue_kinds import DUPLICATES, advice_about
 from utils.drawing import page
 from utils.drawing.page import Card, CardPicture
 from utils.errors import UserError, first_line
+from utils.files.new_folder import increment_path
 from utils.files.paths import path_of
 from utils.logger import get_logger
-from utils.process.entrypoint import error_line
+from utils.process.main import error_line
 from utils.program_folders import cache_folder
 from utils.strings import listed
 

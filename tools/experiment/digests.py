@@ -23,7 +23,7 @@ def digests_of_files(config: TrainConfig) -> dict[str, str]:
 
 def _module_file(module: str) -> Path | None:
     """Returns the file from which a training imports ``module``, without importing it here; None if it is not found.
-    The working folder comes last (`engine.hooks.callbacks.load_callbacks`)."""
+    The working folder comes last (`engine.train.callbacks.UserCallbacks`)."""
     if not module:
         return None
     working_folder = os.getcwd()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.run.new_folder import check_run_dir
 from tools.experiment.stored_settings import StoredSettings
 from utils.config.search_settings import KfoldConfig
 from utils.errors import Stopped, UserError
 from utils.files.locks import FileLock
+from utils.files.new_folder import check_run_dir
 from utils.logger import configure_logging, get_logger
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 KFOLD_YAML = "kfold.yaml"
 SEARCH_YAML = "search.yaml"

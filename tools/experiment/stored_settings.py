@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from engine.run.resolve_paths import resolve
+from engine.train.resume import resolve
 from tools.experiment.digests import digests_of_files
 from utils.config.flags import flag_name
 from utils.config.recipes import read_recipe

@@ -6,28 +6,22 @@ import dataclasses
 import math
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.run.results_csv import ResultsTable, read_columns
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
+from utils.files.results_csv import ResultsTable, read_columns
 from utils.files.safe_io import open_direct
-from utils.files.temporary_folder import temporary_folder
-from utils.logger import get_logger
-from utils.process.child import Child, RunResult, start_child
-from utils.process.outcome import Outcome
-from utils.process.stop_signals import StopSignals
+from utils.process.child import RunResult, start_child
+from utils.process.signals import StopSignals
 from utils.program import command_prefix
 
 POLL_S = 0.2
-RETRY_S = 30.0  # wait before a lost process is started again: another program may have filled the memory meanwhile
 RESULTS_CSV = "results.csv"
 # File in the folder of a run, with warnings of libraries and tracebacks, including those from before a resume.
 ERRORS_TXT = "errors.txt"
@@ -37,6 +31,13 @@ def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
     """Returns the settings of a single training of a search or cross-validation."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     return TrainConfig(**values | changes)
+
+
+@dataclass(frozen=True)
+class TrainingResult(RunResult):
+    """How a training ended."""
+
+    is_pruned: bool = False  # its fitness ended it early; the code is 0
 
 
 @dataclass(frozen=True)
@@ -52,65 +53,15 @@ class Pruning:
     should_prune: Callable[[int, float], bool]
 
 
-def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Pruning | None = None) -> RunResult:
-    """Trains in ``folder`` in a process of its own; an existing training continues with the current settings
-    (engine/run/folder_plan.py). Returns how the training ended, now or before.
+def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Pruning | None = None) -> TrainingResult:
+    """Trains in ``folder`` in a process of its own, or continues the training there (``--resume auto``). Returns how
+    the training ended, now or before. ``signals``: the entered signals of this process; they stop the training, which
+    can be resumed.
 
-    A training that is lost (`Outcome.LOST`) is continued once, `RETRY_S` later. ``signals``: the entered signals of
-    this process; they stop the training, which can be resumed.
-
-    Raises UserError if the training is complete, but the results that ``pruning`` needs cannot be read, and `Stopped`
-    if a signal arrives during the wait.
+    Raises UserError if the training is complete, but the results that ``pruning`` needs cannot be read.
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
     reports = EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
-    result = repeat_if_lost(partial(_run_process, config, folder, signals, reports), str(folder))
-    if result.outcome == Outcome.LOST:
-        reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
-        return dataclasses.replace(result, reason=reason)
-    return result
-
-
-def can_begin(config: TrainConfig, scratch: Path) -> bool:
-    """Starts a training, without trackers but with the user's callbacks, and stops it once it has begun. Returns
-    whether it began.
-
-    ``scratch``: beside this path is a temporary folder for the training. Raises `Stopped` if a signal arrives.
-    """
-    with temporary_folder(scratch) as folder:
-        scratch_config = dataclasses.replace(config, project=str(folder), name="run", tracker=[])
-        with (
-            settings_file(scratch_config) as settings,
-            start_child(
-                [*command_prefix("train"), settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            ) as child,
-        ):
-            while child.process.poll() is None and not child.has_begun:
-                with suppress(subprocess.TimeoutExpired):
-                    child.process.wait(POLL_S)
-            return child.has_begun
-
-
-def repeat_if_lost(run: Callable[[], RunResult], name: str) -> RunResult:
-    """Calls ``run``, which runs a process, and returns its result. If the process is lost (`Outcome.LOST`), calls
-    ``run`` once more, `RETRY_S` later. ``name``: what ``run`` does, for the log."""
-    result = run()
-    if result.outcome != Outcome.LOST:
-        return result
-    get_logger().warning("%s: %s; trying again in %.0f s", name, result.reason, RETRY_S)
-    time.sleep(RETRY_S)
-    return run()
-
-
-def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: EpochReports) -> RunResult:
-    """Runs a process of train.py until it ends, and returns how the training ended.
-
-    | pruned | signal received | outcome of the training |
-    | --- | --- | --- |
-    | yes | yes or no | pruned, however its process ended: the fitness that decided this is known |
-    | no | yes | stopped, even if its process has just ended: the next start finds that out |
-    | no | no | the outcome of its process |
-    """
     with (
         settings_file(config) as settings,
         open(folder / ERRORS_TXT, "ab", opener=open_direct) as errors,
@@ -119,29 +70,22 @@ def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, report
             [*command_prefix("train"), settings], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,
     ):
-        result = _wait(child, signals, reports)
-    if result.outcome == Outcome.DONE:
-        reports.report_new(is_final=True)
-    if reports.is_pruned:
-        return RunResult(Outcome.PRUNED)
-    if signals.received:
-        return RunResult(Outcome.STOPPED, code=signals.code)
-    return result
-
-
-def _wait(child: Child, signals: StopSignals, reports: EpochReports) -> RunResult:
-    """Waits for the child to end, and returns how it ended. A signal or ``reports`` can stop it."""
-    is_stopping = False
-    while True:
+        is_stopping = False
         result = child.poll()
-        reports.report_new()
-        if result is not None:
-            return result
-        if not is_stopping and (reports.is_pruned or signals.received):
-            child.process.terminate()  # the training saves before it ends
-            is_stopping = True
-        with suppress(subprocess.TimeoutExpired):
-            child.process.wait(POLL_S)
+        while result is None:
+            reports.report_new()
+            if not is_stopping and (reports.is_pruned or signals.received):
+                child.process.terminate()  # the training saves before it ends
+                is_stopping = True
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(POLL_S)
+            result = child.poll()
+    reports.report_new(is_final=result.code == 0)
+    if reports.is_pruned:  # however its process ended: the fitness that decided this is known
+        return TrainingResult(is_pruned=True)
+    if signals.received:  # even if its process has just ended: the next start finds that out
+        return TrainingResult(signals.code)
+    return TrainingResult(result.code, result.values, result.reason)
 
 
 class EpochReports:

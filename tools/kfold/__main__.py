@@ -10,7 +10,7 @@ fold gets its share of every class. The same command continues after an interrup
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -19,8 +19,7 @@ from functools import partial
 
 from tools.experiment.flag_rules import refuse_unsupported_flags
 from utils.config.search_settings import KfoldConfig
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

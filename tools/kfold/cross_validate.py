@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.experiment.experiment import open_experiment
@@ -21,9 +20,7 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.process.child import RunFailed, RunResult
-from utils.process.outcome import Outcome
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def cross_validate(
         data_folder: folder to which `make_folds` has written the YAMLs and lists of the folds.
         folder: parent folder of the training runs: fold1, fold2, ...
 
-    Raises `RunFailed` if a training or scoring was refused, lost or has failed, and `Stopped` after a signal.
+    Raises `RunFailed` if a training or scoring has failed, and `Stopped` after a signal.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
@@ -104,9 +101,9 @@ def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: Sto
     """
     run.mkdir(parents=True, exist_ok=True)
     train(train_config(config, data=str(data)), run, signals).check()
-    best = best_of_newest_run(run)
-    if best is None:
-        raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
+    best = run / "best.pt"
+    if not best.exists():
+        raise UserError(f"{run.name}: no epoch could be scored")
     result = run_scoring(validation_of(config, best, data))
     if result.reason:
         reason = f"{run.name} could not be scored: {result.reason} (it is trained; the same command scores it)"

@@ -6,13 +6,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
-from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
@@ -21,9 +19,8 @@ from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 from utils.machine.devices import parse_devices
-from utils.process.child import RunResult, start_child
-from utils.process.result_file import report_begun
-from utils.process.stop_signals import StopSignals
+from utils.process.child import RunResult, report_begun, start_child
+from utils.process.signals import StopSignals
 from utils.program import command_prefix
 
 
@@ -54,14 +51,7 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
 
 def run_scoring(validation: ValConfig) -> RunResult:
     """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
-    the next training. Returns how it ended; raises `Stopped` if a signal arrives meanwhile.
-
-    A scoring that is lost is tried once more (`repeat_if_lost`).
-    """
-    return repeat_if_lost(partial(_run_process, validation), f"{validation.weights}: not scored")
-
-
-def _run_process(validation: ValConfig) -> RunResult:
+    the next training. Returns how it ended; raises `Stopped` if a signal arrives meanwhile."""
     with (
         settings_file(validation) as settings,
         start_child([*command_prefix("score-fold"), settings], stop=signal.SIGKILL) as child,

@@ -24,7 +24,6 @@ from optuna.storages.journal import JournalFileOpenLock
 
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.process.identity import has_died, this_process
 
 JOURNAL_LOG = "journal.log"
 TRIALS_FOLDER = "trials"  # folder of the trials' folders
@@ -108,7 +107,7 @@ def has_running_trial(folder: Path) -> bool:
 def single_process_without_locks(folder: Path) -> Iterator[None]:
     """Keeps other processes out of the search in ``folder`` during the block if the file system has no locks.
 
-    Raises UserError if another process is searching there, or was killed on another machine.
+    Raises UserError if another process is searching there, or was killed.
     """
     with FileLock(folder / _STUDY_LOCK) as lock:
         holder = lock.acquire()
@@ -116,25 +115,15 @@ def single_process_without_locks(folder: Path) -> Iterator[None]:
     if has_locks:
         yield
         return
-    pid_file = folder / _ONLY_PROCESS
-    _write_pid_file(pid_file)
+    path = folder / _ONLY_PROCESS
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise UserError(
+            f"{folder}: the file system has no locks, so only one process can search here; if no other does, remove "
+            f"{path}"
+        ) from None
     try:
         yield
     finally:
-        pid_file.unlink(missing_ok=True)
-
-
-def _write_pid_file(pid_file: Path) -> None:
-    """Creates a file that names this process. Raises UserError if the file exists, unless its process has ended."""
-    if pid_file.exists():
-        process = pid_file.read_text(encoding="utf-8", errors="replace")
-        if len(process.split()) == 2 and has_died(process):
-            pid_file.unlink(missing_ok=True)
-    try:
-        with open(pid_file, "x", encoding="utf-8") as file:
-            file.write(this_process())
-    except FileExistsError:
-        raise UserError(
-            f"{pid_file.parent}: the file system has no locks, so only one process can search here; if no other does, "
-            f"remove {pid_file}"
-        ) from None
+        path.unlink(missing_ok=True)

@@ -14,10 +14,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.experiment.experiment import Experiment, open_experiment
 from tools.experiment.folder import SEARCH_YAML, ContinuedFolder
-from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
+from tools.experiment.training import Pruning, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
-from tools.kfold.folds import FOLD_OUTPUTS, data_of, make_folds
-from tools.search.failures import trial_fails
+from tools.kfold.folds import FOLD_OUTPUTS, make_folds
 from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_running_trial, single_process_without_locks
 from tools.search.ranges import Scalar, Space, values_text
 from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
@@ -28,17 +27,14 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.child import RunFailed, RunResult
-from utils.process.outcome import Outcome
-from utils.process.stop_signals import StopSignals
+from utils.process.child import RunFailed
+from utils.process.signals import StopSignals
 from utils.strings import counted
 
-BASE_YAML = "base.yaml"  # hyper-parameters of the base recipe, with which a training is tried if that of a trial fails
 # Names in the folder of a trial: its hyper-parameters, and the folder of its training.
 HYP_YAML = "hyp.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
-MAX_LOSSES = 2  # processes of a search that lose a trial after the same epoch (with --folds: fold) before it fails
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
@@ -48,7 +44,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML, [FOLD_OUTPUTS, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
+    experiment = open_experiment(config, SEARCH_YAML, [FOLD_OUTPUTS, JOURNAL_LOG, TRIALS_FOLDER])
     folder = experiment.folder
     lock = StudyLock(folder.path)
     with single_process_without_locks(folder.path):
@@ -150,14 +146,15 @@ class _TrialRunner:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the trial stays unfinished (`trial_fails`), and `Stopped` after a signal. Another process
-        of the search then continues the trial.
+        A trial fails if its training, or the scoring of a fold, fails after it has begun. Before that, the settings,
+        the data or the machine are the reason, which would also end the other trials: raises `RunFailed`. Raises
+        `Stopped` after a signal. The same command then continues the trial.
         """
         config = self._write_recipe(claim.folder / HYP_YAML, claim.values)
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
-            if not self._fails(claim, error.result):
+            if not error.result.has_begun:
                 raise
             outcome = TrialOutcome.failed(error.result.reason)
         self.study.finish(claim, outcome)
@@ -185,7 +182,7 @@ class _TrialRunner:
         if config.epochs not in fitness_by_epoch:
             check_has_results(folder)
         fitness = max(fitness_by_epoch.values(), default=None)
-        return TrialOutcome.scored(fitness, is_pruned=result.outcome == Outcome.PRUNED)
+        return TrialOutcome.scored(fitness, is_pruned=result.is_pruned)
 
     def _cross_validate(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
         """Trains once per fold. The trial's fitness is computed over the images of all folds together."""
@@ -200,27 +197,6 @@ class _TrialRunner:
                 return TrialOutcome.scored(fitness, is_pruned=True)
         return TrialOutcome.scored(fitness)
 
-    def _fails(self, claim: Claim, result: RunResult) -> bool:
-        """Returns whether a trial whose training or scoring did not succeed fails (`trial_fails`)."""
-        return trial_fails(
-            result,
-            has_begun_before=_has_begun(claim.folder),
-            is_lost_again=lambda: self.study.count_loss(claim) >= MAX_LOSSES,
-            can_base_begin=lambda: self._try_base_recipe(claim, result.reason),
-        )
-
-    def _try_base_recipe(self, claim: Claim, reason: str) -> bool:
-        """Returns whether a training with the base recipe can begin, although that of the trial ``claim`` could not.
-        Then the hyper-parameters of the trial are the reason, and not the settings, the data or the machine."""
-        if self.space.is_baseline(claim.values):
-            return False
-        message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
-        get_logger().warning(message, claim.number, reason)
-        folder = self.experiment.folder.path
-        config = self._write_recipe(folder / BASE_YAML, {})
-        changes = {"data": str(data_of(folder, 0))} if config.folds else {}
-        return can_begin(train_config(config, **changes), claim.folder / RUN_FOLDER)
-
     def _reason_to_stop(self, trials: Sequence[FrozenTrial]) -> str:
         """Returns a message if the last `MAX_FAILURES` trials have failed, as all others would on a broken machine;
         otherwise, or if no trial is left, ""."""
@@ -233,11 +209,6 @@ class _TrialRunner:
             f"stopped after {MAX_FAILURES} failed trials in a row; last error: {reason_of(newest[-1])} "
             "(the same command continues with the next trial)"
         )
-
-
-def _has_begun(folder: Path) -> bool:
-    """Returns whether any training of the trial in ``folder`` has ever begun."""
-    return any(folder.glob("*/settings.yaml"))
 
 
 def _ended_at(frozen: FrozenTrial) -> tuple[datetime, int]:

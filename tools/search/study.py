@@ -35,7 +35,6 @@ from utils.files.locks import FileLock
 HALVING_FACTOR = 3  # reduction factor of successive halving (Li et al. 2020)
 _REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
 # Attributes of a trial: how many processes of the search have lost its training since its newest step, and that step.
-_LOSSES_ATTRIBUTE = "losses"
 _LOST_AFTER_ATTRIBUTE = "lost after"
 # Errors that Optuna raises for lines of the journal that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
@@ -151,17 +150,6 @@ class SharedStudy:
     def reported(self, claim: Claim) -> dict[int, float]:
         """Returns the fitness that a trial has reported, by step."""
         return dict(self.trials()[claim.number].intermediate_values)
-
-    def count_loss(self, claim: Claim) -> int:
-        """Records that this process has lost the training of a trial. Returns how many processes have lost it since its
-        newest step."""
-        frozen = self.trials()[claim.number]
-        losses = 1
-        if frozen.user_attrs.get(_LOST_AFTER_ATTRIBUTE) == frozen.last_step:
-            losses += int(frozen.user_attrs.get(_LOSSES_ATTRIBUTE, 0))
-        claim.trial.set_user_attr(_LOSSES_ATTRIBUTE, losses)
-        claim.trial.set_user_attr(_LOST_AFTER_ATTRIBUTE, frozen.last_step)
-        return losses
 
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
         """Ends the trial: records the outcome in the journal, so that no process continues the trial, then releases its

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.description import RunDescription
+from engine.train.checkpoint import RunDescription
 from models.detector import Detector
 from models.weights.download import fetch_weights
 from models.weights.load import detector_of

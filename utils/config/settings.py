@@ -35,9 +35,9 @@ OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 #        search or a cross-validation continues.
 # "machine": how a process does its part; it may differ even between the ranks of a run.
 Scope = Literal["result", "recipe", "run", "machine"]
-# Which value a resumed run uses: "stored": its own, unless the command line sets another; "fixed": its own, and
-# another is refused; "current": that of the command line.
-OnResume = Literal["stored", "fixed", "current"]
+# Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
+# command line gives another, on each machine or for the whole run; "command": that of the command line, given or not.
+OnResume = Literal["fixed", "machine", "extends", "command"]
 DATA_HELP = "data set YAML, folder of an export, name of a YAML in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
@@ -75,7 +75,7 @@ def setting(
     aliases: tuple[str, ...] = (),
     const: Any = None,
     scope: Scope = "result",
-    on_resume: OnResume = "stored",
+    on_resume: OnResume = "fixed",
     is_path: bool = False,
     positional: str = "",
 ) -> Any:
@@ -218,7 +218,7 @@ class LossLimit:
 class Downloads:
     """Flag of the commands that may download weights."""
 
-    offline: bool = setting(False, help="never download weights", scope="machine")
+    offline: bool = setting(False, help="never download weights", scope="machine", on_resume="machine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,10 +226,13 @@ class _RunConfig(Downloads):
     """Flags of the commands that write a run folder."""
 
     name: str = setting(
-        "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="fixed"
+        "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="command"
     )
     exist_ok: bool = setting(
-        False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
+        False,
+        help="write into an existing run folder; detect and val remove what they wrote there before",
+        scope="run",
+        on_resume="command",
     )
 
 
@@ -264,31 +267,34 @@ class DataFlags(LossLimit, _RunConfig):
     classes: list[str] = setting(
         factory=list,
         help="use only these classes of the data set, by number or name; default: all, or the checkpoint's",
-        on_resume="fixed",
     )
-    single_cls: bool = setting(False, help="treat all classes as one", on_resume="fixed")
-    cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine")
+    single_cls: bool = setting(False, help="treat all classes as one")
+    cache_dir: str = setting(
+        "", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine", on_resume="machine"
+    )
     device: str = setting(
-        "", help="cpu, mps, 0 or 0,1; empty: the best available device", scope="machine", on_resume="current"
+        "", help="cpu, mps, 0 or 0,1; empty: the best available device", scope="machine", on_resume="command"
     )
     workers: int = setting(
         -1,
         Bounds(-1, 1024),
         help="loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs",
         scope="machine",
+        on_resume="machine",
     )
-    noplots: bool = setting(False, help="do not write plots", scope="run")
+    noplots: bool = setting(False, help="do not write plots", scope="run", on_resume="extends")
     stage: str = setting(
         "",
         help="copy the data to this folder on each node's local disk first; may contain {node_rank}",
         scope="machine",
+        on_resume="machine",
     )
     spawn: int = setting(
         0,
         Bounds(0),
         help="start this many processes on this machine without torchrun",
         scope="machine",
-        on_resume="current",
+        on_resume="command",
     )
 
 
@@ -296,7 +302,7 @@ class DataFlags(LossLimit, _RunConfig):
 class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
-    data: str = setting("demo", help=DATA_HELP, is_path=True)
+    data: str = setting("demo", help=DATA_HELP, is_path=True, on_resume="machine")
     fraction: float = setting(
         1.0, Bounds(1e-6, 1), help="train on a random fraction of the training images, drawn with --seed"
     )
@@ -304,26 +310,18 @@ class TrainConfig(DataFlags):
         0.0,
         Bounds(0.05, 0.5, sentinel=0.0),
         help="without 'val': hold out this fraction of the training images; 0: none",
-        on_resume="fixed",
     )
     model: str = setting(
-        "",
-        aliases=("--cfg",),
-        help="model name or YAML; empty: the model of --weights, or yolov8n",
-        on_resume="fixed",
-        is_path=True,
+        "", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n", is_path=True
     )
     weights: str = setting(
-        "",
-        help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch",
-        on_resume="fixed",
-        is_path=True,
+        "", help="checkpoint to start from, or a public name such as yolov8n; empty: from scratch", is_path=True
     )
-    teacher: str = setting("", help="trained, usually larger model whose outputs are additional targets", is_path=True)
+    teacher: str = setting(
+        "", help="trained, usually larger model whose outputs are additional targets", is_path=True, on_resume="machine"
+    )
     keep_old: bool = setting(
-        False,
-        help="learn new classes without losing those of --weights, which the data set does not label",
-        on_resume="fixed",
+        False, help="learn new classes without losing those of --weights, which the data set does not label"
     )
     hyp: str = setting(
         "auto",
@@ -333,15 +331,19 @@ class TrainConfig(DataFlags):
     override: list[str] = setting(
         factory=list, aliases=("--set",), help="hyper-parameters that override --hyp", scope="recipe"
     )
-    epochs: int = setting(100, Bounds(1), help="number of epochs")
+    epochs: int = setting(100, Bounds(1), help="number of epochs", on_resume="extends")
     time: float = setting(
-        0.0, Bounds(0), help="train for as many epochs as fit into this many hours; 0: no limit, train for --epochs"
+        0.0,
+        Bounds(0),
+        help="train for as many epochs as fit into this many hours; 0: no limit, train for --epochs",
+        on_resume="extends",
     )
     batch_size: int = setting(
         16,
         Bounds(1, sentinel=FIND_BATCH_SIZE),
         aliases=("--batch",),
         help="images per global batch; -1: as many as fit",
+        on_resume="extends",
     )
     imgsz: int = setting(640, Bounds(64), aliases=IMGSZ_ALIASES, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
@@ -350,7 +352,7 @@ class TrainConfig(DataFlags):
         const="",
         help="resume a checkpoint; without a value: the newest run; auto: start or resume --project/--name",
         scope="run",
-        on_resume="current",
+        on_resume="command",
     )
     cache: str = setting(
         "none",
@@ -358,6 +360,7 @@ class TrainConfig(DataFlags):
         const="ram",
         help="keep decoded images, one copy per node",
         scope="run",
+        on_resume="machine",
     )
     image_weights: bool = setting(False, help="sample images of classes with low AP more often")
     repeat_factor: float = setting(
@@ -374,46 +377,54 @@ class TrainConfig(DataFlags):
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
     nominal_batch: int = setting(0, Bounds(0), help="images over which a step accumulates gradients; 0: one batch")
     amp: str = setting("auto", Bounds(choices=_AMP), help="autocast type; auto: bf16 if supported, fp16 on older GPUs")
-    compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
+    compile: bool = setting(
+        False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed", on_resume="machine"
+    )
     sync_bn: int = setting(
         0,
         Bounds(0, sentinel=ALL_RANKS),
         const=ALL_RANKS,
         help="synchronize batch norm over all processes or groups of n; 0: off",
     )
-    zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)")
+    zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)", on_resume="machine")
     virtual_ranks: int = setting(
         0, Bounds(0), help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
     )
     pipeline: int = setting(
-        1, Bounds(1, 2), help="2: split the model's layers between two processes, for images too large for one device"
+        1,
+        Bounds(1, 2),
+        help="2: split the model's layers between two processes, for images too large for one device",
+        on_resume="machine",
     )
     threads: int = setting(
-        0, Bounds(0, _MAX_THREADS), help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"
+        0,
+        Bounds(0, _MAX_THREADS),
+        help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs",
+        on_resume="machine",
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(
-        factory=list,
-        help="layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers",
-        on_resume="fixed",
+        factory=list, help="layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers"
     )
     label_smoothing: float = setting(0.0, Bounds(0, 0.5), help="label smoothing of the classes")
     fitness: str = setting(
-        "AP",
-        help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME",
-        on_resume="fixed",
+        "AP", help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"
     )
-    patience: int = setting(0, Bounds(0), help="stop after this many epochs without a better --fitness; 0: never")
-    save_period: int = setting(0, Bounds(0), help="keep an additional checkpoint every n epochs; 0: never", scope="run")
+    patience: int = setting(
+        0, Bounds(0), help="stop after this many epochs without a better --fitness; 0: never", on_resume="extends"
+    )
+    save_period: int = setting(
+        0, Bounds(0), help="keep an additional checkpoint every n epochs; 0: never", scope="run", on_resume="extends"
+    )
     save_minutes: float = setting(
-        10.0, Bounds(0), help="also save within an epoch every n minutes; 0: never", scope="run"
+        10.0, Bounds(0), help="also save within an epoch every n minutes; 0: never", scope="run", on_resume="extends"
     )
     eval_ranks: int = setting(
         0,
         Bounds(0),
         help="the last n processes only validate, while the others train; 0: all processes do both",
         scope="run",
-        on_resume="current",
+        on_resume="command",
     )
     val_every: int = setting(1, Bounds(0), help="validate every n epochs and at the end; 0: at the end only")
     noautoanchor: bool = setting(False, help="never refit anchors")
@@ -422,23 +433,50 @@ class TrainConfig(DataFlags):
         bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
         help="export best.pt to these formats at the end; tested before the first epoch",
         scope="run",
+        on_resume="extends",
     )
     seed: int = setting(0, Bounds(0), help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
-    callbacks: str = setting("", help="MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end")
+    callbacks: str = setting(
+        "", help="MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end", on_resume="extends"
+    )
     tracker: list[str] = setting(
         factory=list,
         bounds=Bounds(choices=("mlflow", "wandb")),
         help="services that also receive settings, results and reports",
         scope="run",
+        on_resume="extends",
     )
-    project: str = setting("runs/train", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
+    project: str = setting(
+        "runs/train", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run", on_resume="command"
+    )
 
     @property
     def folder(self) -> Path:
         """The folder ``--project/--name``. A new run is in another one (exp2, ...) if it exists, unless ``--exist-ok``
         or ``--resume auto`` is given."""
         return Path(self.project, self.name)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """All settings of a run."""
+
+    config: TrainConfig  # paths are absolute (`engine.train.resume.resolve`)
+    hyp: Hyperparameters
+
+    def with_epochs(self, epochs: int) -> RunSettings:
+        """Returns the settings with another number of epochs."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, epochs=epochs))
+
+    @property
+    def overridden(self) -> set[str]:
+        """Names of the hyper-parameters that ``--set`` gives."""
+        return {item.partition("=")[0].strip() for item in self.config.override}
+
+    def by_name(self) -> dict[str, Any]:
+        """Returns all flags and hyper-parameters by name."""
+        return {**dataclasses.asdict(self.config), **dataclasses.asdict(self.hyp)}
 
 
 @dataclass(frozen=True, kw_only=True)

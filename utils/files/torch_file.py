@@ -53,7 +53,7 @@ _CONTAINERS: dict[str, type] = {
 
 class CheckpointContent(TypedDict, total=False):
     """Types that every reader of a checkpoint can rely on. Weights-only files have only some of these keys; for
-    resuming, `engine.checkpoint.checkpoint.Checkpoint` checks all of them."""
+    resuming, `engine.train.checkpoint.Checkpoint` checks all of them."""
 
     version: int
     program: str

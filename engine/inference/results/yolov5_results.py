@@ -22,9 +22,9 @@ from engine.inference.results.result_names import UniqueStems, class_folders, wr
 from engine.inference.results.result_records import DataFrame
 from engine.inference.results.results import ResultList, Results
 from engine.inference.results.window import Window
-from engine.run.new_folder import increment_path
 from utils.drawing.draw import write_image
 from utils.errors import UserError
+from utils.files.new_folder import increment_path
 from utils.machine.packages import require_package
 from utils.strings import counted
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.checkpoint.progress import Progress
 from engine.commands import export
 from engine.commands.export_record import EXPORT_RECORD, ExportRecord
-from engine.run.folder import LOCK_NAME, lock_folder
+from engine.train.checkpoint import Progress
+from engine.train.folder import LOCK_NAME, lock_folder
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
+from tests.helpers.run_checkpoints import save_checkpoint
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.errors import UserError
@@ -59,7 +59,6 @@ def folder(tmp_path: Path) -> Path:
     """The folder of a run with a best.pt."""
     folder = tmp_path / "exp"
     folder.mkdir()
-    name_newest_run(folder, "a")
     save_checkpoint(folder / "best.pt", Progress(), run_id="a")
     return folder
 

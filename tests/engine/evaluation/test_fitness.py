@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import train
-from engine.checkpoint.progress import Progress
 from engine.evaluation import evaluator
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import score_detections
+from engine.train.checkpoint import Progress
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes

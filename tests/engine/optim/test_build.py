@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.optim.build import (
     RULES,
     LoadedParameters,
@@ -20,6 +19,7 @@ from engine.optim.build import (
 from engine.optim.muon import orthogonalize
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import Schedule, step_plan
+from engine.train.checkpoint import copy_to_cpu
 from tests.helpers.ranks import run_ranks
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext

@@ -29,7 +29,7 @@ from tools.shard.write_shards import write_set
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
-from utils.process.ports import free_port
+from utils.process.spawn import free_port
 
 SMALL = [*scripts.SMALL[:-1], "--epochs", "2"]  # with plots
 

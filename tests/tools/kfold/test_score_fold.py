@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_weights
-from tools.experiment import training
+from tools.experiment.training import TrainingResult
 from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
 from tools.kfold.score_fold import validation_of
@@ -17,15 +17,8 @@ from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
 from utils.config.settings_file import settings_file
-from utils.process.child import RunFailed, RunResult
-from utils.process.outcome import Outcome
-from utils.process.stop_signals import StopSignals
-from utils.program import command_prefix
-
-
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "RETRY_S", 0)
+from utils.process.child import RunFailed
+from utils.process.signals import StopSignals
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +44,7 @@ def validation_in(folder: Path, *more: str) -> ValConfig:
 
 def score_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> CrossValidation:
     """Returns the scores of the first fold, scored now or before."""
-    monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Outcome.DONE))
+    monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: TrainingResult())
     with StopSignals() as signals:
         return next(cross_validate(config_of(folder), signals, data_folder=folder, folder=folder))
 
@@ -66,17 +59,7 @@ def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
     )
     with refused(message, RunFailed) as caught:
         score_first(folds, monkeypatch)
-    assert caught.value.result.outcome == Outcome.LOST
-
-
-@pytest.mark.usefixtures("preloaded")
-def test_a_scoring_that_fails_once_is_tried_again(folds, monkeypatch, caplog):
-    """Otherwise, a program that fills the memory for a moment would end a whole search."""
-    (folds / "fold1" / "detections.npz").unlink(missing_ok=True)
-    killed_once = [["sh", "-c", "kill -9 $$"], command_prefix("score-fold")]
-    monkeypatch.setattr(score_fold, "command_prefix", lambda _: killed_once.pop(0))
-    score_first(folds, monkeypatch)
-    assert "fold1/best.pt: not scored: killed by SIGKILL; is there enough memory?; trying again in 0 s" in caplog.text
+    assert caught.value.result.code == -9
 
 
 @pytest.mark.parametrize("more", [[], ["--batch-size", "-1", "--classes", "light", "--single-cls", "--device", "0,1"]])

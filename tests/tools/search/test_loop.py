@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from engine.evaluation.fitness import Fitness
-from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import call, error_of
-from tests.helpers.searches import RANGES, read_trials
+from tests.helpers.searches import read_trials
 from tests.helpers.tiny import write_dataset
 from tools.experiment import training
 from tools.search.__main__ import main
 from utils.config.parser import parse_config
-from utils.config.recipes import hyperparameters_from
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.files.locks import FileLock
+from utils.files.results_csv import ResultsTable
 from utils.process.child import RunResult
 
 optuna = pytest.importorskip("optuna")
@@ -32,14 +30,11 @@ RECALL = Fitness.parse("recall", ())
 SCORED = RunResult.of(0, {})
 STOPPED = RunResult.of(75, {})
 NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
-LOST = RunResult.of(-signal.SIGKILL, {"begun": True})
-NO_MEMORY = RunResult.of(2, {"error": "no memory on cuda:0", "cause": "memory", "begun": True})
-LOST_BEFORE = RunResult.of(-signal.SIGKILL, {})
+KILLED = RunResult.of(-signal.SIGKILL, {"begun": True})
+NO_MEMORY = RunResult.of(2, {"error": "no memory on cuda:0", "begun": True})
 REFUSED_BEFORE = RunResult.of(2, {"error": "the data has no objects left"})
 CRASHED_BEFORE = RunResult.of(-signal.SIGSEGV, {})
-BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
-BEGUN = RunResult.of(75, {"begun": True})  # a training with the base recipe, which is stopped
-LOST_TWICE = [LOST, LOST]  # a lost training is tried once more
+BUG_BEFORE = RunResult.of(1, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
 
 
 def states_of(folder: Path) -> list[str]:
@@ -57,12 +52,11 @@ def child(tmp_path, monkeypatch):
     """
     program = tmp_path / "ends.py"
     monkeypatch.setattr(training, "command_prefix", lambda command: [python(), str(program)])
-    monkeypatch.setattr(training, "RETRY_S", 0)
 
     def set_end(code: int, **result: object) -> None:
         program.write_text(
             f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-            "from utils.process.result_file import claim_result_file, write_result\n"
+            "from utils.process.child import claim_result_file, write_result\n"
             f"claim_result_file()\nwrite_result(**{result!r})\nsys.exit({code})\n"
         )
 
@@ -84,14 +78,12 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(root_and_flags, child,
         {"error": "--device 3: no such GPU"},  # before the run has continued
         {"error": "last.pt: could not be written", "folder": "run"},  # the disk is full
     ):
-        child(2, **result, cause="machine")
+        child(2, **result)
         assert error_of(capsys, main, *flags) == f"error: {result['error']}"
         assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
         assert states_of(folder) == ["RUNNING"]
-    child(2, error="process 1 was killed", cause="lost process")
-    assert error_of(capsys, main, *flags) == (
-        f"error: {run}: process 1 was killed (finished epochs are kept; the same command continues)"
-    )
+    child(2, error="process 1 was killed")
+    assert error_of(capsys, main, *flags) == "error: process 1 was killed"
     assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
     assert states_of(folder) == ["RUNNING"]
 
@@ -119,7 +111,7 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(
     _, flags = root_and_flags
     folder = tmp_path / "search"
     trials = folder / "trials"
-    child(2, error="--device 3: no such GPU", cause="machine")
+    child(2, error="--device 3: no such GPU")
     with FileLock(trials / "0001" / ".trial.lock") as other:
         if is_shared:
             (trials / "0001").mkdir(parents=True)
@@ -135,7 +127,7 @@ def test_folds_need_no_validation_split(root_and_flags, tmp_path, child, capsys)
     data = write_dataset(tmp_path / "set", train=8, val=2)
     data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))
     flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
-    child(2, error="--device 3: no such GPU", cause="machine")
+    child(2, error="--device 3: no such GPU")
     assert "no such GPU" in error_of(capsys, main, *flags, "--folds", "2")
     assert not [path for path in (tmp_path / "exp").iterdir() if not path.name.startswith(".")]
     assert "'val'" in error_of(capsys, main, *flags)
@@ -165,7 +157,6 @@ def trainings(monkeypatch):
         yield SimpleNamespace(process=process, poll=lambda: result, has_begun=result.has_begun)
 
     monkeypatch.setattr(training, "start_child", start)
-    monkeypatch.setattr(training, "RETRY_S", 0)
     return endings
 
 
@@ -180,17 +171,11 @@ def trainings(monkeypatch):
             4,
             id="three in a row",
         ),
-        pytest.param([[SCORED, *[CRASHED_BEFORE] * 2]], "CR", ["killed by SIGSEGV"], 1, id="crash"),
+        pytest.param([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 1, id="crash"),
         pytest.param(
-            [[SCORED, *[REFUSED_BEFORE] * 2], [REFUSED_BEFORE] * 2],
-            "CR",
-            ["has no objects left"] * 2,
-            1,
-            id="refused twice",
+            [[SCORED, REFUSED_BEFORE], [REFUSED_BEFORE]], "CR", ["has no objects left"] * 2, 1, id="refused twice"
         ),
-        pytest.param(
-            [[SCORED, *[BUG_BEFORE] * 2], [BUG_BEFORE] * 2], "CR", ["uncorrectable ECC error"] * 2, 1, id="bug twice"
-        ),
+        pytest.param([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 1, id="bug twice"),
         pytest.param(
             [[NOT_FINITE] * 3, [NOT_FINITE]],
             "FFFF",
@@ -205,7 +190,7 @@ def trainings(monkeypatch):
         pytest.param(
             [[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1, id="the last three of all"
         ),
-        pytest.param([[SCORED, *[NO_MEMORY] * 2, SCORED, SCORED, SCORED]], "CFCCC", [""], 1, id="out of memory"),
+        pytest.param([[SCORED, NO_MEMORY, SCORED, SCORED, SCORED]], "CFCCC", [""], 1, id="out of memory"),
         pytest.param(
             [[NOT_FINITE] * 3, [NOT_FINITE], [NOT_FINITE], []],
             "FFFFF",
@@ -213,28 +198,7 @@ def trainings(monkeypatch):
             0,
             id="all fail",
         ),
-        # What the kernel kills each time does not block the search for ever.
-        pytest.param(
-            [LOST_TWICE, [*LOST_TWICE, SCORED, NOT_FINITE, SCORED, SCORED]],
-            "FCFCC",
-            ["killed by SIGKILL", ""],
-            1,
-            id="killed in two starts",
-        ),
-        pytest.param(
-            [LOST_TWICE, [SCORED, SCORED, *LOST_TWICE]], "CCR", ["killed by SIGKILL"] * 2, 2, id="killed in one start"
-        ),
-        pytest.param([[LOST, *[SCORED] * 5]], "CCCCC", [""], 1, id="killed once"),
-        pytest.param(
-            [[SCORED, *[LOST_BEFORE] * 3], [LOST_BEFORE] * 3, [LOST_BEFORE] * 3],
-            "CR",
-            ["killed by SIGKILL"] * 3,
-            1,
-            id="killed before it begins",
-        ),
-        pytest.param(
-            [LOST_TWICE, [REFUSED_BEFORE]], "R", ["killed by SIGKILL", "has no objects left"], 1, id="began before"
-        ),
+        pytest.param([[SCORED, KILLED, SCORED, SCORED, SCORED]], "CFCCC", [""], 1, id="killed"),
     ],
 )
 def test_a_broken_machine_does_not_use_up_the_trials(
@@ -252,48 +216,6 @@ def test_a_broken_machine_does_not_use_up_the_trials(
     folder = tmp_path / "broken"
     assert "".join(state[0] for state in states_of(folder)) == states
     assert len(list(folder.rglob("last.pt"))) == kept
-
-
-@pytest.mark.parametrize(
-    "results", [[REFUSED_BEFORE], [BUG_BEFORE], [LOST_BEFORE] * 2], ids=["refused", "bug", "killed"]
-)
-def test_a_trial_that_alone_cannot_begin_fails_alone(root_and_flags, tmp_path, trainings, results):
-    """Its own hyper-parameters are the reason if the recipe's can be trained."""
-    _, flags = root_and_flags
-    trainings += [({1: 0.5}, SCORED), *[({}, result) for result in results], ({}, BEGUN), ({1: 0.5}, SCORED)]
-    main([*flags, "--project", str(tmp_path), "--name", "alone", "--trials", "3"])
-    rows = read_trials(tmp_path / "alone")
-    assert [row["state"] for row in rows] == ["complete", "failed", "complete"]
-    assert results[0].reason in rows[1]["reason"]
-    assert hyperparameters_from(str(tmp_path / "alone" / "base.yaml")) == replace(Hyperparameters(), ema_tau=2.0)
-
-
-@pytest.mark.parametrize(
-    ("ranges", "result"),
-    [
-        ("mosaic: [0, 1]\n", REFUSED_BEFORE),  # the values of the first trial are those of the recipe
-        (RANGES, RunResult.of(2, {"error": "the disk is full", "cause": "machine"})),
-    ],
-)
-def test_a_trial_that_cannot_begin_is_not_compared_in_vain(root_and_flags, tmp_path, trainings, capsys, ranges, result):
-    """No other training is started."""
-    _, flags = root_and_flags
-    (tmp_path / "ranges.yaml").write_text(ranges)
-    trainings.append(({}, result))
-    flags = [*flags, "--hyp", str(tmp_path / "ranges.yaml"), "--project", str(tmp_path)]
-    assert error_of(capsys, main, *flags) == f"error: {result.reason}"
-
-
-def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_is_lost(
-    root_and_flags, tmp_path, trainings, capsys
-):
-    _, flags = root_and_flags
-    flags = [*flags, "--project", str(tmp_path), "--name", "lost", "--trials", "1"]
-    for fitness, state in (({1: 0.5}, "RUNNING"), ({2: 0.6}, "RUNNING"), ({3: 0.7}, "RUNNING"), ({}, "FAIL")):
-        trainings += [(fitness, LOST), ({}, LOST)]
-        with suppress(SystemExit):
-            call(main, *flags)
-        assert states_of(tmp_path / "lost") == [state]
 
 
 def test_rows_that_a_power_cut_has_destroyed_still_count(root_and_flags, tmp_path, trainings):
@@ -337,7 +259,7 @@ def test_a_refused_search_waits_for_a_process_that_is_claiming_a_trial(root_and_
     def be_refused(*_: object) -> RunResult:
         study_lock.acquire()
         threading.Timer(0.2, claim).start()
-        return RunResult.of(2, {"error": "--device 3: no such GPU", "cause": "machine"})
+        return RunResult.of(2, {"error": "--device 3: no such GPU"})
 
     monkeypatch.setattr("tools.search.loop.train", be_refused)
     with study_lock, trial_lock:

@@ -11,17 +11,13 @@ import random
 import struct
 import warnings
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.data_identity import DataIdentity
-from engine.run.merge_settings import merge_config, merge_hyperparameters
-from engine.run.restore import EpochChange, EpochData, adapt_progress
-from engine.run.run import RunSettings
+from engine.train.checkpoint import Checkpoint, DataIdentity
+from engine.train.resume import continue_at, merge_settings
 from models.weights.load import load_detector
 from models.weights.read import read_weights
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
@@ -64,13 +60,9 @@ def checkpoints(case: Case) -> str:
 def resume(path: Path) -> None:
     """Does what --resume does with a checkpoint before anything is built."""
     checkpoint = Checkpoint.read(path)
-    flags = TrainConfig()
-    stored = RunSettings(checkpoint.description.config, checkpoint.description.hyp)
-    config = merge_config(stored.config, flags, ())
-    merge_hyperparameters(stored, flags, ())
-    data = EpochData(batches=1, images=1, identity=DataIdentity(train_labels="a", val_labels="b"))
-    settings = replace(stored, config=replace(config, batch_size=4))
-    adapt_progress(EpochChange(checkpoint, settings, data))
+    config, _ = merge_settings(checkpoint.description.config, TrainConfig(batch_size=4), ("batch_size",), path)
+    identity = DataIdentity(train_labels="a", val_labels="b")
+    continue_at(checkpoint, config, epoch_batches=1, identity=identity)
 
 
 def write_other_values(path: Path, rng: random.Random, last: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from data.cache.disk import mapped_environment
 from data.images.decode import read_image
 from data.index.index import DatasetIndex
 from data.labels.findings import NO_LABEL
-from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.results_csv import ResultsTable
+from engine.train.checkpoint import Checkpoint
 from models.spec import load_spec
 from models.weights.read import read_weights
 from tests.robustness.fuzzing import inputs
@@ -21,6 +20,7 @@ from tests.robustness.fuzzing.targets.case import Case, must_work
 from tests.robustness.fuzzing.world import cached_pixels, scan
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters
+from utils.files.results_csv import ResultsTable
 
 # Files of a data set, with the kinds of labels whose scan reads them.
 READ_BY_SCANS = {

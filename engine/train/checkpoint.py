@@ -1,0 +1,518 @@
+"""The checkpoint of a run: what it contains, how it is captured, written in the background, read and put in place.
+
+last.pt is the one record of a run: weights, averaged weights, optimizer, position, settings, and the rows of
+results.csv. settings.yaml and results.csv are written from it, for people.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.index.index import DatasetIndex
+from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
+from models.modules import is_parallel, unwrap
+from utils.config.epochs import validates_after
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext, gather_arrays
+from utils.errors import UserError, all_mistakes
+from utils.files.results_csv import ResultsTable
+from utils.files.torch_file import read_checkpoint, write_checkpoint
+from utils.machine.limits import DISK_FULL
+from utils.program import resume_flag
+from utils.schema import Bounds, Count, build
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from engine.optim.ema import ModelEma
+    from engine.optim.optimizer_set import OptimizerSet
+    from models.detector import Detector
+
+RESULTS_CSV = "results.csv"
+_STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
+# Keys that best.pt leaves out: it stores the averaged weights and their description.
+_RUN_KEYS = (
+    "model", "optimizer", "scaler", "run", "rows", "rank_buffers", "unscored", "ended_by_callback", "teacher"
+)  # fmt: skip
+
+
+@dataclass
+class Progress:
+    """Counts epochs, steps and losses, and stores the best epoch. All random numbers are keyed by these counts, so no
+    RNG state is saved. Only its own methods change it."""
+
+    epoch: Count = 0  # epochs completed
+    batch: Count = 0  # micro-batches of the next epoch taken
+    step: Count = 0  # micro-batches taken by each rank
+    updates: Count = 0  # optimizer steps taken
+    loss_sums: list[float] = field(default_factory=list)  # sums over the finite steps of the epoch; empty: none yet
+    finite_steps: Count = 0  # finite steps of the epoch so far
+    bad_steps: Count = 0  # non-finite ones in a row
+    best_fitness: float = -1.0  # see `engine.evaluation.fitness.Fitness`
+    best_epoch: Annotated[int, Bounds(-1)] = -1
+    # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
+    confidence: float | None = None
+    plain_confidence: float | None = None
+    scored_confidence: float | None = None
+    class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
+
+    def describe(self, epoch_batches: int) -> str:
+        """Returns the progress text: ``2 epochs``, ``epoch 3, batch 5 of 10``, ``the steps of epoch 3``."""
+        if not self.batch:
+            return counted(self.epoch, "epoch")
+        if self.batch == epoch_batches:
+            return f"the steps of epoch {self.epoch + 1}"
+        return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
+
+    def record_fitness(self, epoch: int, fitness: float) -> bool:
+        """Records the ``fitness`` of an epoch; it may be nan. Returns whether it is the best so far."""
+        is_best = fitness > self.best_fitness
+        if is_best:
+            self.best_fitness = fitness
+            self.best_epoch = epoch
+        return is_best
+
+    def forget_best(self) -> None:
+        """Makes the next validated epoch the best one."""
+        self.best_epoch = -1
+        self.best_fitness = -1.0
+
+    def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
+        """Returns True if ``epoch``, by default the newest completed one, is at least ``patience`` epochs after the
+        best one. Returns False for a ``patience`` of 0, and before any epoch has a score."""
+        newest = self.epoch if epoch is None else epoch
+        epochs_without_best = newest - self.best_epoch
+        return patience > 0 and self.best_epoch >= 0 and epochs_without_best >= patience
+
+    def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
+        """Returns True if a run of ``epochs`` that validates every ``val_every`` ends here because no later epoch was
+        better."""
+        is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
+        return is_validated and self.epoch < epochs and self.has_stalled(patience)
+
+    def count_step(self, micro_batches: int) -> None:
+        """Counts a step of the optimizer over ``micro_batches``."""
+        self.batch += micro_batches
+        self.step += micro_batches
+        self.updates += 1
+
+    def count_losses(self, losses: Sequence[float], *, is_finite: bool) -> None:
+        """Adds the losses of a step, unless it is not finite."""
+        self.bad_steps = 0 if is_finite else self.bad_steps + 1
+        if is_finite:
+            sums = self.loss_sums or [0.0] * len(losses)
+            self.loss_sums = [total + loss for total, loss in zip(sums, losses)]
+            self.finite_steps += 1
+
+    def mean_losses(self, names: Sequence[str]) -> dict[str, float]:
+        """Returns the mean losses by name over the finite steps of the epoch; nan if there are none."""
+        sums = self.loss_sums or [math.nan] * len(names)
+        return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
+
+    def complete_epoch(self) -> None:
+        """Counts the epoch whose steps are done."""
+        self.epoch += 1
+        self.begin_epoch()
+
+    def begin_epoch(self, batch: int = 0) -> None:
+        """Begins to sum the losses of the next epoch, after its first ``batch`` micro-batches."""
+        self.batch = batch
+        self.loss_sums = []
+        self.finite_steps = 0
+
+
+# Fields of `Progress` that follow from a validation.
+RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
+
+
+@dataclass(frozen=True)
+class UnscoredEpoch:
+    """The newest epoch, if its scores are still missing. Its averaged weights are those of the checkpoint, or, within
+    the next epoch (``--eval-ranks``), in a file of their own (`engine.parallel.eval_ranks.weights_path`)."""
+
+    number: int  # from 1
+    row: dict[str, float]  # its row of results.csv
+    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConditions:
+    """The processes and the data of a run when it was saved, and how long it had trained."""
+
+    world_size: int
+    device: str  # its type
+    seconds: float  # training time over all its starts
+    epoch_batches: Count  # micro-batches of an epoch on each rank
+    images: int  # number of training images, or of their tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointHeader:
+    """The moment at which a checkpoint was saved, a step boundary."""
+
+    progress: Progress
+    run: RunConditions
+    metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
+    unscored: UnscoredEpoch | None = None
+    ended_by_callback: bool = False  # a callback has ended the run here (``stop()``): only its report may be missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataIdentity:
+    """The fingerprint of a run's training and validation samples, which are tiles for data with tiles.
+
+    It depends on the sizes and labels of the images in their order, so a copy of a data set has the same one. Other
+    pixels in images of the same size are not noticed.
+    """
+
+    train_labels: str  # `DatasetIndex.label_digest` of the training samples
+    val_labels: str
+
+    @classmethod
+    def of(cls, train: DatasetIndex, val: DatasetIndex) -> DataIdentity:
+        """Returns the fingerprint of two indexes; equal on all ranks, because `check_same_data` has compared them."""
+        return cls(train_labels=train.label_digest(), val_labels=val.label_digest())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """The model, the settings and the data of a run, as all of its checkpoints store them."""
+
+    run_id: str  # random; trackers continue the run with this id
+    model_spec: dict[str, Any]
+    names: list[str]  # class names
+    used_classes: list[str]  # names of the data set's classes that --classes chose
+    imgsz: int
+    bits: int  # per image channel; the number of channels is in ``model_spec``
+    config: TrainConfig
+    hyp: Hyperparameters
+    data: dict[str, str]  # absolute paths: "source" is the YAML, "root" the folder of its entries ("": staged)
+    identity: DataIdentity
+    val_images: list[str]  # held out by --val-fraction: names in the data set's folder
+    tile: int  # side of the tiles of the data set's images, pixels; 0: whole images
+    pretrained: dict[str, list[int]]  # parameters from weights, and their random rows
+    new_lr_mult: float  # see `engine.optim.build.LoadedParameters`
+    origin: dict[str, str]  # see `models.weights.origin.Origin`
+    # Path of the model that teaches it, sha256 of its tensors; empty: none. best.pt leaves it out.
+    teacher: dict[str, str] = field(default_factory=dict)
+
+
+class TrainState(Protocol):
+    """The state that training changes: `engine.train.step.TrainStep`."""
+
+    model: nn.Module
+    ema: ModelEma[Detector]
+    optimizer: OptimizerSet
+    scaler: torch.amp.GradScaler
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredState:
+    """The state dicts of a `TrainState`."""
+
+    model: dict[str, Tensor] = field(default_factory=dict)
+    ema: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    scaler: dict[str, Any] = field(default_factory=dict)
+    # Batch-norm statistics of every rank, (ranks, values) by model. Under plain DDP they differ within an epoch. Then
+    # `model` and `ema` store the means, from which another number of ranks continues.
+    rank_buffers: dict[str, Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The content of a checkpoint file from which a run can resume. The file has one level of keys: the fields of
+    header, description and state, and ``rows``."""
+
+    header: CheckpointHeader
+    description: RunDescription
+    state: StoredState
+    rows: list[dict[str, float]]  # of results.csv
+    path: Path = Path()  # file that it was read from
+
+    @property
+    def progress(self) -> Progress:
+        return self.header.progress
+
+    def lacks_scores(self, epochs: int) -> bool:
+        """Returns whether a run of ``epochs`` has to score its newest epoch first: other processes were validating it,
+        or ``--val-every`` has left it out, and it is now the last."""
+        is_between_epochs = self.progress.batch == 0  # otherwise its weights have been overwritten
+        is_last = self.progress.epoch >= epochs
+        return self.header.unscored is not None or (is_between_epochs and is_last and not self.header.metrics)
+
+    def record(self) -> Checkpoint:
+        """Returns the checkpoint without its tensors, whose file can then be replaced and freed."""
+        return replace(self, state=StoredState())
+
+    @classmethod
+    def capture(
+        cls,
+        ctx: DistributedContext,
+        state: TrainState,
+        header: CheckpointHeader,
+        description: RunDescription,
+        rows: list[dict[str, float]],
+    ) -> Checkpoint | None:
+        """Returns the checkpoint of a run at a step boundary, with the tensors of the run itself, on rank 0; None on
+        the others. Every rank must call this."""
+        models = {"model": state.model, "ema": state.ema.module}
+        state.optimizer.consolidate()
+        rank_buffers = None
+        if header.progress.batch > 0:  # within an epoch
+            rank_buffers = _gather_rank_buffers(ctx, models)
+        if not ctx.is_main:
+            return None
+        states = {name: unwrap(module).state_dict() for name, module in models.items()}
+        for name, values in (rank_buffers or {}).items():
+            _put_means(values, models[name], states[name])
+        stored = StoredState(
+            model=states["model"],
+            ema=states["ema"],
+            optimizer=state.optimizer.state_dict(),
+            scaler=state.scaler.state_dict(),
+            rank_buffers=rank_buffers,
+        )
+        return cls(header=header, description=description, state=stored, rows=rows)
+
+    def restore(self, ctx: DistributedContext, state: TrainState) -> None:
+        """Loads the state that `capture` took into a run, on all ranks. Raises UserError if it does not fit."""
+        stored = self.state
+        models = {"model": state.model, "ema": state.ema.module}
+        try:
+            unwrap(state.model).load_state_dict(stored.model)
+            state.ema.module.load_state_dict(stored.ema)
+            for name, values in (stored.rank_buffers or {}).items():
+                if len(values) == ctx.world_size:  # otherwise the means are kept
+                    buffers = float_buffers(unwrap(models[name]))
+                    copy_from_flat(values[ctx.rank].to(buffers[0].device), buffers)
+            state.optimizer.load_state_dict(stored.optimizer)
+            if stored.scaler and state.scaler.is_enabled():
+                state.scaler.load_state_dict(stored.scaler)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+            raise UserError(f"{self.path}: does not fit this run: {reason}") from None
+
+    def content(self) -> dict[str, Any]:
+        """Returns the content of the file; `rank_buffers` and `unscored` only if there are any."""
+        parts = (self.header, self.description, self.state)
+        content = {key: value for part in parts for key, value in _plain(part).items()} | {"rows": self.rows}
+        return {key: value for key, value in content.items() if value is not None}
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Reads a checkpoint file, with tensors mapped from the file. Raises UserError for any file from which a run
+        cannot resume."""
+        content = read_checkpoint(path)
+        if "config" not in content:
+            raise UserError(f"{path}: holds no run to resume; start a new one with --weights {shlex.quote(str(path))}")
+        if any(key not in content for key in _STATE_KEYS):
+            raise UserError(
+                f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
+                f"--weights {shlex.quote(str(path))}"
+            )
+        for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
+            if name in content:  # a setting of another version of this program is not reported as damage
+                content[name] = build(settings, content[name], f"{path}: {name}")
+        with all_mistakes() as mistakes:
+            parts: dict[str, Any] = {}
+            for part, kind in (("header", CheckpointHeader), ("description", RunDescription), ("state", StoredState)):
+                values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
+                with mistakes.collecting():
+                    parts[part] = build(kind, values, f"{path}: damaged checkpoint")
+        rows = content.get("rows")
+        if rows is None:  # written before checkpoints stored them
+            rows = ResultsTable.read_if_exists(path.parent / RESULTS_CSV).first_rows(parts["header"].progress.epoch)
+        return cls(**parts, rows=ResultsTable.of(rows).as_rows(), path=path)
+
+
+def _gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:
+    """Gathers the float buffers of ``models`` by their names: (ranks, values) each. Every rank must call it.
+
+    Returns None on all ranks but 0, and if all ranks hold the same values.
+    """
+    if not ctx.is_distributed or not any(is_parallel(model) for model in models.values()):
+        return None
+    local = {name: flatten(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
+    by_rank = gather_arrays(ctx, local)
+    if by_rank is None:
+        return None
+    stacked = {name: torch.from_numpy(np.stack([arrays[name] for arrays in by_rank])) for name in models}
+    are_equal = all(bool((values == values[0]).all()) for values in stacked.values())
+    return None if are_equal else stacked
+
+
+def _put_means(values: Tensor, model: nn.Module, state: dict[str, Any]) -> None:
+    """Replaces the float buffers in ``state``, a state dict of ``model``, by the means of ``values`` over ranks
+    (dimension 0), without rounding where all ranks have the same value."""
+    same = (values == values[0]).all(0)
+    means = torch.where(same, values[0], values.mean(0))
+    buffers = {name: buffer for name, buffer in unwrap(model).named_buffers() if buffer.is_floating_point()}
+    for (name, buffer), piece in zip(buffers.items(), means.split([buffer.numel() for buffer in buffers.values()])):
+        if name in state:
+            state[name] = piece.view(buffer.shape)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a dataclass as a dict of its fields, recursively. Unlike `asdict`, does not copy tensors."""
+    if not is_dataclass(value):
+        return value
+    return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+
+
+def _without(content: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in keys}
+
+
+def copy_to_cpu(value: Any) -> Any:
+    """Copies plain data and tensors to the CPU, so that training does not change them. The host waits for the device
+    once: copies from CUDA are queued into pinned memory."""
+    copied = _copy(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    return copied
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+        if not tensor.is_cuda:
+            return tensor.to("cpu", copy=True).contiguous()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(item) for item in value]
+    return value
+
+
+class Checkpointer:
+    """Writes the checkpoints of a run in a thread: last.pt, best.pt and periodic ones. Every rank has one and makes the
+    same calls; only rank 0 writes. A save waits until the files of the one before are written.
+
+    Attributes:
+        table: results.csv, which is written together with last.pt. Its newest rows are the trainer's.
+        save_period: epochN.pt is kept every ``save_period`` epochs; 0: never.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ctx: DistributedContext,
+        description: RunDescription,
+        save_period: int = 0,
+        rows: Iterable[dict[str, float]] = (),
+    ) -> None:
+        self.folder = folder
+        self.ctx = ctx
+        self.description = description
+        self.save_period = save_period
+        self.table = ResultsTable.of(rows)
+        self.last = folder / "last.pt"
+        self.best = folder / "best.pt"
+        self._pool = ThreadPoolExecutor(1, "checkpoint writer")
+        self._writing: Future[None] | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        """True until all files are written. May be read from any thread."""
+        writing = self._writing
+        return writing is not None and not writing.done()
+
+    def check(self) -> None:
+        """Raises the error of an earlier write, if any."""
+        if not self.is_writing:
+            self.flush()
+
+    def wait(self) -> None:
+        """Waits until no file is being written, whether or not the writes succeeded."""
+        if self._writing is not None:
+            self._writing.exception()
+
+    def flush(self) -> None:
+        """Waits until all files are written. Raises the error of a write, if any."""
+        writing = self._writing
+        if writing is not None:
+            self.wait()
+            self._writing = None
+            writing.result()
+
+    def set_epochs(self, epochs: int) -> None:
+        """Changes the number of epochs that checkpoints store."""
+        config = replace(self.description.config, epochs=epochs)
+        self.description = replace(self.description, config=config)
+
+    def save_last(self, state: TrainState, header: CheckpointHeader) -> None:
+        """Saves the run in last.pt alone: copies its state, and writes in the background. Raises the error of an
+        earlier write."""
+        content = self._copy_content(state, header)
+        if content is not None:
+            self._submit({self.last: content})
+
+    def save_epoch(self, state: TrainState, header: CheckpointHeader, *, is_best: bool) -> None:
+        """Saves the run at the end of an epoch, like `save_last`, and best.pt and epochN.pt if they are due."""
+        content = self._copy_content(state, header)
+        if content is None:
+            return
+        files: dict[Path, dict[str, Any]] = {}
+        # last.pt comes last: a run that resumes from an older one writes the others again.
+        if is_best:
+            files[self.best] = _without(content, _RUN_KEYS)
+        epoch = header.progress.epoch
+        if self.save_period > 0 and epoch % self.save_period == 0:
+            files[self.folder / f"epoch{epoch}.pt"] = content
+        files[self.last] = content
+        self._submit(files)
+
+    def write_weights(self, state: TrainState, header: CheckpointHeader, path: Path) -> None:
+        """Writes at once, on rank 0, what best.pt would contain if this epoch were the best."""
+        content = _plain(header) | _plain(self.description) | {"ema": state.ema.module.state_dict()}
+        self._write({path: copy_to_cpu(_without(content, _RUN_KEYS))})
+
+    def save_best(self, content: dict[str, Any]) -> None:
+        """Writes best.pt on rank 0 with what `write_weights` has written, and its scores."""
+        self._submit({self.best: content})
+
+    def _copy_content(self, state: TrainState, header: CheckpointHeader) -> dict[str, Any] | None:
+        """Returns a copy of a checkpoint's content on the CPU of rank 0; None on other ranks. Every rank must call
+        this."""
+        checkpoint = Checkpoint.capture(self.ctx, state, header, self.description, self.table.as_rows())
+        return None if checkpoint is None else copy_to_cpu(checkpoint.content())
+
+    def _submit(self, files: dict[Path, dict[str, Any]]) -> None:
+        self.flush()
+        self._writing = self._pool.submit(self._write, files)
+
+    def _write(self, files: dict[Path, dict[str, Any]]) -> None:
+        for path, content in files.items():
+            averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in averages):
+                kept = f"{self.last} holds the last good ones" if self.last.exists() else "there are no good ones yet"
+                raise UserError(f"the averaged weights are not finite; not saved, and {kept}")
+            try:
+                write_checkpoint(content, path)
+                if path == self.last:
+                    path = self.folder / RESULTS_CSV
+                    ResultsTable.of(content["rows"]).write(path)
+            except OSError as error:
+                raise self.write_failure(path, error) from None
+
+    def write_failure(self, path: Path, error: OSError) -> UserError:
+        """Returns the error about a file of the run that could not be written, which says how to continue."""
+        is_full = error.errno in DISK_FULL
+        reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
+        remedy = "free some space" if is_full else "check the disk"
+        advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
+        if self.last.exists():
+            advice = f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(self.last)}"
+        return UserError(f"{path}: could not be written ({reason}); {advice}")

@@ -1,0 +1,164 @@
+"""The folder of a run: made, locked, and removed again if the run fails and has left nothing worth keeping."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import traceback
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+
+from engine.train.checkpoint import RESULTS_CSV, Progress
+from utils.config.settings import AUTO, RunSettings
+from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
+from utils.errors import UserError, os_reason
+from utils.files.locks import FileLock
+from utils.files.new_folder import increment_path
+from utils.files.results_csv import ResultsTable
+from utils.files.safe_io import open_direct, remove_half_written, write_whole
+from utils.logger import continue_in_file, get_logger
+from utils.process.child import report_begun
+
+LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
+SETTINGS_YAML = "settings.yaml"
+LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
+SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
+# What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
+_FILES_OF_RUN = ("last.pt", "best.pt", "epoch*.pt", RESULTS_CSV, SETTINGS_YAML, "report.html")
+_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept if its run fails early
+
+
+def claim_folder(
+    ctx: DistributedContext,
+    folder: Path | None,
+    settings: RunSettings,
+    stack: ExitStack,
+    progress: Progress,
+    *,
+    run_id: str = "",
+    rows: Iterable[dict[str, float]] = (),
+) -> tuple[Path, str]:
+    """Sets up the run's folder, with its settings, results and log: the first thing that a run writes. Every rank must
+    call this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing
+    behind. Returns the folder, and the id of the run.
+
+    Args:
+        folder: the folder of a run that continues or restarts, which is locked; None: `project/name` is made, or taken
+            over with ``--exist-ok``.
+        settings: the run's settings; none of them is left open.
+        stack: when it is closed, a new folder is removed if the run has failed before its first step and saved no
+            checkpoint, and the folder is unlocked.
+        progress: the run's progress; the trainer counts its steps there.
+        run_id, rows: what the checkpoint stores; empty for a new run.
+
+    Raises UserError when the folder cannot be made, and when another process trains there.
+    """
+    launchers = all_objects(ctx, ctx.launcher_identity)
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            if folder is None:
+                folder = _make_folder(settings, stack, progress)
+            run_id = run_id or secrets.token_hex(8)  # neither depends on the seed nor advances any generator
+            open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a link leads elsewhere
+            # A restart by any of these torchrun processes finds its folder by the comments.
+            comments = "".join(f"# started by {launcher}\n" for launcher in dict.fromkeys(launchers) if launcher)
+            content = yaml.safe_dump({"run_id": run_id, **asdict(settings)}, sort_keys=False)
+            write_whole(folder / SETTINGS_YAML, comments + content, durable=True)
+            table = ResultsTable.of(rows)
+            if table.rows:
+                table.write(folder / RESULTS_CSV)
+            continue_in_file(folder / "train.log")
+    folder, run_id = broadcast_object(ctx, (folder, run_id))
+    report_begun(folder)
+    get_logger().info("run folder %s (settings.yaml: all settings)", folder)
+    return folder, run_id
+
+
+def find_run_of_launchers(parent: Path, launchers: Sequence[str]) -> Path | None:
+    """Returns the newest run folder in ``parent`` that one of the torchrun processes ``launchers`` has started, which
+    makes this start a restart; else None."""
+    marks = [f"# started by {launcher}\n" for launcher in launchers if launcher]
+    if not marks:
+        return None
+    newest_first = sorted(parent.glob(f"*/{SETTINGS_YAML}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest_first:
+        text = path.read_text("utf-8", errors="replace")
+        if any(mark in text for mark in marks):
+            return path.parent
+    return None
+
+
+def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATIENCE_S) -> None:
+    """Locks the run in ``folder`` until ``stack`` is closed, and removes files that a killed process left half written.
+    Only rank 0 calls this.
+
+    Raises UserError when another process still trains the run after ``patience_s`` seconds, or the folder cannot be
+    written.
+    """
+    lock = FileLock(folder / LOCK_NAME)
+    try:
+        holder = lock.acquire(patience_s)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({os_reason(error)})") from None
+    if holder:
+        raise UserError(
+            f"{folder}: another process is training this run ({holder}); wait for it, stop it, or start a new run "
+            "with another --name"
+        )
+    stack.callback(lock.release)
+    remove_half_written(folder)
+
+
+def wait_until_saved(folder: Path) -> None:
+    """Waits until a process that was told to stop has saved the run in ``folder``, if there is one. Raises UserError if
+    it does not end."""
+    if folder.is_dir():
+        with ExitStack() as stack:
+            lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+
+
+def _make_folder(settings: RunSettings, stack: ExitStack, progress: Progress) -> Path:
+    """Makes the folder of a new run, or takes over that of an earlier one (``--exist-ok``), and locks it until
+    ``stack`` is closed."""
+    config = settings.config
+    is_auto = config.resume == AUTO
+    planned = config.folder
+    absent = [path for path in (planned, *planned.parents) if not path.exists()]
+    folder = increment_path(config.project, config.name, config.exist_ok or is_auto)
+    lock_folder(folder, stack)
+    stack.push(partial(_remove_after_failure, absent if folder == planned else [folder], progress))
+    if is_auto and (folder / "last.pt").exists():
+        raise UserError(f"{folder}: another start has trained here meanwhile; repeat the command to continue")
+    earlier = [path for pattern in _FILES_OF_RUN for path in folder.glob(pattern)]
+    if earlier:
+        get_logger().info("%s: the run in it is replaced (--exist-ok)", folder)
+        for path in earlier:
+            path.unlink()
+    return folder
+
+
+def _remove_after_failure(
+    created: Sequence[Path],
+    progress: Progress,
+    error_type: type[BaseException] | None,
+    error: BaseException | None,
+    frames: TracebackType | None,
+) -> None:
+    """Removes the folders ``created``, innermost first, if an error ends a run before its first step. A run that took
+    steps or has saved keeps its folder, because the log may be the only record of the failure."""
+    if error is None or not created:
+        return
+    traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many
+    folder, *parents = created
+    if progress.updates or any(any(folder.glob(pattern)) for pattern in _FILES_WORTH_KEEPING):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in parents:
+        with suppress(OSError):  # other runs are in it
+            parent.rmdir()

@@ -1,0 +1,465 @@
+"""What a command trains: a new run, or one that continues from its last.pt, and from where.
+
+| command | run |
+| --- | --- |
+| without --resume | a new one in --project/--name, or exp2, ...; --exist-ok replaces the one that is there |
+| restarted by torchrun | the one that its first start has begun, as with --resume auto |
+| --resume auto | that of the folder --project/--name: begins it, or continues it |
+| --resume PATH | that of last.pt, or of the folder that has it |
+| --resume | that of the newest last.pt in the folders of --project |
+
+The settings of a run that continues are those of its checkpoint; which of them the command may change, `on_resume` in
+utils/config/settings.py says. A run that has ended only gets what is missing: scores of its last epoch, its report, and
+exports. Rank 0 decides for all; each rank reads the checkpoint from its own disk.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from data.dataset.spec import DEMO, DataSource
+from data.open import known_by_name
+from engine.optim.schedule import epochs_in_time, step_plan
+from engine.parallel.eval_ranks import dismiss
+from engine.train.checkpoint import RESULTS_CSV, Checkpoint, DataIdentity, Progress, TrainState, UnscoredEpoch
+from engine.train.folder import LOCK_PATIENCE_S, SAVING_PATIENCE_S, find_run_of_launchers, lock_folder
+from utils.config.epochs import is_closing_epoch
+from utils.config.flags import as_flag
+from utils.config.recipes import read_recipe
+from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, names_with
+from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
+from utils.distributed.join import check_agreement
+from utils.errors import UserError
+from utils.files.new_folder import check_run_dir
+from utils.files.paths import normal_path
+from utils.files.results_csv import ResultsTable
+from utils.files.torch_file import read_checkpoint
+from utils.files.url import is_http
+from utils.logger import configure_logging, get_logger
+from utils.process.child import write_result
+from utils.program import resume_flag
+from utils.schema import build
+from utils.strings import counted, format_duration
+
+ConfigT = TypeVar("ConfigT", bound=TrainConfig)
+
+# Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
+_OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
+_LENGTH = ("epochs", "time", "patience")  # a command with another value of these continues a run that has ended
+
+
+class Remaining(enum.Enum):
+    """The work that is left of a run when a command starts it. Only `STEPS` takes steps."""
+
+    STEPS = "steps"  # steps, scores and the report
+    SCORES = "scores"  # the scores of the newest epoch, and the report
+    REPORT = "report"  # the report, for which the newest epoch is validated again
+    NOTHING = "nothing"  # at most exports
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a command trains, decided before data and model are opened. Equal on all ranks, except for the settings in
+    ``local`` and those of scope "machine".
+
+    The settings of a new run may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open.
+    """
+
+    settings: RunSettings
+    folder: Path | None = None  # locked; None: `claim_folder` makes it
+    checkpoint: Checkpoint | None = None  # None: a new run
+    remaining: Remaining = Remaining.STEPS
+    end_reason: str = ""  # why the run has ended, unless steps remain, and how to train on
+    local: frozenset[str] = frozenset()  # settings whose values are each process's own
+    messages: tuple[str, ...] = ()  # written to the log before anything else
+
+    @property
+    def started_from(self) -> Checkpoint | None:
+        """The checkpoint, without its tensors."""
+        return None if self.checkpoint is None else self.checkpoint.record()
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether the newest epoch has to be scored first."""
+        return self.checkpoint is not None and self.checkpoint.lacks_scores(self.settings.config.epochs)
+
+    @property
+    def data_source(self) -> DataSource:
+        config = self.settings.config
+        output = "" if config.noplots else str(self.folder or config.folder)
+        stored_in = "" if self.checkpoint is None or "data" in self.local else str(self.checkpoint.path)
+        source = DataSource.of_training(config)
+        return replace(source, output=output, continues_output=self.folder is not None, stored_in=stored_in)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """A run that has its folder. Equal on all ranks but for the settings that differ in its plan.
+
+    It does not change while the run trains. With ``--time``, its ``config.epochs`` are those that were planned at the
+    start; `Trainer.epochs` are the current ones.
+    """
+
+    folder: Path
+    run_id: str
+    settings: RunSettings
+    started_from: Checkpoint | None  # without tensors; None: the run started from the beginning
+    remaining: Remaining
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.settings.config
+
+    @property
+    def hyp(self) -> Hyperparameters:
+        return self.settings.hyp
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """The result of a training: its folder and flags, and the failure of ``on_end``, if any."""
+
+    folder: Path
+    config: TrainConfig
+    failure: UserError | None  # error of a callback's ``on_end``, on rank 0: to be raised after the exports
+
+
+def plan_run(
+    ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
+) -> RunPlan:
+    """Plans the run of a command line. Every rank must call this.
+
+    Args:
+        config: the command line's settings.
+        explicit_flags: names of the settings that the command line gives.
+        stack: holds the lock on the folder of a run that continues.
+
+    Raises UserError when there is nothing to resume from, no folder can be made, another process trains the run, the
+    checkpoint is damaged, or the run cannot have these settings.
+    """
+    command = resolve(config)
+    launchers = all_objects(ctx, ctx.launcher_identity)
+    read: list[Checkpoint] = []  # on rank 0, which reads it once
+
+    def decide() -> RunPlan:
+        folder = _find_folder(command, launchers, stack)
+        if folder is None or not (folder / "last.pt").exists():
+            return _plan_new(command, folder)
+        read.append(Checkpoint.read(folder / "last.pt"))
+        return _plan_continued(ctx, command, explicit_flags, read[0])
+
+    plan = result_of_main(ctx, decide)
+    if plan.checkpoint is not None:
+        checkpoint = read[0] if ctx.is_main else Checkpoint.read(plan.checkpoint.path)
+        facts = {
+            "the run of the checkpoint": checkpoint.description.run_id,
+            "the checkpoint's progress": asdict(checkpoint.progress),
+        }
+        check_agreement(ctx, facts)
+        plan = replace(plan, checkpoint=checkpoint)
+    own = {name: getattr(command, name) for name in plan.local}
+    return replace(plan, settings=replace(plan.settings, config=replace(plan.settings.config, **own)))
+
+
+def _find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack) -> Path | None:
+    """Returns the folder of the run that a command continues, or starts in its place, locked; None: a new folder."""
+    if command.resume in (None, AUTO):
+        folder = command.folder if command.resume == AUTO else find_run_of_launchers(command.folder.parent, launchers)
+        if folder is None or not folder.is_dir():
+            return None
+        lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+        if (folder / RESULTS_CSV).exists() and not (folder / "last.pt").exists():
+            raise UserError(
+                f"{folder}: has {RESULTS_CSV}, but no last.pt to continue from; restore it, or choose another --name"
+            )
+        return folder
+    if command.resume:
+        path = Path(command.resume)
+    else:
+        newest_last = sorted(Path(command.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
+        if not newest_last:
+            raise UserError(f"--resume: no last.pt in the folders of {command.project}; name one: --resume PATH")
+        path = newest_last[-1]
+    last = path / "last.pt" if path.is_dir() else path
+    if not last.exists():
+        raise UserError(f"{last}: no such checkpoint")
+    if last.name != "last.pt":
+        raise UserError(
+            f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "
+            f"and resume that; or begin a new run with --weights {last}"
+        )
+    lock_folder(last.parent, stack, patience_s=LOCK_PATIENCE_S)
+    return last.parent
+
+
+def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
+    """Plans a run from the beginning, in ``folder`` if that is locked already."""
+    messages: list[str] = []
+    if folder is None:
+        check_run_dir(command.project, command.name, command.exist_ok or command.resume == AUTO)
+    else:
+        messages.append(f"{folder}: nothing has been saved yet; the run starts from the beginning")
+    hyp = read_recipe(
+        command.hyp, command.override, pretrained=bool(command.weights), keep_old=command.keep_old, lines=messages
+    )
+    local = names_with(TrainConfig, scope="machine") | names_with(TrainConfig, is_path=True)
+    return RunPlan(settings=RunSettings(command, hyp), folder=folder, local=local, messages=tuple(messages))
+
+
+def _plan_continued(
+    ctx: DistributedContext, command: TrainConfig, explicit_flags: Collection[str], checkpoint: Checkpoint
+) -> RunPlan:
+    """Plans the run of a checkpoint. Raises UserError for a setting that it cannot have."""
+    stored = checkpoint.description.config
+    last = checkpoint.path
+    progress = checkpoint.progress
+    config, messages = merge_settings(stored, command, explicit_flags, last)
+    is_extended = any(getattr(config, name) != getattr(stored, name) for name in _LENGTH)
+    if config.time != stored.time and config.time > 0 and config.epochs <= progress.epoch and progress.epoch:
+        epochs = epochs_in_time(progress.epoch, checkpoint.header.run.seconds, config.time * 3600)
+        config = replace(config, epochs=epochs)
+    reason = _end_reason(checkpoint, config, is_extended=is_extended)
+    config = replace(config, epochs=max(config.epochs, progress.epoch))
+    if not reason:
+        remaining = Remaining.STEPS
+        position = progress.describe(checkpoint.header.run.epoch_batches)
+        conditions = checkpoint.header.run
+        for name, old, new in (
+            ("processes", conditions.world_size, ctx.world_size),
+            ("device", conditions.device, ctx.device.type),
+        ):
+            if old != new:
+                messages.append(f"resume: {name} {old} -> {new}")
+        messages.insert(0, f"resuming {last} after {position}")
+    elif checkpoint.lacks_scores(config.epochs):
+        remaining = Remaining.SCORES
+    elif not config.noplots and not _has_report(last.parent, progress.epoch):
+        remaining = Remaining.REPORT
+    else:
+        remaining = Remaining.NOTHING
+    given = names_with(TrainConfig, on_resume="machine").intersection(explicit_flags)
+    return RunPlan(
+        settings=RunSettings(config, checkpoint.description.hyp),
+        folder=last.parent,
+        checkpoint=checkpoint.record(),
+        remaining=remaining,
+        end_reason=reason,
+        local=given | {"device"},
+        messages=tuple(messages),
+    )
+
+
+def merge_settings(
+    stored: TrainConfig, command: TrainConfig, explicit_flags: Collection[str], last: Path
+) -> tuple[TrainConfig, list[str]]:
+    """Merges the stored settings of a run with those of the command that continues it from ``last``. Returns them with
+    a message for each change. Raises UserError for one that a run cannot change."""
+    folder = normal_path(last).parent
+    if command.resume not in (None, AUTO):
+        is_elsewhere = {"project": normal_path(command.project) != folder.parent, "name": command.name != folder.name}
+        for name in ("project", "name"):
+            if name in explicit_flags and is_elsewhere[name]:
+                flag = as_flag(name, getattr(command, name))
+                raise UserError(f"{flag}: the run continues in its own folder, {last.parent}; leave it out")
+    changes: dict[str, Any] = {}
+    messages = []
+    for item in fields(TrainConfig):
+        name = item.name
+        old = getattr(stored, name)
+        new = getattr(command, name)
+        rule = item.metadata["on_resume"]
+        if rule == "command":
+            changes[name] = new
+        elif name not in explicit_flags or new == old or (name in _OPEN and new == _OPEN[name]):
+            continue
+        elif rule == "fixed":
+            flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
+            raise UserError(
+                f"{flag}: the run has {old!r}, which cannot change; leave it out, or begin a new run "
+                f"with --weights {last}"
+            )
+        else:
+            changes[name] = new
+            messages.append(f"resume: {name} {old!r} -> {new!r}")
+    if "epochs" in explicit_flags:
+        if command.time:
+            changes.pop("epochs", None)  # the time decides on the number of epochs
+        else:
+            changes["time"] = 0.0
+    changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
+    return replace(stored, **changes), messages
+
+
+def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, is_extended: bool) -> str:
+    """Returns why the run of a checkpoint has no step left, and how to train on; "" if it has. ``is_extended``: the
+    command changes how long the run trains."""
+    progress = checkpoint.progress
+    done = progress.epoch
+    flag = resume_flag(checkpoint.path)
+    if checkpoint.header.ended_by_callback and not is_extended:
+        position = progress.describe(checkpoint.header.run.epoch_batches)
+        return f"a callback has ended it after {position}; to continue: {flag} --epochs N"
+    if done >= config.epochs and config.time:
+        duration = format_duration(checkpoint.header.run.seconds)
+        return (
+            f"--time {config.time:g}: no further epoch fits ({counted(done, 'epoch')} took {duration}); to train "
+            f"longer: {flag} --time HOURS (of the whole run) or --epochs N"
+        )
+    if done >= config.epochs:
+        return f"all epochs are done ({done}); to train longer: {flag} --epochs N"
+    stops_early = progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every)
+    if stops_early and checkpoint.header.unscored is None:
+        waited = counted(done - progress.best_epoch, "epoch")
+        return (
+            f"stopped early after epoch {done}: no better {config.fitness} in {waited} (--patience {config.patience}); "
+            f"to continue: {flag} --patience N"
+        )
+    return ""
+
+
+def _has_report(folder: Path, epochs: int) -> bool:
+    """Returns whether the report of the run in ``folder`` shows its last epoch."""
+    try:
+        return f'data-epochs="{epochs}"' in (folder / "report.html").read_text("utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
+    """Logs why a run has ended, and returns its outcome. Ends the evaluating processes, if there are any. Every rank
+    must call this."""
+    configure_logging(ctx.is_main)
+    dismiss(ctx)
+    folder = plan.folder or Path()
+    if ctx.is_main and plan.checkpoint is not None:  # it may have been killed just before it wrote the last row
+        ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)
+    write_result(folder=str(folder))
+    for message in plan.messages:
+        get_logger().info("%s", message)
+    get_logger().info("%s: complete: %s", folder, plan.end_reason)
+    return TrainingOutcome(folder, plan.settings.config, failure=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPosition:
+    """The position at which a run begins or continues."""
+
+    progress: Progress
+    unscored: UnscoredEpoch | None = None  # the newest epoch if it has to be validated first
+
+
+def restore_run(
+    ctx: DistributedContext, plan: RunPlan, state: TrainState, *, epoch_batches: int, identity: DataIdentity
+) -> StartPosition:
+    """Puts the state of the plan's checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns
+    the position from which the run continues; that of a new run if there is no checkpoint. Every rank must call this.
+
+    Args:
+        epoch_batches: batches of an epoch on each rank.
+        identity: fingerprint of the data set as it is now.
+
+    Raises UserError when the state does not fit the run.
+    """
+    checkpoint = plan.checkpoint
+    if checkpoint is None:
+        return StartPosition(progress=Progress())
+    checkpoint.restore(ctx, state)
+    progress = continue_at(checkpoint, plan.settings.config, epoch_batches, identity)
+    # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
+    has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
+    if progress.best_epoch >= 0 and not has_best:
+        progress.forget_best()
+    return StartPosition(progress=progress, unscored=_unscored_epoch(plan, checkpoint))
+
+
+def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, identity: DataIdentity) -> Progress:
+    """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has with ``config``.
+
+    An epoch that has begun continues at the same image. It begins again if its images or their order have changed:
+    another data set, or another batch size with ``--rect``, whose batches are of similar shapes. The other arguments
+    are those of `restore_run`.
+    """
+    description = checkpoint.description
+    conditions = checkpoint.header.run
+    stored = description.config
+    progress = replace(checkpoint.progress)
+    has_same_data = description.identity == identity
+    if not has_same_data:
+        get_logger().warning(
+            "%s: the images or labels have changed since the run began (%s); epoch %d begins with the new ones",
+            config.data,
+            f"fingerprint {description.identity.train_labels[:8]}, now {identity.train_labels[:8]}",
+            progress.epoch + 1,
+        )
+        if description.identity.val_labels != identity.val_labels:
+            progress.forget_best()  # the scores are not comparable
+    accumulate = step_plan(config, epoch_batches).accumulate
+    is_recounted = (
+        stored.batch_size != config.batch_size
+        or conditions.epoch_batches != epoch_batches
+        or step_plan(stored, conditions.epoch_batches).accumulate != accumulate
+    )
+    if progress.batch and (not has_same_data or (config.rect and is_recounted)):
+        progress.begin_epoch()
+    elif progress.batch == conditions.epoch_batches:  # only the end of the epoch is missing
+        progress.batch = epoch_batches
+    elif progress.batch and is_recounted:
+        batches = min(progress.batch * stored.batch_size // config.batch_size, epoch_batches)
+        progress.begin_epoch(batches - batches % accumulate)
+        get_logger().info("resume: continues at batch %d of %d", progress.batch, epoch_batches)
+    # The schedule is a function of the step relative to all steps.
+    steps = step_plan(config, epoch_batches)
+    progress.step = progress.epoch * epoch_batches + progress.batch
+    progress.updates = progress.epoch * steps.per_epoch + -(-progress.batch // steps.accumulate)
+    return progress
+
+
+def _is_best(path: Path, progress: Progress) -> bool:
+    """Returns whether best.pt is that of the best epoch in ``progress``."""
+    try:
+        stored = build(Progress, read_checkpoint(path, verify=False).get("progress"), f"{path}: progress")
+    except UserError:
+        return False
+    newest_best = (stored.epoch, stored.best_epoch, stored.best_fitness)
+    return newest_best == (progress.best_epoch, progress.best_epoch, progress.best_fitness)
+
+
+def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | None:
+    """Returns the newest epoch of a checkpoint if it has to be validated first: its scores are missing, or their
+    report."""
+    unscored = checkpoint.header.unscored
+    is_reported_again = plan.remaining is Remaining.REPORT and checkpoint.header.metrics
+    if unscored is not None or not (plan.lacks_scores or is_reported_again):
+        return unscored
+    number = checkpoint.progress.epoch
+    description = checkpoint.description
+    stored = {int(row["epoch"]): row for row in checkpoint.rows}.get(number, {})
+    kept = [name for name in stored if name != "epoch" and not name.startswith(("metrics/", "val/"))]
+    is_closing = is_closing_epoch(number, description.config.epochs, description.hyp.close_mosaic)
+    return UnscoredEpoch(number, {name: stored[name] for name in kept}, is_closing)
+
+
+def resolve(config: ConfigT) -> ConfigT:
+    """Returns the settings with absolute paths of the files that they name, so that they mean the same in any working
+    folder. A file need not exist."""
+    paths: dict[str, Any] = {
+        name: _resolved(name, getattr(config, name)) for name in names_with(type(config), is_path=True)
+    }
+    return replace(config, **paths)
+
+
+def _resolved(name: str, value: str) -> str:
+    """Returns the absolute path that ``value`` of the setting ``name`` means; names of models, weights and data sets,
+    and URLs, as they are."""
+    if not value or is_http(value) or (name == "data" and value == DEMO):
+        return value
+    if name == "data":
+        return str(normal_path(known_by_name(value)))
+    path = os.path.expanduser(value)
+    return str(normal_path(path)) if os.path.isfile(path) or (os.sep in path and name != "groups") else value

@@ -1,0 +1,276 @@
+"""A row of docs/training.md's table of resume each: what a command continues, what it may change, and what it refuses.
+
+Real processes train. tests/scripts/test_run_safety.py has signals, restarts by torchrun and two runs in one folder,
+tests/robustness/test_kills.py kill -9 at random moments and other numbers of processes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import train
+from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
+from tests.helpers.same_content import assert_same_content, assert_same_run, read_csv
+from tests.helpers.scripts import SMALL, error_of, run_python
+from tests.helpers.tiny import write_dataset, write_model
+from utils.files.torch_file import read_checkpoint, write_checkpoint
+
+STEPS = 7  # of an epoch
+FLAGS = [*SMALL, "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0", "--set", "close_mosaic=1"]
+
+
+def flags(root: Path, project: Path, *more: object) -> list[str]:
+    given = ["--data", root / "set" / "data.yaml", "--model", root / "tiny.yaml", "--project", project]
+    return [*map(str, given), "--cache-dir", str(root / "cache"), *FLAGS, *map(str, more)]
+
+
+def run(*argv: object, faults: str = "", code: int = 0) -> str:
+    """Runs a training as one process, and returns what it prints. ``faults``: see tests/robustness/faulty_train.py."""
+    log = Path(os.environ["PYTEST_RUN_LOGS"]) / f"{len(os.listdir(os.environ['PYTEST_RUN_LOGS']))}.txt"
+    with Processes(log, faults=faults) as processes:
+        processes.ranks(1, *map(str, argv))
+        assert processes.codes() == [code], processes.output()
+        return processes.output()
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path_factory, monkeypatch) -> None:
+    monkeypatch.setenv("PYTEST_RUN_LOGS", str(tmp_path_factory.mktemp("logs")))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """Has ``whole``, an uninterrupted run, and ``saved``, the same run with only its first four steps."""
+    root = tmp_path_factory.mktemp("root")
+    write_dataset(root / "set", train=4 * STEPS, val=4)
+    write_model(root / "tiny.yaml")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("PYTEST_RUN_LOGS", str(tmp_path_factory.mktemp("logs")))
+        run(*flags(root, root, "--name", "whole"))
+        run(*flags(root, root, "--name", "saved"), faults="save:4;refuse:0:6", code=2)
+    assert position(root / "saved") == (0, 4)
+    return root
+
+
+@pytest.fixture
+def saved(root, tmp_path) -> Path:
+    return Path(shutil.copytree(root / "saved", tmp_path / "runs" / "saved"))
+
+
+@pytest.fixture
+def whole(root, tmp_path) -> Path:
+    return Path(shutil.copytree(root / "whole", tmp_path / "runs" / "whole"))
+
+
+def position(folder: Path) -> tuple[int, int]:
+    progress = read_checkpoint(folder / "last.pt")["progress"]
+    return progress["epoch"], progress["batch"]
+
+
+@pytest.mark.parametrize("way", ["last.pt", "folder", "newest", "auto"])
+def test_a_run_continues_at_its_step(root, saved, way):
+    ways = {
+        "last.pt": ["--resume", saved / "last.pt"],
+        "folder": ["--resume", saved],
+        "newest": ["--resume", "--project", saved.parent],
+        "auto": flags(root, saved.parent, "--name", "saved", "--resume", "auto"),
+    }
+    (saved / "results.csv").write_text("epoch,time\n9,lost by a power cut")  # it is written from last.pt
+    assert "resuming" in run(*ways[way])
+    assert_same_run(root / "whole", saved)
+
+
+def test_a_new_run_counts_up_and_exist_ok_replaces(root, saved):
+    run(*flags(root, saved.parent, "--name", "saved", "--epochs", "1"))
+    assert position(saved.with_name("saved2")) == (1, 0)
+    assert position(saved) == (0, 4)
+    (saved / "best.pt").touch()
+    (saved / "epoch9.pt").touch()
+    run(*flags(root, saved.parent, "--name", "saved", "--exist-ok"), faults="refuse:0:1", code=2)
+    assert not list(saved.glob("*.pt"))
+    run(*flags(root, saved.parent, "--name", "saved", "--exist-ok"))
+    assert_same_run(root / "whole", saved)
+
+
+def test_auto_begins_a_run(root, tmp_path):
+    run(*flags(root, tmp_path / "deep" / "runs", "--resume", "auto"))
+    assert_same_run(root / "whole", tmp_path / "deep" / "runs" / "exp")
+
+
+def test_an_ended_run_is_complete_or_trains_longer(root, whole):
+    before = read_checkpoint(whole / "last.pt")
+    assert "complete: all epochs are done (2)" in run("--resume", whole)
+    assert "complete: all epochs are done (2)" in run("--resume", whole, "--epochs", 1)
+    assert_same_content(read_checkpoint(whole / "last.pt"), before)
+    assert "resume: epochs 2 -> 3" in run("--resume", whole, "--epochs", 3)
+    assert [row["epoch"] for row in read_csv(whole / "results.csv")] == ["1", "2", "3"]
+    assert "complete: stopped early" in run("--resume", whole, "--epochs", 9, "--patience", 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "start"),
+    [
+        (["--batch-size", "2"], "resume: continues at batch 8 of 14"),  # at the same image
+        (["--batch-size", "8"], "resume: continues at batch 2 of 4"),
+        (["--workers", "1", "--threads", "1", "--cache", "ram"], "resuming"),
+        (["--save-period", "1", "--patience", "9"], "resuming"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_changes_what_it_may(root, saved, more, start):
+    assert start in run("--resume", saved, *more)
+    assert position(saved) == (2, 0)
+    assert len(read_csv(saved / "results.csv")) == 2
+
+
+def test_moved_data_continue_and_changed_data_begin_the_epoch_again(root, saved, tmp_path):
+    other = Path(shutil.copytree(saved, saved.with_name("other")))
+    moved = Path(shutil.copytree(root / "set", tmp_path / "moved"))
+    assert "have changed" not in run("--resume", saved, "--data", moved / "data.yaml")
+    assert_same_run(root / "whole", saved)
+    next((moved / "labels" / "train").glob("*.txt")).write_text("0 0.4 0.4 0.3 0.3\n")
+    output = run("--resume", other, "--data", moved / "data.yaml")
+    assert output.count("the images or labels have changed since the run began") == 1
+    assert "epoch 1 begins with the new ones" in output
+    assert read_checkpoint(other / "last.pt")["progress"]["updates"] == 2 * STEPS
+
+
+REFUSED = {  # flags beside --resume FOLDER, and how the line begins
+    "imgsz": (["--imgsz", "96"], "--imgsz 96: the run has 64"),
+    "recipe": (["--set", "lr0=0.1"], "--set lr0=0.1: the run has ['close_mosaic=1']"),
+    "model": (["--model", "yolov8n"], "--model yolov8n: the run has '"),
+    "seed": (["--seed", "1"], "--seed 1: the run has 0"),
+    "name": (["--name", "other"], "--name other: the run continues in its own folder"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_another_setting_is_refused_with_the_stored_one(saved, capsys, name):
+    before = (saved / "last.pt").read_bytes()
+    given, line = REFUSED[name]
+    assert error_of(capsys, train.main, "--resume", saved, *given).startswith(f"error: {line}")
+    assert (saved / "last.pt").read_bytes() == before
+
+
+def break_last(folder: Path) -> None:
+    content = bytearray((folder / "last.pt").read_bytes())
+    content[len(content) // 2] ^= 255
+    (folder / "last.pt").write_bytes(content)
+
+
+BROKEN = {  # a change of an ended run's folder, the file to resume, and the line
+    "damaged": (break_last, "last.pt", "last.pt: "),
+    "missing": (lambda folder: (folder / "last.pt").unlink(), "last.pt", "last.pt: no such checkpoint"),
+    "weights": (lambda folder: None, "best.pt", "a run continues from its last.pt"),
+    "weights as last.pt": (lambda folder: os.replace(folder / "best.pt", folder / "last.pt"), "", "weights only"),
+    "folder": (lambda folder: shutil.rmtree(folder), "", "no such checkpoint"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_resumed_is_one_line(whole, capsys, name):
+    change, file, line = BROKEN[name]
+    change(whole)
+    assert line in error_of(capsys, train.main, "--resume", whole / file)
+
+
+def test_auto_refuses_a_run_that_has_lost_its_record(root, whole, capsys):
+    (whole / "last.pt").unlink()
+    command = flags(root, whole.parent, "--name", "whole", "--resume", "auto")
+    assert "has results.csv, but no last.pt" in error_of(capsys, train.main, *command)
+    assert len(read_csv(whole / "results.csv")) == 2
+
+
+def test_an_older_checkpoint_continues_in_another_folder(root, tmp_path):
+    """Its best.pt is not there: the next validated epoch writes one."""
+    run(*flags(root, tmp_path, "--save-period", "1"))
+    back = tmp_path / "back"
+    back.mkdir()
+    shutil.copy(tmp_path / "exp" / "epoch1.pt", back / "last.pt")
+    run("--resume", back)
+    assert read_checkpoint(back / "best.pt")["progress"]["epoch"] == 2
+    last, expected = (read_checkpoint(folder / "last.pt") for folder in (back, tmp_path / "exp"))
+    assert_same_content(last["ema"], expected["ema"])
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(saved, capsys, monkeypatch):
+    """The run ends with a line that says how to continue."""
+    before = (saved / "last.pt").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("utils.files.torch_file.torch.save", full)
+    line = error_of(capsys, train.main, "--resume", saved, "--workers", "0")
+    assert "last.pt: could not be written (the disk is full)" in line or "best.pt: could not be written" in line
+    assert f"continue with --resume {saved}/last.pt" in line
+    assert (saved / "last.pt").read_bytes() == before
+
+
+def test_a_checkpoint_without_rows_takes_those_of_results_csv(root, whole):
+    """Earlier versions stored them in that file alone."""
+    content = read_checkpoint(whole / "last.pt")
+    del content["rows"]
+    write_checkpoint(content, whole / "last.pt")
+    run("--resume", whole, "--epochs", 3)
+    assert [row["epoch"] for row in read_csv(whole / "results.csv")] == ["1", "2", "3"]
+
+
+# train.py, but the process that comes to the place that its first argument names is killed there. A report is one line,
+# since drawing takes seconds. An export is an empty file: the small models of tests detect nothing, so a file of theirs
+# cannot be checked.
+SCRIPT = f"""
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+
+def write_report(page, history):
+    epochs = len(history.get("epoch", ()))
+    if place == "report" and epochs == 2:
+        while read_checkpoint(Path("runs/exp/last.pt"))["progress"]["epoch"] < 2:  # it is written in the background
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    page.path.write_text(f'data-epochs="{{epochs}}"')
+    page.is_written = True
+
+def export(config, before_publish):
+    if place == "export":
+        os.kill(os.getpid(), signal.SIGKILL)
+    path = Path(config.weights).with_suffix(".torchscript")
+    path.touch()
+    before_publish("torchscript", path)
+
+if __name__ == "__main__":
+    import engine.commands.export
+    import train
+    from engine.report.page import ReportPage
+    from utils.files.torch_file import read_checkpoint
+    from utils.process.main import run_main
+    place = sys.argv.pop(1)
+    ReportPage.write = write_report
+    engine.commands.export.export = export
+    run_main(train.main)
+"""
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_writes_both(root, tmp_path):
+    (tmp_path / "killed.py").write_text(SCRIPT)
+    given = [flag for flag in flags(root, Path("runs"), "--resume", "auto") if flag != "--noplots"]
+    given += ["--export", "torchscript"]
+    folder = tmp_path / "runs" / "exp"
+    run_python("killed.py", "report", *given, folder=tmp_path, code=-9)
+    last = read_checkpoint(folder / "last.pt")
+    assert (folder / "report.html").read_text() == 'data-epochs="1"'
+    run_python("killed.py", "export", *given, folder=tmp_path, code=-9)
+    assert (folder / "report.html").read_text() == 'data-epochs="2"'
+    assert not (folder / "best.torchscript").exists()
+    run_python("killed.py", "", *given, folder=tmp_path)
+    assert (folder / "best.torchscript").exists()
+    assert_same_content(read_checkpoint(folder / "last.pt"), last)

@@ -1,0 +1,106 @@
+"""results.csv: the results of a run, one row per epoch. Checkpoints store the rows, and the file is written from them.
+Needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from utils.errors import UserError, os_reason
+from utils.files.safe_io import open_regular, write_whole
+
+_MAX_BYTES = 1 << 26
+CONFIDENCE_COLUMN = "metrics/confidence"  # the threshold of precision, recall and F1
+
+
+class ResultsTable:
+    """The content of results.csv.
+
+    Attributes:
+        columns: "epoch", then the others in the order of their first value.
+        rows: values by epoch, from 1; an undefined metric is nan.
+    """
+
+    def __init__(self) -> None:
+        self.columns = ["epoch"]
+        self.rows: dict[int, dict[str, float]] = {}
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, float]]) -> ResultsTable:
+        """Returns the table of ``rows`` (`as_rows`). Raises UserError for rows without an epoch."""
+        table = cls()
+        try:
+            for row in rows:
+                table.add(int(row["epoch"]), {str(name): float(value) for name, value in row.items()})
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise UserError("damaged results") from None
+        return table
+
+    @classmethod
+    def read(cls, path: Path) -> ResultsTable:
+        """Reads a results.csv. Raises UserError for any other file."""
+        try:
+            with io.TextIOWrapper(open_regular(path, _MAX_BYTES), encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file)
+                table = cls.of({name: float(cell) for name, cell in row.items() if cell} for row in reader)
+                table.columns = list(reader.fieldnames or ["epoch"])
+            return table
+        except (TypeError, ValueError, KeyError, csv.Error, UserError):
+            raise UserError(f"{path}: not a results file of this program; move it away") from None
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
+
+    @classmethod
+    def read_if_exists(cls, path: Path) -> ResultsTable:
+        """Returns an empty table if there is no file. Raises as `read` does."""
+        return cls.read(path) if path.exists() else cls()
+
+    def add(self, epoch: int, row: Mapping[str, float]) -> None:
+        """Adds the row of an epoch, or replaces it. New columns are added to the header."""
+        self.columns += [name for name in row if name not in self.columns]
+        self.rows[epoch] = {**row, "epoch": epoch}
+
+    def defined(self) -> dict[int, dict[str, float]]:
+        """Returns the rows by epoch, without undefined metrics; a loss may be nan."""
+        return {
+            epoch: {name: value for name, value in row.items() if not _is_undefined(name, value)}
+            for epoch, row in sorted(self.rows.items())
+        }
+
+    def as_rows(self) -> list[dict[str, float]]:
+        """Returns the rows in the order of epochs, each with its ``epoch``."""
+        return [dict(self.rows[epoch]) for epoch in sorted(self.rows)]
+
+    def first_rows(self, epochs: int) -> list[dict[str, float]]:
+        """Returns the rows of the first ``epochs`` epochs."""
+        return [row for row in self.as_rows() if row["epoch"] <= epochs]
+
+    def as_columns(self) -> dict[str, np.ndarray]:
+        """Returns the columns that have a value: float64 (rows,), nan where a cell is empty."""
+        rows = list(self.defined().values())
+        known = [name for name in self.columns if any(name in row for row in rows)]
+        return {name: np.array([row.get(name, math.nan) for row in rows], np.float64) for name in known}
+
+    def write(self, path: Path) -> None:
+        """Replaces the file as a whole, so that neither a crash nor a power cut can leave half a line. A cell without a
+        value is empty."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.columns, lineterminator="\n")
+        writer.writeheader()
+        for row in self.defined().values():
+            writer.writerow({name: f"{float(value):.8g}" for name, value in row.items()})
+        write_whole(path, out.getvalue(), durable=True)
+
+
+def _is_undefined(name: str, value: float) -> bool:
+    return name.startswith("metrics/") and math.isnan(value)
+
+
+def read_columns(path: Path) -> dict[str, np.ndarray]:
+    """Reads the columns that have a value (`ResultsTable.as_columns`). Raises as `ResultsTable.read` does."""
+    return ResultsTable.read(path).as_columns()
