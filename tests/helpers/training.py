@@ -21,7 +21,7 @@ SINGLE = DistributedContext.single()
 
 @dataclass
 class HookTraining:
-    """Implements `engine.hooks.hook.Training` with a real run, plan, control and checkpointer. A test gives the parts
+    """Stands in for `engine.train.trainer.Trainer`, with a real run, plan, control and checkpointer. A test gives the parts
     of the model and the loader that its hook reads."""
 
     run: TrainingRun
