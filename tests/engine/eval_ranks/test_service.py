@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from utils.process.identity import this_process
 
 from engine.eval_ranks import service
 from engine.eval_ranks.messages import SCORES, WEIGHTS, WeightsMessage, discard_message, post_message, read_message
@@ -31,7 +30,6 @@ def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
     monkeypatch.setattr(service, "MIN_LATE_S", 1000.0)
     monkeypatch.setattr(control, "POLL_EVERY_S", 0.0)
     store = dist.HashStore()
-    store.set("process/2", this_process())
     single = DistributedContext.single("cpu")
     signals = [StopSignals(), StopSignals()]
     returned: list[int] = []

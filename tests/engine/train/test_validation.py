@@ -86,24 +86,6 @@ def test_the_files_are_those_of_a_run_that_validates_itself(inputs, alone, tmp_p
     assert len(set(found)) == 1 + evaluating
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_training_goes_on_without_its_evaluating_process(inputs, alone, tmp_path, number):
-    counts = tmp_path / "scored"
-    has_ended = tmp_path / "has_ended"
-    hold = f"hold:0:5:{has_ended}"  # in epoch 2, while epoch 1 is validated
-    with Processes(tmp_path / "log.txt", faults=f"{FAULTS};scored:{counts};{hold}") as run:
-        run.ranks(2, *flags(inputs, tmp_path, "--eval-ranks", "1"))
-        run.until(lambda: bool(scorers(counts)))
-        os.kill(scorers(counts)[0], number)
-        run.started[1].wait(60)
-        has_ended.touch()
-        assert run.codes() == [0, -signal.SIGKILL if number == signal.SIGKILL else 0], run.output()
-        run.wait_gone()
-        (line,) = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]
-        assert "has ended; the training processes validate from now on" in line
-    assert_same_run(alone, tmp_path / "exp")
-
-
 @pytest.mark.slow
 def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(inputs, alone, tmp_path):
     faults = f"{FAULTS};slowval:1;scored:{tmp_path / 'scored'};set:engine.eval_ranks.service:MIN_LATE_S:0"
