@@ -200,16 +200,18 @@ def _tolerate_broken_streams() -> _Output | None:
     files = {}
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is None or (
-            stream is getattr(sys, f"__{name}__") and not isinstance(getattr(stream.buffer, "raw", None), _Output)
-        ):
-            files[name] = _Output(number, "wb", closefd=False)
-            encoding = getattr(stream, "encoding", "utf-8")
-            errors = getattr(stream, "errors", "backslashreplace")
-            buffer = io.BufferedWriter(files[name])
-            replacement = io.TextIOWrapper(buffer, encoding=encoding, errors=errors, line_buffering=True)
-            setattr(sys, name, replacement)
-            setattr(sys, f"__{name}__", replacement)
+        is_ours = isinstance(getattr(getattr(stream, "buffer", None), "raw", None), _Output)
+        if is_ours or stream is not getattr(sys, f"__{name}__"):
+            continue
+        if stream is not None:
+            stream.flush()
+        files[name] = _Output(number, "wb", closefd=False)
+        encoding = getattr(stream, "encoding", "utf-8")
+        errors = getattr(stream, "errors", "backslashreplace")
+        buffer = io.BufferedWriter(files[name])
+        replacement = io.TextIOWrapper(buffer, encoding=encoding, errors=errors, line_buffering=True)
+        setattr(sys, name, replacement)
+        setattr(sys, f"__{name}__", replacement)
     return files.get("stdout")
 
 
