@@ -10,7 +10,7 @@ with the next one; the exit status is then 2, and the last line counts the faile
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -19,8 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from utils.config.settings import DetectConfig
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,16 +7,15 @@ python export.py --weights yolov8n.pt --data DATA.yaml --layout end2end --half
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
 from collections.abc import Sequence
 
 from utils.config.settings import ExportConfig
-from utils.process.entrypoint import run_main
-from utils.process.result_file import write_result
-from utils.process.run_command import run_command
+from utils.process.child import write_result
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

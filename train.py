@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
-from utils.process.entrypoint import run_main
-from utils.process.exit_codes import REQUEUE
-from utils.process.launch import Launch, is_eval_rank, read_launch
-from utils.process.process_count import check_processes
-from utils.process.stop_signals import StopSignals
+from utils.process.launch import is_eval_rank, read_launch
+from utils.process.main import run_main
+from utils.process.signals import StopSignals
+from utils.process.spawn import check_processes
 
 if TYPE_CHECKING:
     from engine.train.resume import TrainingOutcome
@@ -29,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:
         outcome = _start(sys.argv[1:] if argv is None else list(argv), signals)
         if outcome is not None and outcome.config.export:
-            signals.ignore_requeue()  # also when only exports are left to do
             _export(outcome)
     if outcome is not None and outcome.failure is not None:
         raise outcome.failure
@@ -54,51 +52,32 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingOutcome | None:
     starting the processes of ``--spawn``. Returns the outcome of a training on rank 0, else None."""
     command = parse_command(TrainConfig, argv)
     config = command.config
-    from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
-
     launch = read_launch()
     check_processes(config.spawn, config.device, threads=config.threads)
-    if launch is None:
-        check_training_files(config)
     if config.spawn > 1 and launch is None:
         from utils.process.spawn import spawn
 
-        spawn(main, config.spawn, (argv,), optional=config.eval_ranks, stop_code=REQUEUE)
+        spawn(main, config.spawn, (argv,))
         return None
+    # Modules that import torch are loaded only after the flags have been checked.
+    from utils.distributed.join import check_same_start, joined_run
+
     if is_eval_rank(launch, config.eval_ranks):
-        from engine.assembly.evaluating_process import run_evaluation_process
+        from engine.train.run import run_evaluating_process
 
-        run_evaluation_process(launch, config, command.explicit_flags)  # does not return
-    return _train(launch, config, command.explicit_flags, signals)
-
-
-def _train(
-    launch: Launch | None, config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals
-) -> TrainingOutcome | None:
-    # Modules that import torch are loaded only after the flags and files have been checked.
-    from engine.parallel.watchdog import Watchdog
-    from utils.distributed.agreement import check_same_start
-    from utils.distributed.failures import report_errors_once
-    from utils.distributed.rendezvous import join_run
-
-    with ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog(signals))
-        ctx = join_run(launch, config.device, eval_ranks=config.eval_ranks)
-        stack.enter_context(ctx.closing())
-        stack.enter_context(report_errors_once(ctx))
+        run_evaluating_process(launch, config, command.explicit_flags, signals)
+        return None
+    with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx, ExitStack() as stack:
         # Imported here so that only one process reports an import that fails.
-        from engine.assembly.build import build_training
         from engine.train.resume import Remaining, log_ended_run, plan_run
+        from engine.train.run import build_training
 
-        watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
-        plan = plan_run(ctx, config, explicit_flags, stack)
+        plan = plan_run(ctx, config, command.explicit_flags, stack)
         if plan.remaining is Remaining.NOTHING:
             outcome = log_ended_run(ctx, plan)
         else:
-            trainer = build_training(ctx, plan, watchdog, stack)
-            del plan  # its tensors are in place; they are mapped from a file that is replaced
-            outcome = trainer.fit()
+            outcome = build_training(ctx, plan, signals, stack).fit()
     return outcome if ctx.is_main else None
 
 

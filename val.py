@@ -8,7 +8,7 @@ torchrun --nproc_per_node 2 val.py --weights yolov8n.pt --data DATA.yaml
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -19,9 +19,9 @@ from utils.config.parser import parse_config
 from utils.config.settings import ValConfig
 from utils.logger import configure_logging
 from utils.machine.limits import limits_as_user_errors, memory_advice
-from utils.process.entrypoint import run_main
 from utils.process.launch import read_launch
-from utils.process.process_count import check_processes
+from utils.process.main import run_main
+from utils.process.spawn import check_processes
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,13 +40,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         spawn(main, config.spawn, (argv,))
         return
     # Modules that need torch are imported once the flags and files are known to be valid.
-    from utils.distributed.failures import report_errors_once
-    from utils.distributed.rendezvous import join_run
+    from utils.distributed.join import joined_run
 
-    ctx = join_run(launch, config.device)
-    configure_logging(ctx.is_main)
     advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
-    with ctx.closing(), report_errors_once(ctx), limits_as_user_errors(lambda: advice):
+    with joined_run(launch, config.device) as ctx, limits_as_user_errors(lambda: advice):
+        configure_logging(ctx.is_main)
         from engine.commands.val import validate  # in here, so that only one process reports a failing import
 
         validate(config, ctx)

@@ -11,7 +11,7 @@ from utils.errors import ExplainedError
 def run_benchmark(main: Callable[[], None]) -> None:
     """Runs ``main``. Raises SystemExit with one line for an error that explains itself.
 
-    `utils.process.entrypoint.run_main` also sets environment variables that make our programs faster, and the peer's
+    `utils.process.main.run_main` also sets environment variables that make our programs faster, and the peer's
     processes would inherit them.
     """
     try:

@@ -34,10 +34,9 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.images.kinds import image_suffixes, is_image
 from data.index.messages import check_labels
 from data.listing.listing import Listing, list_split
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, StoreBarrier, torch_distributed_zero_first
 from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
-from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.paths import is_inside, normal_path, path_of, relative_name
@@ -142,13 +141,10 @@ def _copy_as_leader(
 ) -> Path:
     """Receives the plan, which the first leader makes for all, completes this node's copy, and returns its YAML."""
     folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
-    node_names = [f"node {n}" for n in range(leaders.group_size)]
     title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
-    with StoreBarrier(
-        ctx.store, title, rank=leaders.group_rank, names=node_names, group_ranks=leaders.ranks
-    ) as barrier:
+    with StoreBarrier(ctx.store, title, leaders.group_size) as barrier:
         plans = [make_plan() if leaders.group_rank == 0 else None]
-        barrier.wait_all()
+        barrier.wait()
         if leaders.group_size > 1:
             dist.broadcast_object_list(plans, src=leaders.ranks[0], group=leaders.handle)
         plan = plans[0]
@@ -159,10 +155,10 @@ def _copy_as_leader(
         copy = StageCopy(folder / plan.key, plan)
         with copy.locked(wait=leaders.group_size == 1):
             complete = copy.complete_files()
-            barrier.wait_all()
+            barrier.wait()
             complete_by_node = _gather(complete, leaders)
             copy.check_space(~complete)
-            barrier.wait_all()
+            barrier.wait()
             missing = ~np.all(complete_by_node, axis=0)
             if ctx.is_main:
                 _log_plan(copy, missing, num_nodes=leaders.group_size)
@@ -173,7 +169,7 @@ def _copy_as_leader(
                 if not complete[item]:
                     copy.write(item, data)
             copy.finish()
-            barrier.wait_all()
+            barrier.wait()
         return copy.yaml
 
 

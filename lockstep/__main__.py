@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command named by the first argument with the remaining arguments. Exits as the command does."""
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following import runs
-    from utils.process.entrypoint import run_main
+    from utils.process.main import run_main
 
     run_main(_dispatch, sys.argv[1:] if argv is None else argv)
 

@@ -16,12 +16,10 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from utils.errors import UserError
+from utils.errors import CHECK_FAILED, UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.process.child import RunFailed, start_child
-from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
-from utils.process.outcome import Outcome
 from utils.program import command_prefix
 
 _READ_BYTES = 1 << 16  # capacity of a pipe
@@ -47,10 +45,10 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
     with started as child, _interrupts_for(child.process):
         _print_output(child.process)
         result = child.wait()
-    if result.outcome == Outcome.STOPPED and not _has_saved(result.values):
+    if result.is_stopped and not _has_saved(result.values):
         raise KeyboardInterrupt
     has_issues = result.code == CHECK_FAILED and bool(result.values.get("issues"))  # found by tools.check
-    if result.outcome not in (Outcome.DONE, Outcome.STOPPED) and not has_issues:
+    if result.code and not result.is_stopped and not has_issues:
         raise RunFailed(result)
     if required_key not in result.values:
         folder = gettempdir()

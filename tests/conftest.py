@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from utils.logger import configure_logging, get_logger
-from utils.process.result_file import RESULT_VARIABLE, claim_result_file
+from utils.process.child import RESULT_VARIABLE, claim_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
@@ -140,7 +140,7 @@ def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file in which commands that run in this process leave their results: `utils.process.result_file`."""
+    """The file in which commands that run in this process leave their results: `utils.process.child`."""
     path = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(path))
     claim_result_file()

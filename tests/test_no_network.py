@@ -110,7 +110,7 @@ COMMANDS = {
 LONG = [("onnxruntime", "openvino"), ("ncnn",), ("ai_edge_litert",), ("optuna",), ("trackers",)]
 RUN = """
 import importlib, json, sys
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 packages, commands = json.loads(sys.argv[1])
 for module, *flags in commands:

@@ -218,8 +218,8 @@ def test_the_types_of_keyword_arguments_are_those_of_the_settings():
 
 def test_an_import_that_cannot_be_rewritten_is_refused():
     hook = load_hook()
-    with pytest.raises(ValueError, match=r"line 2: import engine.assembly.build: write from"):
-        hook.with_imports("x = 1\nimport engine.assembly.build\n")
+    with pytest.raises(ValueError, match=r"line 2: import engine.train.run: write from"):
+        hook.with_imports("x = 1\nimport engine.train.run\n")
     assert (
         hook.with_imports("if a:\n    from data import b  # data\n")
         == "if a:\n    from lockstep.data import b  # data\n"
@@ -308,7 +308,7 @@ def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed
     flags = [*flags_in(tmp_path), "--threads", "1"]
     (installed.folder / "hooks.py").write_text(HOOKS)
     output = installed.run("-m", "lockstep", "train", *flags, "--callbacks", "hooks:Hooks")
-    assert "hook lockstep.engine.hooks.callbacks" in output
+    assert "hook lockstep.engine.train.callbacks" in output
     train.main([*flags, "--project", str(tmp_path)])
     folders = tmp_path / "exp", installed.folder / "runs" / "train" / "exp"
     ours, theirs = (weights_of(folder / "best.pt") for folder in folders)
@@ -353,7 +353,7 @@ def test_all_ways_to_start_work_installed(installed, tmp_path):
     (installed.folder / "hooks.py").write_text(HOOKS)
     code = f"import utils, lockstep; print(utils.OWN, lockstep.train(**{given}).load().names)"
     output = installed.run("-c", code)
-    assert "hook lockstep.engine.hooks.callbacks" in output
+    assert "hook lockstep.engine.train.callbacks" in output
     assert output.endswith("True {0: 'light', 1: 'dark'}\n")
 
 

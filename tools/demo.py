@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 from utils.config.tool_settings import DemoConfig
 from utils.logger import configure_logging
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

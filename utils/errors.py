@@ -1,4 +1,4 @@
-"""Exceptions that the entry scripts turn into one line and an exit code."""
+"""Exceptions that the entry scripts turn into one line and an exit code, and the exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+
+CHECK_FAILED = 1  # a result failed its check, or tools.check found issues
+BUG = 1  # with a traceback, as of Python itself
+USER_ERROR = 2  # a user's mistake, or a limit of the machine; also argparse's code
+REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: a signal stopped a training run, which can be resumed
+INTERRUPTED = 130  # Ctrl-C, as in shells
 
 MAX_MESSAGE_CHARACTERS = 1200
 MAX_MISTAKES = 10  # in one message
@@ -53,7 +59,7 @@ class UserError(ExplainedError):
 
 class PeerLost(UserError):
     """Another process of the run was killed, hangs or did not join. A UserError, because the user may have to free
-    memory or fix an address. For what the parent process does, see `utils.process.outcome`."""
+    memory or fix an address."""
 
 
 class Mistakes:

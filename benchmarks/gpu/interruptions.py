@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from benchmarks.environment import ROOT
 from benchmarks.same_bits import differences
+from utils.errors import REQUEUE
 from utils.files.torch_file import read_checkpoint
-from utils.process.exit_codes import REQUEUE
 
 CHECKPOINT_TIMEOUT_S = 120.0  # until the first checkpoint is written
 EXIT_TIMEOUT_S = 60.0  # until a process ends after a signal

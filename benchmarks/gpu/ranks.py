@@ -24,7 +24,7 @@ from benchmarks.speed.training_step import build_step, context_of, make_batches
 from engine.train.step import TrainStep
 from models.modules import unwrap
 from utils.distributed.context import DistributedContext, shard_bounds
-from utils.distributed.rendezvous import join_run
+from utils.distributed.join import join_run
 from utils.process.launch import read_launch
 from utils.process.spawn import spawn
 
@@ -131,7 +131,7 @@ def train_share(training: FirstSteps, nccl: bool, path: Path) -> None:
     state = train(replace(ctx, device=device, devices=(device,)), training)
     if ctx.is_main:
         torch.save(state, path)
-    ctx.close()
+    dist.destroy_process_group()
 
 
 def train(ctx: DistributedContext, training: FirstSteps) -> dict[str, Tensor]:

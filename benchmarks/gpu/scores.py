@@ -76,7 +76,7 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
     """Yields how well trained weights find the training objects, which determines ``lr_mult``. Raises SystemExit if the
     device's score differs from the CPU's, or is below ``--at-least``."""
     from benchmarks.gpu.batches import open_loader
-    from engine.assembly.weights_probe import MAX_PROBE_IMAGES, score_on_objects
+    from engine.train.lr_probe import MAX_PROBE_IMAGES, score_on_objects
     from models.weights.load import load_detector
 
     score_by_device = {}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.speed.turns import BOXES_PER_IMAGE, StepTimer, TimedStep, rate_of, take_turns
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 if TYPE_CHECKING:
     from engine.train.step import TrainStep

@@ -48,9 +48,8 @@ def build_step(
     """
     import torch
 
-    from engine.assembly.build_step import StepBatches
-    from engine.assembly.build_step import build_step as build
     from engine.optim.schedule import step_plan
+    from engine.train.step import build_step as build
     from models.detector import build_detector
     from utils.config.recipes import hyperparameters_from
     from utils.config.settings import RunSettings, TrainConfig
@@ -66,7 +65,8 @@ def build_step(
         RunSettings(config, hyp),
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
-        StepBatches(step_plan(config, epoch_batches=100 if images else 1), config.batch_size),
+        step_plan(config, epoch_batches=100 if images else 1),
+        full_batch=config.batch_size,
     )
 
 

@@ -1,6 +1,6 @@
 """Checks of the files and flags of a command. They need no torch, so a misspelled path ends a command at once.
 
-train.py and val.py skip them when several processes run: a later check then reports the same mistakes once for all.
+train.py has none, and val.py skips them when several processes run: opening the files reports the same mistakes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,8 @@ from engine.inference.sources.source_files import check_source
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
-from utils.config.settings import AUTO, DetectConfig, TrainConfig, ValConfig
+from utils.config.settings import DetectConfig, TrainConfig, ValConfig
 from utils.errors import UserError, all_mistakes
-
-
-def check_training_files(config: TrainConfig) -> None:
-    """Raises UserError for the files of train.py, as `check_new_run` does, and for a missing checkpoint. The files of a
-    run that continues are checked later."""
-    continues = config.resume is not None
-    if config.resume == AUTO:
-        continues = (config.folder / "last.pt").is_file()
-    elif config.resume and not Path(config.resume).exists():
-        raise UserError(f"{config.resume}: no such checkpoint")
-    if continues:  # the checkpoint names the files
-        return
-    check_new_run(config, ("train",) if config.val_fraction else ("train", "val"))
 
 
 def check_new_run(config: TrainConfig, splits: Sequence[str]) -> None:

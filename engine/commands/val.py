@@ -23,14 +23,14 @@ from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
 from models.weights.download import fetch_weights
 from utils.config.settings import ValConfig
-from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.distributed.join import check_same_model, check_same_start
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir, increment_path
 from utils.labels import GroundTruth
 from utils.logger import get_logger
 from utils.machine.packages import require_package
-from utils.process.result_file import write_result
+from utils.process.child import write_result
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:

@@ -12,7 +12,7 @@ from engine.formats.metadata import ExportMetadata
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 from models.weights.origin import origin_of
-from utils.distributed.agreement import product_version
+from utils.distributed.join import product_version
 from utils.files.paths import normal_path
 from utils.program import VERSION
 from utils.strings import counted

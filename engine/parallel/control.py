@@ -1,22 +1,20 @@
-"""Makes all ranks save the run, or end it, after the same step."""
+"""Makes all ranks save the run, or end it, after the same step; prints the stacks of a stall."""
 
 from __future__ import annotations
 
 import enum
+import faulthandler
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import NoReturn
 
 from engine.parallel.step_values import StepFlags
-from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
-from utils.errors import PeerFailure, Stopped, UserError
+from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
 from utils.logger import get_logger
-from utils.process.exit_codes import INTERRUPTED, REQUEUE
-from utils.program import resume_flag
+from utils.process.signals import StopSignals
 
+STALL_S = 600.0  # time without a step after which all stacks are printed
 STOP_KEY = "stop"  # in the run's store: a rank got a signal to stop while validating
 POLL_EVERY_S = 1.0
 
@@ -48,19 +46,17 @@ class Action(enum.Flag):
 
 class RunControl:
     """Turns signals and requests of single ranks into actions that all ranks take together. Every rank creates one and
-    makes the same calls. ``watchdog`` has already been entered.
+    makes the same calls.
 
     Requests travel with the sums of a step (`StepFlags`); during validation, when ranks do not communicate, by a key in
     the run's store.
     """
 
-    def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
+    def __init__(self, ctx: DistributedContext, signals: StopSignals) -> None:
         self.exit_code = 0  # exit code of the signal that has stopped the ranks, or 0
-        self.is_finalizing = False  # see `begin_finalizing`
         self.callback_stop_followed = False  # the ranks have followed `request_stop`, and no callback has failed
         self._ctx = ctx
-        self._watchdog = watchdog
-        self._signals = watchdog.signals
+        self._signals = signals
         # Requests of this rank:
         self._save_requested = False
         self._stop_requested = False
@@ -70,27 +66,23 @@ class RunControl:
         self._validation_stopped = False
 
     @contextmanager
-    def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
-        """Defers signals within the block, during which the watchdog expects steps. ``is_writing`` returns whether a
-        checkpoint is being written, which the watchdog waits for."""
-        with self._signals.deferred(), self._watchdog.training(folder, is_writing):
-            yield
+    def training(self) -> Iterator[None]:
+        """Defers signals within the block, and expects a step or a validation batch every `STALL_S` seconds."""
+        self._beat()
+        try:
+            with self._signals.deferred():
+                yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
-    def begin_finalizing(self) -> Action:
-        """Called when no step or validation is left. Returns `Action.STOP` if Ctrl-C has reached any rank by then.
-        Otherwise the final work, such as the report, is done in spite of SIGTERM and SIGUSR1, and Ctrl-C raises at
-        once."""
-        if max_over_ranks(self._ctx, int(self._signals.interrupt)):
-            return self._stop(INTERRUPTED)
-        self.is_finalizing = True
-        self._signals.ignore_requeue()
-        self._watchdog.remove_stop_limit()
-        return Action.CONTINUE
+    def _beat(self) -> None:
+        """Lets faulthandler print the stacks of all threads to standard error if this is not called again in time."""
+        faulthandler.dump_traceback_later(STALL_S, repeat=True, file=2)
 
     @property
-    def has_signal(self) -> bool:
-        """True if a signal to stop has reached this rank before `begin_finalizing`."""
-        return self._signals.received and not self.is_finalizing
+    def received_signal(self) -> bool:
+        """True if a signal to stop has reached this rank."""
+        return self._signals.received
 
     def request_save(self) -> None:
         """Makes all ranks save once, after the same step."""
@@ -107,18 +99,16 @@ class RunControl:
         self._cause = cause
         self._stop_requested = True
 
-    def is_aborted(self) -> bool:
+    def agree_on_abort(self) -> bool:
         """Returns True if the ranks have stopped at a signal, or if a callback has failed on any of them: another
         command does the rest. Every rank must call this."""
-        return self.exit_code != 0 or self._has_failed()
+        return self.exit_code != 0 or self._agree_on_failure()
 
     def flags(self) -> StepFlags:
         """Returns this rank's requests for the step that begins."""
-        flags = StepFlags(
-            save=self._save_requested,
-            stop=self._signals.requeue or self._stop_requested,
-            interrupt=self._signals.interrupt,
-        )
+        code = self._signals.code
+        stop = self._stop_requested or code == REQUEUE
+        flags = StepFlags(save=self._save_requested, stop=stop, interrupt=code == INTERRUPTED)
         self._save_requested = False  # a save is requested once, a stop in every step until the run ends
         return flags
 
@@ -130,36 +120,34 @@ class RunControl:
             action: combined actions of the hooks; the same on all ranks.
             read_newest: reads the flags of the steps that have not been read yet; called before a save.
         """
-        self._watchdog.beat()
+        self._beat()
         if not any(flags) and action is Action.CONTINUE:
             return action
         flags |= read_newest()
         if flags.interrupt:
             return self._stop(INTERRUPTED)
         if flags.stop:  # a signal to any rank, or else a request
-            exit_code = max_over_ranks(self._ctx, REQUEUE if self._signals.requeue else 0)
+            exit_code = max_over_ranks(self._ctx, self._signals.code)
             return self._stop(exit_code) if exit_code else self._follow_request()
         return action | Action.SAVE
 
     def agree(self) -> Action:
-        """Returns `Action.STOP` if any rank has requested it. Called at the start and after an epoch."""
+        """Returns `Action.STOP` if a signal has reached any rank, or any has requested a stop. Called at the start and
+        after an epoch."""
+        code = max_over_ranks(self._ctx, self._signals.code)
+        if code:
+            return self._stop(code)
         if max_over_ranks(self._ctx, int(self._stop_requested)):
             return self._follow_request()
         return Action.CONTINUE
 
-    def beat_and_poll_stop(self) -> bool:
-        """Tells the watchdog that a validation proceeds, and returns what `poll_stop` does. Called before each
-        batch."""
-        self._watchdog.beat()
-        return self.poll_stop()
-
-    def poll_stop(self) -> bool:
-        """Returns whether a signal has reached this rank or, as of the last poll, another one. Tells the others of a
-        signal to this rank. Called without a beat while a rank waits for validation scores, so that the watchdog
-        notices if another rank dies."""
+    def should_stop(self) -> bool:
+        """Returns whether a signal has reached this rank or, as of the last second, another one. Called before each
+        batch of a validation, and while a rank waits for its scores."""
+        self._beat()
         store = self._ctx.store
         now = time.monotonic()
-        is_stopped = self.has_signal
+        is_stopped = self._signals.received
         if store is not None and is_stopped:
             store.set(STOP_KEY, "")
         elif store is not None and now - self._polled_at >= POLL_EVERY_S:
@@ -171,13 +159,11 @@ class RunControl:
     def after_validation(self) -> Action:
         """Returns `Action.STOP` if a signal has ended the validation, or the wait for its scores, on any rank."""
         code = max_over_ranks(self._ctx, self._signals.code if self._validation_stopped else 0)
-        if code:
-            return self._stop(code)
-        return Action.CONTINUE
+        return self._stop(code) if code else Action.CONTINUE
 
     def raise_if_aborted(self, position: str, continuation: str) -> None:
-        """Raises an error if the run is aborted (`is_aborted`). Returns if all epochs are done, or if a callback has
-        ended the run. Every rank must call this.
+        """Raises an error if the run is aborted (`agree_on_abort`). Returns if all epochs are done, or if a callback
+        has ended the run. Every rank must call this.
 
         Args:
             position: progress text, such as ``2 epochs``.
@@ -189,7 +175,7 @@ class RunControl:
         if self.exit_code:
             get_logger().info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)
-        if self._has_failed():
+        if self._agree_on_failure():
             if not self._failure:
                 raise PeerFailure("a callback failed on another rank")
             raise _failure_error(self._failure, continuation) from self._cause
@@ -204,27 +190,16 @@ class RunControl:
         error.__cause__ = self._cause
         return error
 
-    def end_interrupted(self, error: Exception, last: Path) -> NoReturn:
-        """Ends a run after an ``error`` in a step during which a signal arrived. Raises Stopped.
-
-        A signal to all processes also ends subprocesses, such as the compiler that ``--compile`` starts. Libraries then
-        raise, but that does not count as a failure of the run. The step may be half done, so nothing is saved.
-        """
-        checkpoint = f"continue with: {resume_flag(last)}" if last.exists() else "there is no checkpoint yet"
-        get_logger().info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
-        raise Stopped(self._signals.code) from None
-
     def _follow_request(self) -> Action:
         """Stops the run as a rank has requested, or because a callback has failed on one. Every rank must call this."""
-        self.callback_stop_followed |= not self._has_failed()
+        self.callback_stop_followed |= not self._agree_on_failure()
         return self._stop(0)
 
-    def _has_failed(self) -> bool:
+    def _agree_on_failure(self) -> bool:
         return max_over_ranks(self._ctx, int(bool(self._failure))) > 0
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code = exit_code
-        self._watchdog.remove_stop_limit()
         return Action.STOP
 
 

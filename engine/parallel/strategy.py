@@ -51,7 +51,7 @@ class Strategy:
         yield batches
 
     def add_shard(self, sums: Tensor) -> None:
-        """Adds a shard, whose gradients are in ``.grad``. ``sums``: `StepSums` over its micro-batches, packed (n,)."""
+        """Adds a shard, whose gradients are in ``.grad``. ``sums``: see `TrainStep`, over its micro-batches (n,)."""
         self._sums = sums
 
     def reduce(self) -> Tensor:

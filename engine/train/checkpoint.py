@@ -10,7 +10,7 @@ import math
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -41,7 +41,7 @@ RESULTS_CSV = "results.csv"
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
 # Keys that best.pt leaves out: it stores the averaged weights and their description.
 _RUN_KEYS = (
-    "model", "optimizer", "scaler", "run", "rows", "rank_buffers", "pending", "ended_by_callback", "teacher"
+    "model", "optimizer", "scaler", "run", "rows", "rank_buffers", "unscored", "ended_by_callback", "teacher"
 )  # fmt: skip
 
 
@@ -57,7 +57,6 @@ class Progress:
     loss_sums: list[float] = field(default_factory=list)  # sums over the finite steps of the epoch; empty: none yet
     finite_steps: Count = 0  # finite steps of the epoch so far
     bad_steps: Count = 0  # non-finite ones in a row
-    buffers_averaged: bool = False  # whether all ranks have the same buffers: the epoch's steps are done
     best_fitness: float = -1.0  # see `engine.evaluation.fitness.Fitness`
     best_epoch: Annotated[int, Bounds(-1)] = -1
     # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
@@ -74,30 +73,18 @@ class Progress:
             return f"the steps of epoch {self.epoch + 1}"
         return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
 
-    def record_fitness(self, fitness: float) -> bool:
-        """Records the ``fitness`` after the completed epochs; it may be nan. Returns whether it is the best so far."""
+    def record_fitness(self, epoch: int, fitness: float) -> bool:
+        """Records the ``fitness`` of an epoch; it may be nan. Returns whether it is the best so far."""
         is_best = fitness > self.best_fitness
         if is_best:
             self.best_fitness = fitness
-            self.best_epoch = self.epoch
+            self.best_epoch = epoch
         return is_best
-
-    def record_thresholds(
-        self, *, confidence: float | None, plain_confidence: float | None, scored_confidence: float | None
-    ) -> None:
-        """Records the thresholds of the newest validation."""
-        self.confidence = confidence
-        self.plain_confidence = plain_confidence
-        self.scored_confidence = scored_confidence
 
     def forget_best(self) -> None:
         """Makes the next validated epoch the best one."""
         self.best_epoch = -1
         self.best_fitness = -1.0
-
-    def weigh_classes(self, weights: list[float]) -> None:
-        """Stores the class weights by which the next epochs choose their images (``--image-weights``)."""
-        self.class_weights = weights
 
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
         """Returns True if ``epoch``, by default the newest completed one, is at least ``patience`` epochs after the
@@ -131,10 +118,6 @@ class Progress:
         sums = self.loss_sums or [math.nan] * len(names)
         return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
-    def record_averaged_buffers(self) -> None:
-        """Records that all ranks have the same model: the steps of the epoch are done."""
-        self.buffers_averaged = True
-
     def complete_epoch(self) -> None:
         """Counts the epoch whose steps are done."""
         self.epoch += 1
@@ -145,26 +128,20 @@ class Progress:
         self.batch = batch
         self.loss_sums = []
         self.finite_steps = 0
-        self.buffers_averaged = False
 
 
 # Fields of `Progress` that follow from a validation.
-_RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
+RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PendingEpoch:
-    """A completed epoch that is still to be scored, by other processes or because it has become the last: the data that
-    is saved once it has scores."""
+@dataclass(frozen=True)
+class UnscoredEpoch:
+    """The newest epoch, if its scores are still missing. Its averaged weights are those of the checkpoint, or, within
+    the next epoch (``--eval-ranks``), in a file of their own (`engine.parallel.eval_ranks.weights_path`)."""
 
+    number: int  # from 1
     row: dict[str, float]  # its row of results.csv
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
-    progress: Progress  # after the epoch
-    ema: dict[str, Tensor]  # on the CPU of rank 0; empty on the other ranks
-
-    def scored_progress(self, newest: Progress) -> Progress:
-        """Returns the progress after the epoch with the result of its validation, which ``newest`` has."""
-        return replace(self.progress, **{name: getattr(newest, name) for name in _RESULT_FIELDS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +162,7 @@ class CheckpointHeader:
     progress: Progress
     run: RunConditions
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
-    pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet
+    unscored: UnscoredEpoch | None = None
     ended_by_callback: bool = False  # a callback has ended the run here (``stop()``): only its report may be missing
 
 
@@ -271,13 +248,11 @@ class Checkpoint:
         or ``--val-every`` has left it out, and it is now the last."""
         is_between_epochs = self.progress.batch == 0  # otherwise its weights have been overwritten
         is_last = self.progress.epoch >= epochs
-        return self.header.pending is not None or (is_between_epochs and is_last and not self.header.metrics)
+        return self.header.unscored is not None or (is_between_epochs and is_last and not self.header.metrics)
 
     def record(self) -> Checkpoint:
         """Returns the checkpoint without its tensors, whose file can then be replaced and freed."""
-        pending = self.header.pending
-        header = replace(self.header, pending=None if pending is None else replace(pending, ema={}))
-        return replace(self, header=header, state=StoredState())
+        return replace(self, state=StoredState())
 
     @classmethod
     def capture(
@@ -293,7 +268,7 @@ class Checkpoint:
         models = {"model": state.model, "ema": state.ema.module}
         state.optimizer.consolidate()
         rank_buffers = None
-        if header.progress.batch > 0 and not header.progress.buffers_averaged:  # within an epoch
+        if header.progress.batch > 0:  # within an epoch
             rank_buffers = _gather_rank_buffers(ctx, models)
         if not ctx.is_main:
             return None
@@ -328,7 +303,7 @@ class Checkpoint:
             raise UserError(f"{self.path}: does not fit this run: {reason}") from None
 
     def content(self) -> dict[str, Any]:
-        """Returns the content of the file; `rank_buffers` and `pending` only if there are any."""
+        """Returns the content of the file; `rank_buffers` and `unscored` only if there are any."""
         parts = (self.header, self.description, self.state)
         content = {key: value for part in parts for key, value in _plain(part).items()} | {"rows": self.rows}
         return {key: value for key, value in content.items() if value is not None}
@@ -501,19 +476,14 @@ class Checkpointer:
         files[self.last] = content
         self._submit(files)
 
-    def save_scored(
-        self, pending: PendingEpoch, progress: Progress, *, is_best: bool, metrics: dict[str, float]
-    ) -> None:
-        """Writes best.pt if it is due after an epoch that was saved without scores.
+    def write_weights(self, state: TrainState, header: CheckpointHeader, path: Path) -> None:
+        """Writes at once, on rank 0, what best.pt would contain if this epoch were the best."""
+        content = _plain(header) | _plain(self.description) | {"ema": state.ema.module.state_dict()}
+        self._write({path: copy_to_cpu(_without(content, _RUN_KEYS))})
 
-        Args:
-            pending: the epoch as it was saved.
-            progress: the run's progress, with the result of the epoch.
-        """
-        if is_best and self.ctx.is_main:
-            scores = {"progress": asdict(pending.scored_progress(progress)), "metrics": metrics}
-            content = _plain(self.description) | {"ema": pending.ema} | scores
-            self._submit({self.best: _without(content, _RUN_KEYS)})
+    def save_best(self, content: dict[str, Any]) -> None:
+        """Writes best.pt on rank 0 with what `write_weights` has written, and its scores."""
+        self._submit({self.best: content})
 
     def _copy_content(self, state: TrainState, header: CheckpointHeader) -> dict[str, Any] | None:
         """Returns a copy of a checkpoint's content on the CPU of rank 0; None on other ranks. Every rank must call

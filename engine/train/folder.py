@@ -23,7 +23,7 @@ from utils.files.new_folder import increment_path
 from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.process.result_file import report_begun
+from utils.process.child import report_begun
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 SETTINGS_YAML = "settings.yaml"

@@ -25,16 +25,16 @@ from typing import Any, TypeVar
 
 from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
-from engine.eval_ranks.service import end_evaluating_processes
 from engine.optim.schedule import epochs_in_time, step_plan
-from engine.train.checkpoint import RESULTS_CSV, Checkpoint, DataIdentity, PendingEpoch, Progress, TrainState
+from engine.parallel.eval_ranks import dismiss
+from engine.train.checkpoint import RESULTS_CSV, Checkpoint, DataIdentity, Progress, TrainState, UnscoredEpoch
 from engine.train.folder import LOCK_PATIENCE_S, SAVING_PATIENCE_S, find_run_of_launchers, lock_folder
 from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, names_with
-from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
+from utils.distributed.join import check_agreement
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
 from utils.files.paths import normal_path
@@ -42,7 +42,7 @@ from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint
 from utils.files.url import is_http
 from utils.logger import configure_logging, get_logger
-from utils.process.result_file import write_result
+from utils.process.child import write_result
 from utils.program import resume_flag
 from utils.schema import build
 from utils.strings import counted, format_duration
@@ -314,7 +314,7 @@ def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, is_extended: boo
     if done >= config.epochs:
         return f"all epochs are done ({done}); to train longer: {flag} --epochs N"
     stops_early = progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every)
-    if stops_early and checkpoint.header.pending is None:
+    if stops_early and checkpoint.header.unscored is None:
         waited = counted(done - progress.best_epoch, "epoch")
         return (
             f"stopped early after epoch {done}: no better {config.fitness} in {waited} (--patience {config.patience}); "
@@ -335,8 +335,7 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
     """Logs why a run has ended, and returns its outcome. Ends the evaluating processes, if there are any. Every rank
     must call this."""
     configure_logging(ctx.is_main)
-    if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
-        end_evaluating_processes(ctx.store, ctx.eval_ranks)
+    dismiss(ctx)
     folder = plan.folder or Path()
     if ctx.is_main and plan.checkpoint is not None:  # it may have been killed just before it wrote the last row
         ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)
@@ -352,7 +351,7 @@ class StartPosition:
     """The position at which a run begins or continues."""
 
     progress: Progress
-    pending: PendingEpoch | None = None  # the newest epoch if it has to be scored first
+    unscored: UnscoredEpoch | None = None  # the newest epoch if it has to be validated first
 
 
 def restore_run(
@@ -376,10 +375,7 @@ def restore_run(
     has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
     if progress.best_epoch >= 0 and not has_best:
         progress.forget_best()
-    pending = _pending_epoch(checkpoint) if plan.lacks_scores else None
-    if pending is not None and not ctx.is_main:
-        pending = replace(pending, ema={})
-    return StartPosition(progress=progress, pending=pending)
+    return StartPosition(progress=progress, unscored=_unscored_epoch(plan, checkpoint))
 
 
 def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, identity: DataIdentity) -> Progress:
@@ -434,22 +430,19 @@ def _is_best(path: Path, progress: Progress) -> bool:
     return newest_best == (progress.best_epoch, progress.best_epoch, progress.best_fitness)
 
 
-def _pending_epoch(checkpoint: Checkpoint) -> PendingEpoch:
-    """Returns the newest epoch of a checkpoint that lacks its scores: one that other processes were validating, or one
-    that ``--val-every`` has left out."""
-    pending = checkpoint.header.pending
-    if pending is not None:
-        return pending
-    progress = checkpoint.progress
+def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | None:
+    """Returns the newest epoch of a checkpoint if it has to be validated first: its scores are missing, or their
+    report."""
+    unscored = checkpoint.header.unscored
+    is_reported_again = plan.remaining is Remaining.REPORT and checkpoint.header.metrics
+    if unscored is not None or not (plan.lacks_scores or is_reported_again):
+        return unscored
+    number = checkpoint.progress.epoch
     description = checkpoint.description
-    stored = {int(row["epoch"]): row for row in checkpoint.rows}.get(progress.epoch, {})
+    stored = {int(row["epoch"]): row for row in checkpoint.rows}.get(number, {})
     kept = [name for name in stored if name != "epoch" and not name.startswith(("metrics/", "val/"))]
-    return PendingEpoch(
-        row={name: stored[name] for name in kept},
-        is_closing=is_closing_epoch(progress.epoch, description.config.epochs, description.hyp.close_mosaic),
-        progress=progress,
-        ema=checkpoint.state.ema,
-    )
+    is_closing = is_closing_epoch(number, description.config.epochs, description.hyp.close_mosaic)
+    return UnscoredEpoch(number, {name: stored[name] for name in kept}, is_closing)
 
 
 def resolve(config: ConfigT) -> ConfigT:

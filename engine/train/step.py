@@ -9,22 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.optimizer_set import OptimizerSet
-from engine.parallel.step_values import NO_FLAGS, DelayedReader, DeviceValues, StepFlags, StepSums
+from engine.optim.schedule import StepPlan
+from engine.parallel.ddp import freeze_unused, parallelize
+from engine.parallel.pipeline import Pipeline
+from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.strategy import Strategy
-from engine.train.compile import Compilation
+from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
+from engine.train.compile import Compilation, plan_compilation
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion, LossOutput
 from models.modules import unwrap
 from utils.batches import Batch, Targets, to_float
+from utils.config.settings import RunSettings
+from utils.distributed.context import DistributedContext, broadcast_object
+from utils.logger import get_logger
+from utils.machine.devices import resolve_amp
+
+CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # batches in a run for which cuDNN's search for the fastest kernels pays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,40 +98,38 @@ class TrainStep:
             flags: requests of this rank; `reader` returns those of all ranks.
             samples: number of samples over all ranks; None: each image is one.
         """
+        # The step follows the gradient of samples * loss / normalizer: the loss of a sample, scaled by the batch, as
+        # YOLO's learning rates expect. The normalizer is known after the last shard only. Before, the loss is divided
+        # by the number of images: float16 gradients stay in range, and DDP's division by its ranks is undone.
+        num_images = sum(counts)
+        loss_scale = self.strategy.ddp_divides_by / num_images
         old_statistics = flatten(self._statistics)
         totals: list[Tensor] = []
         for shard in self.strategy.shards(batches, counts):  # one, unless there are virtual ranks
-            shard_sums, total = self._accumulate_gradients(shard, counts, flags)
-            self.strategy.add_shard(shard_sums.pack())
+            sums, total = self._accumulate_gradients(shard, counts, loss_scale)
+            self.strategy.add_shard(torch.cat([sums, flags.to_tensor(sums)]))
             totals.append(total)
-        sums = StepSums.unpack(self.strategy.reduce())
-        num_images = sum(counts)
-        norm, nonfinite = self._scale_and_clip(sums.normalizer, num_images, samples or num_images)
+        sums, all_flags = self.strategy.reduce().tensor_split([-len(flags)])
+        normalizer = sums[0].clamp(min=1)
+        norm, nonfinite = self._scale_and_clip(num_images * (samples or num_images) / normalizer)
         self.optimizer.step(nonfinite)
         self.optimizer.zero_grad()
         self.scaler.update()
-        self._restore_statistics(old_statistics, nonfinite)
+        if self._statistics:
+            copy_from_flat(torch.where(nonfinite > 0, old_statistics, flatten(self._statistics)), self._statistics)
         self.ema.update(updates)
-        values = DeviceValues(
-            finite=1 - nonfinite,
-            local_finite=torch.stack(totals).sum().isfinite().to(norm),
-            grad_norm=norm,
-            flags=sums.flags,
-            losses=sums.parts / sums.normalizer.clamp(min=1),
-        )
+        local_finite = torch.stack(totals).sum().isfinite().to(norm)
+        scalars = torch.stack([1 - nonfinite, local_finite, norm])
+        values = torch.cat([scalars, all_flags.to(scalars), (sums[1:] / normalizer).to(scalars)])
         self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
 
-    def _restore_statistics(self, old: Tensor, nonfinite: Tensor) -> None:
-        """Restores the ``old`` running statistics if ``nonfinite`` () is 1."""
-        if self._statistics:
-            copy_from_flat(torch.where(nonfinite > 0, old, flatten(self._statistics)), self._statistics)
-
     def _accumulate_gradients(
-        self, batches: Sequence[Batch], counts: Sequence[int], flags: StepFlags
-    ) -> tuple[StepSums, Tensor]:
+        self, batches: Sequence[Batch], counts: Sequence[int], loss_scale: float
+    ) -> tuple[Tensor, Tensor]:
         """Adds the gradients of a shard's micro-batches to ``.grad``; DDP sends them with the last one.
 
-        Returns the sums over the micro-batches, and the sum of their total losses ().
+        Returns the sums over the micro-batches of the normalizer and the P parts of the loss (1 + P,), and of their
+        total losses ().
         """
         totals: list[Tensor] = []
         loss_sums: list[Tensor] = []
@@ -127,27 +137,19 @@ class TrainStep:
             is_last = number == len(batches) - 1
             sync = nullcontext() if is_last else self.strategy.without_gradient_sync()
             with sync, kernel_search(count == self.settings.benchmark_images):
-                loss = self._forward_backward(batch, batch_images=count, step_images=sum(counts))
+                loss = self._forward_backward(batch, batch_images=count, loss_scale=loss_scale)
             totals.append(loss.total)
             loss_sums.append(torch.cat([loss.normalizer.reshape(1).to(loss.parts), loss.parts]))
             if number == 0 and not is_last and self.settings.compilation:
                 self.settings.compilation.copy_gradients(self.optimizer.parameters)
-        summed = torch.stack(loss_sums).sum(0)
-        sums = StepSums(normalizer=summed[0], parts=summed[1:], flags=flags.as_counts(summed))
-        return sums, torch.stack(totals).sum()
+        return torch.stack(loss_sums).sum(0), torch.stack(totals).sum()
 
-    def _forward_backward(self, batch: Batch, *, batch_images: int, step_images: int) -> LossOutput:
-        """Adds the gradients of one micro-batch. Returns its loss, detached.
-
-        Args:
-            batch_images: number of images in the micro-batch over all ranks.
-            step_images: number of images in the step over all ranks.
-        """
+    def _forward_backward(self, batch: Batch, *, batch_images: int, loss_scale: float) -> LossOutput:
+        """Adds the gradients of one micro-batch, of ``batch_images`` over all ranks. Returns its loss, detached."""
         device = self.ctx.device
-        settings = self.settings
+        compilation = self.settings.compilation
         batch = batch.to(device)
         images = to_float(batch.images, device, self._image_dtype, channels_last=True)
-        compilation = settings.compilation
         with compilation.for_batch(images, batch_images) if compilation else nullcontext():
             raw = self.strategy.forward(images)
             loss = None if raw is None else self._loss(raw, images, batch.targets)
@@ -156,10 +158,7 @@ class TrainStep:
             zero = images.new_zeros((), dtype=torch.float32)
             total = self.scaler.scale(zero)  # creates the scale that `unscale_` needs
             return LossOutput(total=total, normalizer=zero, parts=zero.new_zeros(len(self.criterion.names)))
-        # DDP averages gradients over shards, but their sum is needed. Dividing by the images keeps float16 gradients in
-        # range until the real normalizer is known, after the last shard; `_scale_and_clip` undoes it.
-        scaled = loss.total * (self.strategy.ddp_divides_by / step_images)
-        self.scaler.scale(scaled).backward()
+        self.scaler.scale(loss.total * loss_scale).backward()
         return LossOutput(total=loss.total.detach(), normalizer=loss.normalizer.detach(), parts=loss.parts)
 
     def _count_batch(self) -> None:
@@ -176,16 +175,14 @@ class TrainStep:
             teacher_maps = self.criterion.teacher_maps(images)
         return self.criterion(raw, targets, teacher_maps)
 
-    def _scale_and_clip(self, normalizer: Tensor, num_images: int, samples: int) -> tuple[Tensor, Tensor]:
-        """Scales gradients to those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's
-        learning rates expect), and clips them. Returns their norm before clipping () and a float () that is 1 if it is
-        not finite."""
+    def _scale_and_clip(self, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiplies the gradients by ``factor`` (), and clips them. Returns their norm before clipping () and a float
+        () that is 1 if it is not finite."""
         # GradScaler is annotated to take torch's own optimizers, but reads only ``param_groups``.
         self.scaler.unscale_(cast(torch.optim.Optimizer, self.optimizer))
         if self.settings.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
-        factor = num_images * samples / normalizer.clamp(min=1)
         norm = torch.nn.utils.get_total_norm(gradients) * factor
         if self.settings.clip_norm > 0:
             factor = factor * (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1)
@@ -220,3 +217,72 @@ def kernel_search(is_on: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = False
+
+
+def build_step(
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: Detector,
+    criterion: Criterion,
+    steps: StepPlan,
+    *,
+    full_batch: int,
+    has_regions: bool = False,
+    loaded: LoadedParameters = NOTHING_LOADED,
+) -> TrainStep:
+    """Builds the step of a run, with the model wrapped for its devices and compiled. The settings are possible with
+    these processes, and their optimizer is not ``auto``.
+
+    Args:
+        full_batch: images in any batch but the last one of an epoch, which may be smaller, over all ranks.
+        has_regions: whether batches may have ignore regions (`Targets.ignore`).
+        loaded: the parameters of the model that come from weights.
+    """
+    config = settings.config
+    hyp = settings.hyp
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            module.momentum = hyp.bn_momentum
+    optimizer_settings = OptimizerSettings(
+        lr=hyp.lr0,
+        lr_factor=hyp.lr_factor,
+        momentum=hyp.momentum,
+        weight_decay=hyp.weight_decay,
+        sharded=config.zero and ctx.is_distributed,
+    )
+    optimizer = build_optimizer(model, config.optimizer, optimizer_settings, loaded)
+    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    compilation = None
+    if config.compile:
+        shards = virtual_ranks or ctx.world_size
+        compilation = plan_compilation(config, ctx, images=full_batch, shards=shards, has_regions=has_regions)
+    has_one_size = not (config.multi_scale or config.rect)
+    # Each step of DataParallel has new threads, in which cuDNN would search again (pytorch#191744).
+    may_search = has_one_size and not config.deterministic and len(ctx.devices) == 1
+    searches = may_search and steps.planned_steps * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
+    step_settings = StepSettings(
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
+        clip_norm=hyp.clip_norm,
+        skip_zero_grads=config.skip_zero_grads,
+        compilation=compilation,
+        benchmark_images=full_batch if searches else 0,
+    )
+    autocast = partial(step_settings.autocast, ctx.device)
+    strategy: Strategy
+    if config.pipeline > 1:
+        strategy = Pipeline(ctx, model, autocast, optimizer.parameters)
+    elif virtual_ranks:
+        strategy = VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
+    else:
+        if ctx.is_distributed:
+            side = 2 * model.stride
+            freeze_unused(model, torch.zeros(2, model.channels, side, side))
+        # torch.compile splits graphs at DDP's buckets, so DDP cannot treat them as static (pytorch#109261).
+        static = steps.accumulate == 1 and not config.compile
+        strategy = Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)
+    if compilation is not None:
+        compilation.apply(model, criterion)
+        sizes = "all image sizes" if compilation.dynamic else "one image size"
+        get_logger().info("compiled for %s%s", sizes, ", with CUDA graphs" if compilation.cuda_graphs else "")
+    return TrainStep(strategy, criterion, optimizer, ema, step_settings)

@@ -1,73 +1,112 @@
-"""The training loop over epochs and steps. A validator validates each epoch (engine/train/validation.py), and
-epoch_results.py derives the epoch's results; everything else is done by hooks (engine/hooks)."""
+"""The training loop: epochs, steps, and the one road on which an epoch ends. Hooks do everything else."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from data.loading.loader import InfiniteDataLoader
+import numpy as np
+
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.prefetcher import Prefetcher
-from engine.hooks.hook import Action, Epoch, Hook, Hooks, Point
+from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.metrics import METRICS
+from engine.evaluation.result import Evaluation
+from engine.evaluation.tables import number_text
 from engine.optim.schedule import StepPlan, build_schedule
-from engine.parallel.control import RunControl
+from engine.parallel.control import Action, RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
-from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.train.checkpoint import Checkpointer, CheckpointHeader, PendingEpoch, Progress, RunConditions, copy_to_cpu
-from engine.train.epoch_results import EpochResults
+from engine.parallel.eval_ranks import EvalRanks, remove_weights, weights_path
+from engine.parallel.step_values import NO_FLAGS, StepFlags, StepValues
+from engine.train.checkpoint import (
+    RESULT_FIELDS,
+    Checkpointer,
+    CheckpointHeader,
+    Progress,
+    RunConditions,
+    UnscoredEpoch,
+)
 from engine.train.resume import Remaining, TrainingOutcome, TrainingRun
 from engine.train.step import TrainStep
+from utils.batches import Batch
 from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag
-from utils.errors import ExplainedError, Stopped
+from utils.distributed.context import broadcast_object, max_over_ranks
+from utils.errors import UserError
+from utils.files.results_csv import CONFIDENCE_COLUMN
+from utils.files.torch_file import read_checkpoint
 from utils.logger import get_logger
 from utils.program import resume_flag
 
+SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less than repeating as much training
+# GradScaler starts at 2^16: up to 16 consecutive overflows are its normal search for the scale.
+MAX_SCALE_HALVINGS = 16
+MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `MAX_SCALE_HALVINGS`
 
-class Validator(Protocol):
-    """Validates epochs whose steps are done (engine/train/validation.py). Every rank has one and makes the same calls.
-    The trainer follows the actions that it returns."""
+Point = Literal["start", "after_step", "epoch_trained", "epoch_scored", "epoch_saved", "finish"]
 
-    def validate(self, epoch: Epoch) -> Action:
-        """Sets the result of an epoch, scored with the current averaged weights of the run.
 
-        Returns `Action.STOP` if a signal has ended the validation: a resumed run then validates the epoch again.
-        """
-        ...
+@dataclass
+class Epoch:
+    """An epoch after its last step."""
 
-    def takes_weights(self) -> bool:
-        """Returns True if other processes can validate an epoch now; the same on all ranks."""
-        ...
+    number: int  # from 1
+    row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
+    is_closing: bool = False  # see `models.losses.base.Criterion.set_closing`
+    # Results of its validation, if there was one:
+    evaluation: Evaluation | None = None  # on rank 0
+    class_ap: np.ndarray | None = None  # (C,)
+    metrics: dict[str, float] = field(default_factory=dict)  # by their names in results.csv
+    is_best: bool = False
 
-    def send(self, pending: PendingEpoch) -> None:
-        """Lets other processes validate an epoch, after `takes_weights` returned True. Called only while no epoch is
-        pending."""
-        ...
 
-    def has_scores(self) -> bool:
-        """Returns True if `collect` need not wait; the same on all ranks."""
-        ...
+class Hook:
+    """Base class, which does nothing. Each method is a point of the loop, in the order of the calls:
 
-    def collect(self, pending: PendingEpoch, epoch: Epoch, *, is_closing: bool) -> Action:
-        """Sets the result of ``epoch``, which was sent as ``pending``, or was left so by an earlier start of the run.
+    ============= =====================================================================================================
+    start         before the first step of this process, in a new and in a resumed run
+    after_step    after each step of the optimizer
+    epoch_trained after the last step of an epoch, when all ranks have the same model
+    epoch_scored  when the epoch has its scores and its row, before it is saved
+    epoch_saved   when it is saved: for what takes long or may fail, such as plots
+    finish        when the run is complete and all checkpoints are written; not after a signal or an error
+    close         at the end, however the training has ended
+    ============= =====================================================================================================
 
-        ``is_closing``: whether the epoch that is trained now is a closing one, see
-        `models.losses.base.Criterion.set_closing`.
+    With ``--eval-ranks`` an epoch is scored and saved in this sense after the steps of the next one. A start that only
+    writes the report scores the last epoch again, and takes no step.
 
-        Returns `Action.STOP` if a signal has ended its validation.
-        """
-        ...
+    Hooks are on every rank, in the same order, and may communicate: all ranks return the same action (None continues).
+    Those with ``on_rank_0`` exist on rank 0 alone: they return no action, and call no collective. A single rank
+    requests a save or a stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or
+    epoch. State that a hook needs when a run resumes is in `Progress`, or in a file that the hook writes.
+    """
 
-    def close(self) -> None:
-        """Ends the evaluating processes, if there are any. The caller of `fit` calls this however `fit` ends."""
-        ...
+    on_rank_0 = False  # the hook exists on rank 0 only
+    # The hook decides in `epoch_trained` or later the images of the next epoch, or whether there is one. None of its
+    # batches is prefetched then.
+    decides_next_epoch = False
+
+    def start(self, trainer: Trainer) -> Action | None: ...
+    def after_step(self, trainer: Trainer) -> Action | None: ...
+    def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> Action | None: ...
+    def epoch_scored(self, trainer: Trainer, epoch: Epoch) -> Action | None: ...
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> Action | None: ...
+    def finish(self, trainer: Trainer) -> Action | None: ...
+    def close(self) -> None: ...
 
 
 class Trainer:
-    """Trains the remaining epochs of a run, and only reports one that has ended. Every rank has one and makes the same
-    calls. Hooks are called in list order."""
+    """Trains the remaining epochs of a run. Every rank has one and makes the same calls.
+
+    Args:
+        unscored: the newest epoch if it has no scores yet, as a checkpoint stores it; it is validated first.
+        eval_ranks: the processes that validate (``--eval-ranks``); None: the training processes do.
+    """
 
     def __init__(
         self,
@@ -77,11 +116,13 @@ class Trainer:
         loader: InfiniteDataLoader,
         steps: StepPlan,
         progress: Progress,
-        pending: PendingEpoch | None,
+        unscored: UnscoredEpoch | None,
         control: RunControl,
         checkpointer: Checkpointer,
-        validator: Validator,
-        results: EpochResults,
+        val_loader: ValidationLoader,
+        evaluator: Evaluator,
+        eval_ranks: EvalRanks | None,
+        fitness: Fitness,
         hooks: Sequence[Hook],
     ) -> None:
         self.run = run
@@ -89,122 +130,339 @@ class Trainer:
         self.ctx = step.ctx
         self.loader = loader
         self.progress = progress
-        self.pending = pending  # the newest epoch, if its scores are still missing: checkpoints store it
         self.control = control
         self.checkpointer = checkpointer
-        self.validator = validator
-        self.results = results
-        self.hooks = Hooks(hooks)
-        self.step_samples = 0  # samples of the newest step, see `Training`
-        self.data_wait_s = 0.0  # before the newest step
-        self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
-        self._stopped = False  # this process takes no more steps
-        self._last_recorded = Epoch(progress.epoch)
+        self.hooks = tuple(hooks)
+        self.batches: list[Batch] = []  # this rank's micro-batches of the newest step
+        self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
+        self.data_wait_s = 0.0  # how long the newest step waited for its samples
+        self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
+        self._val_loader = val_loader
+        self._evaluator = evaluator
+        self._eval_ranks = eval_ranks
+        self._fitness = fitness
+        self._unscored: Epoch | None = None
+        if unscored is not None:
+            self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing)
+        self._newest = Epoch(progress.epoch)  # the newest epoch with its scores
+        self._takes_steps = run.remaining is Remaining.STEPS
+        self._stopped = not self._takes_steps  # this process takes no more steps
         self._started = time.monotonic()
+        self._saved_at = self._started
         if run.started_from is not None:
-            self._last_recorded.metrics = run.started_from.header.metrics
+            self._newest.metrics = run.started_from.header.metrics
             self._started -= run.started_from.header.run.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
-        """Replaces the step plan."""
         self.steps = steps
-        self.epochs = steps.epochs
+        self.epochs = steps.epochs  # of the whole run
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
+
+    def set_epochs(self, epochs: int) -> None:
+        """Changes the number of epochs of the whole run."""
+        self._set_steps(replace(self.steps, epochs=epochs))
+        self.loader.set_epochs(epochs)
+        self.checkpointer.set_epochs(epochs)
+
+    def seconds(self) -> float:
+        """Returns how long the run has trained, over all its starts."""
+        return time.monotonic() - self._started
 
     def fit(self) -> TrainingOutcome:
         """Runs the rest of the run. Raises as `RunControl.raise_if_aborted` does, after the same step on all ranks."""
         try:
-            with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_writing):
-                self._train()
-            return self._finish()
-        except Stopped:
-            if self.control.is_finalizing:  # ended by Ctrl-C; a stop that the ranks agreed on has been logged
-                get_logger().info("stopped by a signal; %s", self._continuation())
-            raise
-
-    def _train(self) -> None:
-        """Trains, then ends the run as the ranks have agreed, with all files written."""
-        try:
-            self._start()
-            if not self.control.is_aborted():
-                self._do_remaining_work()
-                self.call_hooks("after_steps")
-            if not self.control.is_aborted():
-                self._finish_training()
-            self.checkpointer.flush()
-            self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
-        except Exception as error:
-            if isinstance(error, ExplainedError) or not self.control.has_signal:
-                raise
-            self.call_hooks("after_steps")
-            self.control.end_interrupted(error, self.checkpointer.last)
+            with self.control.training():
+                if self._start() and self._score_epoch():
+                    batches = Prefetcher(iter(self.loader), device=self.ctx.device)
+                    while not self._stopped and self.progress.epoch < self.epochs:
+                        self._train_epoch(batches)
+                if not self.control.agree_on_abort():
+                    self._score_epoch()  # a callback may have ended the run while an epoch was validated
+                self.checkpointer.flush()
+                self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
         finally:
             self.checkpointer.wait()
+        return self._finish()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Calls the hooks that come first. Returns False if one of them ends the run."""
         progress = self.progress
         self.loader.start_at(progress.epoch, progress.batch)
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
-        self.call_hooks("start")
+        self._call_hooks("start")
+        if self.run.remaining is Remaining.REPORT and self._unscored is None:  # steps have changed the scored weights
+            self._call_hooks("epoch_saved", self._newest)
+        started_from = self.run.started_from
+        if self._takes_steps and started_from is not None and started_from.header.ended_by_callback:
+            self.save_last()  # must not say that a callback has ended the run while it trains on
+        is_going_on = not self._follow(self.control.agree()).skips_rest
+        self.checkpointer.flush()
+        return is_going_on
+
+    def _train_epoch(self, batches: Prefetcher) -> None:
+        """Takes the remaining steps of an epoch, and ends it, unless a signal or a request stops the run before."""
+        self.epoch_started = time.monotonic()
+        number = self.progress.epoch + 1
+        is_closing = is_closing_epoch(number, self.epochs, self.run.hyp.close_mosaic)
+        self.step.criterion.set_closing(is_closing)
+        while self.progress.batch < len(self.loader) and not self._stopped:
+            self._train_step(batches)
+        # With --eval-ranks, the scores of the epoch before have been computed meanwhile.
+        if self._stopped or not self._score_epoch():
+            return
+        for model in (self.step.model, self.step.ema.module):
+            average_buffers(model, self.ctx)
+            broadcast_parameters(model, self.ctx)
+        losses = self.progress.mean_losses(self.step.criterion.names)
+        row = {f"train/{name}": value for name, value in losses.items()} | self.step.optimizer.rates()
+        epoch = Epoch(number, row, is_closing)
+        self.progress.complete_epoch()
+        self._unscored = epoch
+        self._call_hooks("epoch_trained", epoch)
+        if self._eval_ranks is not None and self._can_wait_for_scores(epoch):
+            epoch.row["time"] = self.seconds()
+            self._send(epoch, self._eval_ranks)
+            self._save_epoch(epoch)
+        elif not self._score_epoch():
+            return
         self._follow(self.control.agree())
-        self.checkpointer.flush()  # before the first step, last.pt must no longer say that a callback has ended the run
 
-    def _do_remaining_work(self) -> None:
-        """Runs the remaining epochs. First concludes an epoch of an earlier start."""
-        if not self._stopped:
-            self._conclude_pending(saves_last=True)
-        if self.run.remaining is Remaining.REPORT:
-            self._report_again()
-        if self.run.remaining is not Remaining.STEPS:
-            return
-        batches = Prefetcher(iter(self.loader), device=self.ctx.device)
-        while not self._stopped and self.progress.epoch < self.epochs:
-            self._train_epoch(batches)
-            if not self._stopped:
-                self._end_epoch()
+    def _train_step(self, batches: Prefetcher) -> None:
+        """Takes one step of the optimizer, and follows what hooks and other ranks request."""
+        progress = self.progress
+        first = progress.batch
+        per_epoch = len(self.loader)
+        self.batches = [next(batches) for _ in range(min(self.steps.accumulate, per_epoch - first))]
+        numbers = range(first, first + len(self.batches))
+        counts = [self.loader.global_images(number) for number in numbers]
+        samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
+        self.step.optimizer.set_rates(self.schedule, progress.updates)
+        self.step(self.batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
+        progress.count_step(len(self.batches))
+        batches.prefetch(self._batches_of_next_step())
+        self.step_samples = samples
+        self.data_wait_s = batches.pop_wait_time()
+        flags = self._read_values(leave=0 if progress.batch == per_epoch else 1)
+        self.checkpointer.check()
+        if self.ctx.is_main and self._is_save_due(self.run.config.save_minutes * 60):  # one clock decides for all
+            self.control.request_save()
+            self._saved_at = time.monotonic()
+        action = self._ask_hooks("after_step")  # followed once the ranks have agreed on it
+        self._follow(self.control.after_step(flags, action, lambda: self._read_values(leave=0)))
 
-    def _report_again(self) -> None:
-        """Reports the last epoch of a run that has ended. Its scores are stored, but the report also needs the
-        detections: it is validated again."""
-        epoch = Epoch(self.progress.epoch)
-        if self._last_recorded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
-            self._set_closing(epoch.number)
-            self.call_hooks("before_validation")
-            if self._follow(self.validator.validate(epoch)).skips_rest:
-                return
-        self.call_hooks("report", epoch)
+    def _batches_of_next_step(self) -> int:
+        """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides the images of the next
+        epoch."""
+        left = len(self.loader) - self.progress.batch
+        if not left and self.progress.epoch + 1 < self.epochs and not any(h.decides_next_epoch for h in self.hooks):
+            left = len(self.loader)
+        return min(self.steps.accumulate, left)
 
-    def _finish_training(self) -> None:
-        """Completes the run after the last step, unless a signal leaves that to a resumed run."""
-        if self._conclude_pending(saves_last=True).skips_rest:  # the last epoch, if a callback has ended the run
-            return
-        if self._follow(self.control.begin_finalizing()).skips_rest:
-            return
-        self.call_hooks("after_training")
+    def _read_values(self, *, leave: int) -> StepFlags:
+        """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
+        the flags that any rank has set."""
+        flags = NO_FLAGS
+        for values in self.step.reader.pop(leave=leave):
+            flags |= values.flags
+            self.progress.count_losses(values.losses, is_finite=values.finite)
+            if not values.finite:
+                self._report_nonfinite(values)
+        return flags
+
+    def _report_nonfinite(self, values: StepValues) -> None:
+        """Names this rank's files of a step that was skipped. Raises UserError after `MAX_CONSECUTIVE_BAD_STEPS`."""
+        bad_steps = self.progress.bad_steps
+        if values.local_finite and self.step.scaler.is_enabled() and bad_steps <= MAX_SCALE_HALVINGS:
+            get_logger().info("float16 gradients overflow: step skipped, the loss scale is halved")
+        elif values.paths:  # this rank's shard of a small batch may be empty
+            cause = f"gradient (norm {values.grad_norm})" if values.local_finite else "loss"
+            get_logger().warning("non-finite %s, step skipped; its files: %s", cause, " ".join(values.paths))
+        if bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
+            self.checkpointer.wait()
+            last = self.checkpointer.last
+            remedy = f"continue from the last good weights, {resume_flag(last)}," if last.exists() else "start again"
+            advice = "with a lower lr0 (--set lr0=...) or with --amp off"
+            raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")
+
+    def _can_wait_for_scores(self, epoch: Epoch) -> bool:
+        """Returns True if an epoch may be validated after the next one: if it is neither the last nor one at which
+        ``--patience`` may end the run."""
+        may_stop_early = self.progress.has_stalled(self.run.config.patience)
+        is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
+        return is_validated and epoch.number < self.epochs and not may_stop_early
+
+    def _send(self, epoch: Epoch, eval_ranks: EvalRanks) -> None:
+        """Leaves the averaged weights of an epoch, the newest or one that was sent before, to the evaluating
+        processes."""
+        if self.ctx.is_main:
+            self.checkpointer.flush()  # last.pt needs only the weights of the epoch that it names
+            remove_weights(self.run.folder, before=epoch.number - 1)
+            if self._is_newest(epoch):
+                self.checkpointer.write_weights(self.step, self._header(), weights_path(self.run.folder, epoch.number))
+        eval_ranks.send(epoch.number, is_closing=epoch.is_closing)
+
+    def _is_newest(self, epoch: Epoch) -> bool:
+        """Returns True if no step was taken after an epoch, so that the averaged weights are still its own."""
+        return epoch.number == self.progress.epoch and self.progress.batch == 0
+
+    def _score_epoch(self) -> bool:
+        """Validates, records, saves and reports the epoch that has no scores yet, if there is one. Returns False if the
+        run stops before that: a resumed run then begins here."""
+        epoch = self._unscored
+        if epoch is None:
+            return True
+        is_due = validates_after(epoch.number, self.epochs, self.run.config.val_every)
+        if (is_due or not self._takes_steps) and self._follow(self._validate(epoch)).skips_rest:
+            return False
+        self._unscored = None
+        self._record(epoch)
+        self._call_hooks("epoch_scored", epoch)
+        if self._is_newest(epoch):
+            self._save_epoch(epoch)
+        else:  # the run itself has taken steps since
+            if epoch.is_best and self.ctx.is_main:
+                self._save_late_best(epoch)
+            if self._stopped:
+                self.save_last()
+        self._call_hooks("epoch_saved", epoch)
+        return True
+
+    def _validate(self, epoch: Epoch) -> Action:
+        """Sets the evaluation of an epoch on rank 0. Returns `Action.STOP` if a signal ends the validation."""
+        every_s = self.run.config.save_minutes * 60
+        is_due = self.ctx.is_main and self._is_save_due(min(every_s, SAVE_BEFORE_VALIDATION_S))
+        if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
+            self.save_last()
+        if self._eval_ranks is not None:
+            if not self._eval_ranks.has_sent(epoch.number):
+                self._send(epoch, self._eval_ranks)
+            epoch.evaluation = self._eval_ranks.wait(epoch.number, self.control.should_stop)
+            return self.control.after_validation()
+        model = self.step.ema.module
+        if not self._is_newest(epoch):  # a run with --eval-ranks continues without
+            weights = read_checkpoint(weights_path(self.run.folder, epoch.number))["ema"] if self.ctx.is_main else None
+            model = copy.deepcopy(model)
+            model.load_state_dict(broadcast_object(self.ctx, weights))
+        self.step.criterion.set_closing(epoch.is_closing)
+        epoch.evaluation = self._evaluator.run(model, self._val_loader, should_stop=self.control.should_stop)
+        return self.control.after_validation()
+
+    def _record(self, epoch: Epoch) -> None:
+        """Completes the row of an epoch with its scores, if it was validated, and keeps those that the run needs."""
+        scores = None
+        if epoch.evaluation is not None:
+            result = epoch.evaluation.result
+            metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+            if result.threshold is not None:
+                metrics[CONFIDENCE_COLUMN] = result.threshold
+            fitness = self._fitness.score_of(result)
+            metrics[self._fitness.column] = fitness
+            metrics |= {name: value for name, value in result.extras.items() if name.startswith("val/")}
+            thresholds = (result.threshold, result.plain_confidence, result.scored_confidence)
+            scores = (metrics, result.class_ap, fitness, thresholds)
+        scores = broadcast_object(self.ctx, scores)
+        if scores is not None:
+            epoch.metrics, epoch.class_ap, fitness, thresholds = scores
+            self.progress.confidence, self.progress.plain_confidence, self.progress.scored_confidence = thresholds
+            epoch.is_best = self.progress.record_fitness(epoch.number, fitness)
+            columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
+            columns.setdefault(self._fitness.column, self._fitness.name)
+            shown = [f"{title} {number_text(epoch.metrics[name])}" for name, title in columns.items()]
+            get_logger().info("epoch %d: %s", epoch.number, "  ".join(shown))
+        row = epoch.row
+        losses = {name: value for name, value in row.items() if name.startswith("train/")}
+        # The order of the columns; an epoch that others have validated has the time at which it was sent to them.
+        epoch.row = {"time": row.get("time", self.seconds()), **losses, **epoch.metrics, **row}
+        if self.ctx.is_main:
+            self.checkpointer.table.add(epoch.number, epoch.row)
+        self._newest = replace(epoch, evaluation=None)  # its detections may take gigabytes
+
+    def _save_late_best(self, epoch: Epoch) -> None:
+        """Writes best.pt from the weights that were sent to the evaluating processes."""
+        content = read_checkpoint(weights_path(self.run.folder, epoch.number))
+        results = {name: getattr(self.progress, name) for name in RESULT_FIELDS}
+        self.checkpointer.save_best(content | {"progress": content["progress"] | results, "metrics": epoch.metrics})
+
+    def _ask_hooks(self, point: Point, *args: Any) -> Action:
+        """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, combined."""
+        action = Action.CONTINUE
+        for hook in self.hooks:
+            answer = getattr(hook, point)(self, *args)
+            if answer is not None and hook.on_rank_0:
+                raise TypeError(f"{type(hook).__name__}.{point}: a hook on rank 0 alone must not return an action")
+            action |= answer or Action.CONTINUE
+            if action.skips_rest:
+                break
+        return action
+
+    def _call_hooks(self, point: Point, *args: Any) -> None:
+        """Calls a method of all hooks, and follows the action that they return."""
+        self._follow(self._ask_hooks(point, *args))
+
+    def _follow(self, action: Action) -> Action:
+        """Saves or ends the run, as ``action`` requests."""
+        if action.saves:
+            self.save_last()
+        self._stopped |= action.ends_run
+        return action
+
+    def _is_save_due(self, every_s: float) -> bool:
+        return 0 < every_s <= time.monotonic() - self._saved_at
+
+    def save_last(self) -> None:
+        """Saves the run in last.pt."""
+        self.checkpointer.save_last(self.step, self._header())
+        self._saved_at = time.monotonic()
+
+    def _save_epoch(self, epoch: Epoch) -> None:
+        """Saves the run at the end of ``epoch``: last.pt, and best.pt and epochN.pt if they are due."""
+        self.checkpointer.save_epoch(self.step, self._header(), is_best=epoch.is_best)
+        self._saved_at = time.monotonic()
+
+    def _header(self) -> CheckpointHeader:
+        """Returns the header of a checkpoint taken now. It has the scores of the newest epoch until the next step is
+        taken."""
+        epoch = self._unscored
+        unscored = None if epoch is None else UnscoredEpoch(epoch.number, epoch.row, epoch.is_closing)
+        return CheckpointHeader(
+            progress=self.progress,
+            run=RunConditions(
+                world_size=self.ctx.world_size,
+                device=self.ctx.device.type,
+                seconds=self.seconds(),
+                epoch_batches=len(self.loader),
+                images=len(self.loader.samples),
+            ),
+            metrics=self._newest.metrics if self._is_newest(self._newest) else {},
+            unscored=unscored,
+            ended_by_callback=self._ended_by_callback(),
+        )
 
     def _finish(self) -> TrainingOutcome:
-        """Calls the hooks that come last."""
+        """Calls the hooks that come last, and records that the run has been reported."""
         if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             get_logger().info(
                 "ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last)
             )
-        self.call_hooks("finish")
-        return TrainingOutcome(self.run.folder, self.run.config, self.control.late_failure(self._continuation()))
+        self._call_hooks("finish")
+        failure = self.control.late_failure(self._continuation())
+        if self.ctx.is_main:
+            remove_weights(self.run.folder)
+        return TrainingOutcome(self.run.folder, self.run.config, failure)
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""
         config = self.run.config
-        progress = self.progress
-        stops_early = progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
-        return self.pending is None and (progress.epoch >= self.epochs or stops_early)
+        stops_early = self.progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
+        return self._unscored is None and (self.progress.epoch >= self.epochs or stops_early)
 
     def _ended_by_callback(self) -> bool:
-        """Returns True if a callback has ended the run, now or in an earlier start, see `CheckpointHeader`."""
-        origin = self.run.started_from
-        had_ended = origin is not None and origin.header.ended_by_callback and self.run.remaining is not Remaining.STEPS
+        """Returns True if a callback has ended the run, in this process or before it, see `CheckpointHeader`."""
+        started_from = self.run.started_from
+        had_ended = not self._takes_steps and started_from is not None and started_from.header.ended_by_callback
         return had_ended or self.control.callback_stop_followed
 
     def _continuation(self) -> str:
@@ -214,193 +472,3 @@ class Trainer:
         folder = self.run.folder
         location = f"{as_flag('project', str(folder.parent))} {as_flag('name', folder.name)}"
         return f"write the report with: --resume auto {location}"
-
-    def _train_epoch(self, batches: Prefetcher) -> None:
-        """Runs the remaining steps of the epoch."""
-        self._set_closing(self.progress.epoch + 1)
-        self.call_hooks("before_epoch")
-        while self.progress.batch < len(self.loader) and not self._stopped:
-            self._train_step(batches)
-
-    def _set_closing(self, epoch: int) -> None:
-        """Tells the loss whether ``epoch``, from 1, is one of the closing epochs (``close_mosaic``)."""
-        self.is_closing = is_closing_epoch(epoch, self.epochs, self.run.hyp.close_mosaic)
-        self.step.criterion.set_closing(self.is_closing)
-
-    def _train_step(self, batches: Prefetcher) -> None:
-        """Takes one step of the optimizer, and follows what hooks and other ranks request."""
-        progress = self.progress
-        first = progress.batch
-        per_epoch = len(self.loader)
-        micro_batches = [next(batches) for _ in range(min(self.steps.accumulate, per_epoch - first))]
-        numbers = range(first, first + len(micro_batches))
-        counts = [self.loader.global_images(number) for number in numbers]
-        samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
-        self.step.optimizer.set_rates(self.schedule, progress.updates)
-        self.step(micro_batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
-        progress.count_step(len(micro_batches))
-        batches.prefetch(self._batches_of_next_step())
-        self.step_samples = samples
-        self.data_wait_s = batches.pop_wait_time()
-        flags = self.read_values(leave=0 if progress.batch == per_epoch else 1)
-        action = self.hooks.call("after_step", self)  # followed once the ranks have agreed on it
-        self._follow(self.control.after_step(flags, action, lambda: self.read_values(leave=0)))
-
-    def _batches_of_next_step(self) -> int:
-        """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides the images of the next
-        epoch."""
-        left = len(self.loader) - self.progress.batch
-        if not left and self.progress.epoch + 1 < self.epochs and not self.hooks.decide_next_epoch:
-            left = len(self.loader)
-        return min(self.steps.accumulate, left)
-
-    def read_values(self, *, leave: int) -> StepFlags:
-        """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
-        the flags that any rank has set."""
-        flags = NO_FLAGS
-        for values in self.step.reader.pop(leave=leave):
-            flags |= values.flags
-            self.progress.count_losses(values.losses, is_finite=values.finite)
-            self.call_hooks("after_read", values)
-        return flags
-
-    def _end_epoch(self) -> None:
-        """Ends an epoch whose steps are done, unless a signal stops the run first. A resumed run may begin here."""
-        self._average_over_ranks()
-        row = self.results.training_row(self.step, self.schedule, self.progress)
-        epoch = Epoch(self.progress.epoch + 1, row)
-        if self.call_hooks("after_last_step", epoch).skips_rest:
-            return
-        if self._conclude_pending(saves_last=False).skips_rest:  # its scores decide whether this epoch may be the last
-            return
-        if self._validate(epoch).skips_rest:
-            return
-        self.progress.complete_epoch()
-        if self.pending is None:
-            self._record(epoch)
-            self.save_epoch(epoch)
-            self.call_hooks("report", epoch)
-        else:  # it has no scores yet
-            self.save_epoch(epoch)
-        self.call_hooks("after_epoch", epoch)
-        self._follow(self.control.agree())
-
-    def _validate(self, epoch: Epoch) -> Action:
-        """Validates an epoch, if that is due: at once, or in other processes while the next one is trained."""
-        if not validates_after(epoch.number, self.epochs, self.run.config.val_every):
-            return Action.CONTINUE
-        if self._can_wait_for_scores(epoch) and self.validator.takes_weights():
-            self.pending = self._pending_epoch(epoch)
-            self.validator.send(self.pending)
-            return Action.CONTINUE
-        self.call_hooks("before_validation")
-        return self._follow(self.validator.validate(epoch))
-
-    def _can_wait_for_scores(self, epoch: Epoch) -> bool:
-        """Returns True if an epoch may be validated after the next one: if it is neither the last nor one at which
-        ``--patience`` may end the run."""
-        may_stop_early = self.progress.has_stalled(self.run.config.patience, epoch=epoch.number)
-        return epoch.number < self.epochs and not may_stop_early
-
-    def _pending_epoch(self, epoch: Epoch) -> PendingEpoch:
-        """Returns the state of an epoch whose steps are done, to be kept until the result of its validation arrives."""
-        progress = replace(self.progress)
-        progress.complete_epoch()
-        return PendingEpoch(
-            row={"time": self.seconds(), **epoch.row},
-            is_closing=self.is_closing,
-            progress=progress,
-            ema=copy_to_cpu(self.step.ema.module.state_dict()) if self.ctx.is_main else {},
-        )
-
-    def _record(self, epoch: Epoch) -> None:
-        """Scores and records an epoch whose validation is done, or not due."""
-        self.results.fill_in(self.ctx, epoch, self.progress, seconds=self.seconds())
-        self.checkpointer.table.add(epoch.number, epoch.row)
-        self.call_hooks("record", epoch)
-        self._last_recorded = replace(epoch, evaluation=None)  # its detections may take gigabytes
-
-    def _conclude_pending(self, *, saves_last: bool) -> Action:
-        """Records, saves and reports the pending epoch, if there is one. A signal that ends its validation leaves it
-        pending.
-
-        ``saves_last``: saves the run with its scores at once, because no other epoch ends now.
-        """
-        pending = self.pending
-        if pending is None:
-            return Action.CONTINUE
-        epoch = Epoch(pending.progress.epoch, dict(pending.row))
-        if not self.validator.has_scores():
-            self.call_hooks("before_validation")
-        action = self._follow(self.validator.collect(pending, epoch, is_closing=self.is_closing))
-        if action.skips_rest:
-            return action
-        self.pending = None
-        self._record(epoch)
-        # Only its own files: the run itself may be in a later epoch by now.
-        self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
-        self.call_hooks("report", epoch)
-        if saves_last:
-            self.save_last()
-        return action
-
-    def _average_over_ranks(self) -> None:
-        """Makes the models of all ranks equal: averages batch-norm statistics, and broadcasts rank 0's parameters."""
-        if self.progress.buffers_averaged:
-            return
-        for model in (self.step.model, self.step.ema.module):
-            average_buffers(model, self.ctx)
-            broadcast_parameters(model, self.ctx)
-        self.progress.record_averaged_buffers()
-
-    def call_hooks(self, point: Point, *args: Any) -> Action:
-        """Calls a method of all hooks, and follows the action that they return."""
-        return self._follow(self.hooks.call(point, self, *args))
-
-    def _follow(self, action: Action) -> Action:
-        """Saves or ends the run, as ``action`` requests."""
-        if action.saves and self.run.remaining is not Remaining.REPORT:  # then last.pt stays as it is
-            self.save_last()
-        self._stopped |= action.ends_run
-        return action
-
-    def save_last(self) -> None:
-        """Saves the run in last.pt."""
-        self.checkpointer.save_last(self.step, self._header())
-        self.hooks.after_save()
-
-    def save_epoch(self, epoch: Epoch) -> None:
-        """Saves the run at the end of ``epoch``: last.pt, and best.pt and epochN.pt if they are due."""
-        self.checkpointer.save_epoch(self.step, self._header(), is_best=epoch.is_best)
-        self.hooks.after_save()
-
-    def _header(self) -> CheckpointHeader:
-        """Returns the header of a checkpoint taken now. It contains the scores of the newest epoch until the next step
-        is taken."""
-        progress = self.progress
-        conditions = RunConditions(
-            world_size=self.ctx.world_size,
-            device=self.ctx.device.type,
-            seconds=self.seconds(),
-            epoch_batches=len(self.loader),
-            images=len(self.loader.samples),
-        )
-        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_recorded.number
-        metrics = self._last_recorded.metrics if is_at_end_of_epoch else {}
-        return CheckpointHeader(
-            progress=progress,
-            run=conditions,
-            metrics=metrics,
-            pending=self.pending,
-            ended_by_callback=self._ended_by_callback(),
-        )
-
-    def seconds(self) -> float:
-        """Returns how long the run has trained, over all its starts."""
-        return time.monotonic() - self._started
-
-    def set_epochs(self, epochs: int) -> None:
-        """Changes the number of epochs of the whole run."""
-        self._set_steps(replace(self.steps, epochs=epochs))
-        self.loader.set_epochs(epochs)
-        self.checkpointer.set_epochs(epochs)

@@ -44,7 +44,7 @@ _PRELOADED = (
     "tqdm",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
-    "engine.assembly.build",
+    "engine.train.run",
     "engine.commands.val",
     "engine.commands.detect",
     "engine.commands.export",

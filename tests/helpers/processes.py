@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
 from utils.process.launch import torchrun_variables
-from utils.process.ports import free_port
+from utils.process.spawn import free_port
 
 LAUNCHED = tuple(torchrun_variables(0, 1, 1))
 

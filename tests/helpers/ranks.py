@@ -19,15 +19,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests.helpers.repository import ROOT
-from utils.distributed.rendezvous import join_run
+from utils.distributed.join import join_run
 from utils.process.launch import read_launch, torchrun_variables
-from utils.process.ports import free_port
+from utils.process.spawn import free_port
 
 # Modules that most of the functions use. The process that forks the ranks imports them once.
-_PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.assembly.build", "engine.evaluation.evaluator"]
+_PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.train.run", "engine.evaluation.evaluator"]
 START_TIMEOUT_S = 60  # in which all ranks must be running
 
 
@@ -75,13 +76,13 @@ def _run_rank(rank: int, launch: _RankLaunch) -> None:
         launch.all_started.wait(START_TIMEOUT_S)  # so that ``timeout_s`` does not include the start of the others
         ctx = join_run(read_launch(), "cpu", timeout_s=launch.timeout_s)
         result = launch.function(ctx, *launch.args)
-        ctx.close()
+        dist.destroy_process_group()
     except BaseException as error:
         traceback.print_exc()
         result = error
     Path(launch.folder, str(rank)).write_bytes(pickle.dumps(result))
     if isinstance(result, BaseException):
-        os._exit(0)  # as utils.process.entrypoint ends what has failed in a group
+        os._exit(0)  # as utils.process.main ends what has failed in a group
 
 
 def _start_server() -> None:

@@ -59,7 +59,7 @@ def assert_same_run(a: Path, b: Path) -> None:
         first, second = (read_checkpoint(folder / name) for folder in (a, b))
         for content in (first, second):
             content["data"] = {}
-            content.pop("rows", None)  # those of results.csv
+            content.pop("rows", None)  # have times; results.csv is compared below
         assert_same_content(first, second, name)
     one, two = (without_times(read_csv(folder / "results.csv")) for folder in (a, b))
     assert [*map(list, one)] == [*map(list, two)], "columns"

@@ -16,7 +16,7 @@ from tests.helpers.processes import LAUNCHED
 from tests.helpers.repository import ROOT
 from utils.config.parser import parse_config
 from utils.errors import UserError, one_line
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # flags for val.py
@@ -64,5 +64,5 @@ def flag_error(config: type, arguments: list[str]) -> str:
         try:
             parse_config(config, arguments)
         except UserError as error:
-            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.process.entrypoint prints it
+            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.process.main prints it
     return ""

@@ -9,21 +9,20 @@ from typing import Any
 
 from engine.optim.schedule import StepPlan
 from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
 from engine.train.checkpoint import Checkpoint, Checkpointer, Progress
 from engine.train.resume import Remaining, TrainingRun
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.process.stop_signals import StopSignals
+from utils.process.signals import StopSignals
 
 SINGLE = DistributedContext.single()
 
 
 @dataclass
 class HookTraining:
-    """Implements `engine.hooks.hook.Training` with a real run, plan, control and checkpointer. A test gives the parts
-    of the model and the loader that its hook reads."""
+    """Stands in for `engine.train.trainer.Trainer`, with a real run, plan, control and checkpointer. A test gives the
+    parts of the model and the loader that its hook reads."""
 
     run: TrainingRun
     checkpointer: Checkpointer
@@ -38,7 +37,7 @@ class HookTraining:
     def __post_init__(self) -> None:
         self.epochs = self.steps.epochs
         self.started = time.monotonic()
-        self.control = RunControl(self.ctx, Watchdog(StopSignals()))
+        self.control = RunControl(self.ctx, StopSignals())
 
     def seconds(self) -> float:
         return time.monotonic() - self.started

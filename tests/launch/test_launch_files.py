@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 from tests.helpers.repository import ROOT
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
-from utils.process.exit_codes import REQUEUE
+from utils.errors import REQUEUE
 
 LAUNCH = ROOT / "launch"
 SLURM = LAUNCH / "slurm.sbatch"

@@ -6,7 +6,7 @@ SMALL = {"imgsz": 64, "batch": 4, "device": "cpu", "workers": 0, "amp": "off", "
 
 BEGINNING = """
 import os, pathlib, signal, sys, time
-from utils.process.result_file import report_error, claim_result_file, write_result
+from utils.process.child import claim_result_file, write_result
 claim_result_file()
 """
 PRINT_SETTINGS = "import json; print(json.dumps([sys.argv[1], json.loads(pathlib.Path(sys.argv[2][1:]).read_text())]))"

@@ -35,7 +35,7 @@ def test_the_variables_of_a_launcher_of_one_process_are_not_passed_on(command, m
 
 
 def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys):
-    command("print('a line'); report_error('data.yaml: is wrong'); sys.exit(2)")
+    command("print('a line'); write_result(error='data.yaml: is wrong'); sys.exit(2)")
     with refused("data.yaml: is wrong", lockstep.Error):
         lockstep.train()
     assert capsys.readouterr().out == "a line\n"
@@ -50,7 +50,7 @@ def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys
 def test_a_check_that_fails_after_it_has_found_issues_is_an_error(command):
     command("write_result(issues=['blurred']); sys.exit(1)")
     assert lockstep.check("data.yaml") == {"issues": ["blurred"]}
-    command("write_result(issues=['blurred']); report_error('standard output cannot be written'); sys.exit(2)")
+    command("write_result(issues=['blurred']); write_result(error='standard output cannot be written'); sys.exit(2)")
     with refused("standard output cannot be written", lockstep.Error) as caught:
         lockstep.check("data.yaml")
     assert caught.value.result.values["issues"] == ["blurred"]

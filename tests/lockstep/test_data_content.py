@@ -80,7 +80,7 @@ def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, 
 )
 def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data, settings, left):
     monkeypatch.chdir(tmp_path)
-    command("report_error(ValueError('refused')); sys.exit(2)")
+    command("write_result(error='refused'); sys.exit(2)")
     with pytest.raises(lockstep.Error):
         lockstep.train(data, **settings)
     assert [path.name for path in tmp_path.iterdir()] == left
@@ -91,7 +91,7 @@ def test_a_refusal_of_the_content_names_the_parameter(command, tmp_path, monkeyp
     """The user has not written the file, which is removed."""
     monkeypatch.chdir(tmp_path)
     read = "import json; data = json.loads(pathlib.Path(sys.argv[2][1:]).read_text())['data']"
-    command(f"{read}; report_error(f'{{{name}}}: has no images (see {{{name}}})'); sys.exit(2)")
+    command(f"{read}; write_result(error=f'{{{name}}}: has no images (see {{{name}}})'); sys.exit(2)")
     with pytest.raises(lockstep.Error) as caught:
         lockstep.train({})
     assert str(caught.value) == caught.value.result.reason == "data: has no images (see data)"
@@ -102,7 +102,7 @@ def test_a_refused_data_set_leaves_the_file_that_another_call_has_written(comman
     command("write_result(folder='a')")
     lockstep.train({})
     (file,) = Path("runs", "train").iterdir()
-    command("report_error(ValueError('refused')); sys.exit(2)")
+    command("write_result(error='refused'); sys.exit(2)")
     with pytest.raises(lockstep.Error):
         lockstep.train({})
     assert file.exists()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from engine.assembly.starting_model import build_starting_model
+from engine.train.starting_model import build_starting_model
 from models.detector import Detector, build_detector, build_on_meta
 from models.heads.base import DetectionHead
 from models.registry import ANCHOR_HEAD, REGISTRY, ModuleKind

@@ -8,7 +8,6 @@
 - ``slow:SECONDS``: delays every step; ``slowval:SECONDS``: delays every batch of validation.
 - ``scored:FILE``: each validation appends the id of its process to FILE.
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
-- ``ready``: the first step waits until the evaluating processes of ``--eval-ranks`` are ready.
 - ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
 - ``replace:FILE:NUMBER``: the same, for the calls by which files that are complete replace others.
 - ``set:MODULE:NAME:NUMBER``: another value of a constant.
@@ -32,7 +31,6 @@ def inject_step_fault(kind: str, *args: str) -> None:
     """Applies a kind that concerns the steps or the validations."""
     from engine.evaluation.evaluator import Evaluator
     from engine.train.step import TrainStep
-    from utils.distributed.rendezvous import evaluation_store
     from utils.errors import UserError
 
     take = TrainStep.__call__
@@ -44,10 +42,6 @@ def inject_step_fault(kind: str, *args: str) -> None:
             seen = " ".join(str(int(i)) for batch in batches for i in batch.indices)
             with open(Path(args[0]) / str(os.getpid()), "a") as file:
                 file.write(f"{updates}: {seen}\n")
-        elif kind == "ready" and updates == 1:
-            store = evaluation_store(self.ctx.store)
-            while not store.check([f"ready/{rank}" for rank in range(self.ctx.eval_ranks)]):
-                time.sleep(0.05)
         elif kind == "slow":
             time.sleep(float(args[0]))
         elif here and kind == "hang":
@@ -81,16 +75,16 @@ def inject_step_fault(kind: str, *args: str) -> None:
 
 def save_every(steps: int) -> None:
     """Saves a checkpoint whenever the number of steps is a multiple of ``steps``."""
-    from engine.hooks.checkpointing import Checkpoints
-    from engine.hooks.hook import Action
+    from engine.parallel.control import Action
+    from engine.train.trainer import Trainer
 
-    check = Checkpoints.after_step
+    ask = Trainer._ask_hooks
 
-    def after_step(self, trainer) -> Action:
-        action = check(self, trainer)
-        return action if trainer.progress.updates % steps else Action.SAVE
+    def ask_hooks(self, point, *given) -> Action:
+        is_due = point == "after_step" and self.progress.updates % steps == 0
+        return ask(self, point, *given) | (Action.SAVE if is_due else Action.CONTINUE)
 
-    Checkpoints.after_step = after_step
+    Trainer._ask_hooks = ask_hooks
 
 
 FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
@@ -139,6 +133,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from utils.process.entrypoint import run_main
+    from utils.process.main import run_main
 
     run_main(main)

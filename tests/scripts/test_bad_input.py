@@ -254,7 +254,7 @@ def test_single_cls_with_one_class_keeps_its_name(inputs, tmp_path):
 
 
 def test_persistent_non_finite_steps_stop_a_run(inputs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 1)
+    monkeypatch.setattr("engine.train.trainer.MAX_CONSECUTIVE_BAD_STEPS", 1)
     argv = [*flags(inputs), "--project", tmp_path, "--epochs", "2", "--weights", inputs / "runs" / "exp" / "best.pt"]
     diverges = ["--set", "lr0=1e30", "warmup_epochs=0"]
     assert "start again" in error_of(capsys, train.main, *argv, *diverges)

@@ -368,7 +368,7 @@ LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # a full disk for every file above this size
 import export
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 run_main(export.main, sys.argv[1:])
 """
 

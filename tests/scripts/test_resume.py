@@ -255,9 +255,8 @@ if __name__ == "__main__":
     import engine.commands.export
     import train
     from engine.report.page import ReportPage
-    from utils.config.settings import TrainConfig, names_with
-from utils.files.torch_file import read_checkpoint
-    from utils.process.entrypoint import run_main
+    from utils.files.torch_file import read_checkpoint
+    from utils.process.main import run_main
     place = sys.argv.pop(1)
     ReportPage.write = write_report
     engine.commands.export.export = export

@@ -19,7 +19,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.files.locks import FileLock
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint
-from utils.process.ports import free_port
+from utils.process.spawn import free_port
 
 STEPS = 7  # of an epoch
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
@@ -102,7 +102,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(inputs, whole, tmp_path
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(inputs, whole, tmp_path, is_killed):
     """They are saved before validation, if they took at least a minute (here: a second)."""
-    killed = "slow:0.2;slowval:30;set:engine.hooks.checkpointing:SAVE_BEFORE_VALIDATION_S:1"
+    killed = "slow:0.2;slowval:30;set:engine.train.trainer:SAVE_BEFORE_VALIDATION_S:1"
     faults = killed if is_killed else "slowval:3"
     with Processes(tmp_path / "log.txt", faults=faults) as run:
         run.ranks(2, *flags(inputs, tmp_path, *(["--save-minutes", "10"] if is_killed else [])))
@@ -311,19 +311,14 @@ def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message)
     assert text.count("Traceback") == (kind == "raise"), text
 
 
-def test_a_stall_writes_the_stacks_of_every_rank(inputs, tmp_path):
+def test_a_stall_prints_the_stacks_of_every_rank(inputs, tmp_path):
     go_on = tmp_path / "go on"
-    with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.parallel.watchdog:STALL_S:4") as run:
+    with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.parallel.control:STALL_S:4") as run:
         run.ranks(2, *flags(inputs, tmp_path, "--epochs", "1"))
-        run.until(lambda: run.output().count("no step for") == 2)
+        run.until(lambda: run.output().count("Timeout (0:00:04)!") >= 2)
         go_on.touch()
         assert run.codes() == [0, 0], run.output()
-        text = run.output()
-    stacks = [(tmp_path / "exp" / f"stall_rank{rank}.txt").read_text() for rank in range(2)]
-    assert "faulty_train.py" in stacks[1]  # where it sleeps
-    assert "all_reduce" in stacks[0] or "backward" in stacks[0]
-    for rank in range(2):
-        assert len(re.findall(rf"rank {rank}: no step for .* its stacks are in", text)) == 1, text
+        assert "faulty_train.py" in run.output()  # where it sleeps
 
 
 def test_a_disk_that_fills_up_mid_epoch_is_one_line(inputs, tmp_path):

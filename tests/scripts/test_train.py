@@ -19,7 +19,7 @@ from tests.helpers.scripts import SMALL, call, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
-from utils.process.ports import free_port
+from utils.process.spawn import free_port
 
 
 @pytest.fixture(scope="module")

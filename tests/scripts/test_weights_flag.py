@@ -16,7 +16,7 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_weights
 from tools.weights import __main__ as weights_command
 from utils.files.torch_file import read_checkpoint
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 KINDS = (
     "runs a command", "bare pickle that runs a command", "huge tensor", "huge tensor, safetensors",

@@ -11,7 +11,7 @@ there is, 2 if the check could not run. The data set is not changed.
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.config.tool_settings import CheckConfig
+from utils.errors import CHECK_FAILED
 from utils.logger import configure_logging, get_logger
-from utils.process.entrypoint import run_main
-from utils.process.exit_codes import CHECK_FAILED
-from utils.process.result_file import write_result
-from utils.process.run_command import run_command
+from utils.process.child import write_result
+from utils.process.main import run_command, run_main
 
 if TYPE_CHECKING:
     from tools.check.dataset_check import CheckResult

@@ -26,7 +26,7 @@ from utils.errors import UserError, first_line
 from utils.files.new_folder import increment_path
 from utils.files.paths import path_of
 from utils.logger import get_logger
-from utils.process.entrypoint import error_line
+from utils.process.main import error_line
 from utils.program_folders import cache_folder
 from utils.strings import listed
 

@@ -9,7 +9,7 @@ Writes out.json, or one file per split (out-train.json, ...), and out.yaml for -
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -19,8 +19,7 @@ from pathlib import Path
 from utils.config.tool_settings import ConvertConfig
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from utils.process.signals import StopSignals
-
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.experiment.experiment import KFOLD_YAML, LOCK, open_experiment
@@ -23,6 +21,7 @@ from utils.files.locks import FileLock
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.process.child import RunFailed, RunResult
+from utils.process.signals import StopSignals
 
 
 @dataclass(frozen=True)

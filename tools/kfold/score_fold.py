@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from utils.process.signals import StopSignals
-
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
@@ -22,6 +20,7 @@ from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 from utils.machine.devices import parse_devices
 from utils.process.child import report_begun, start_child
+from utils.process.signals import StopSignals
 from utils.program import command_prefix
 
 

@@ -17,10 +17,9 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from functools import partial
 
-from utils.process.main import run_command, run_main
-
 from utils.config.tool_settings import SearchConfig
 from utils.machine.packages import require_package
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ Images are not recompressed. The same data set produces the same bytes. OUT appe
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -20,8 +20,7 @@ from pathlib import Path
 from tools.train_line import train_line
 from utils.config.tool_settings import ShardConfig
 from utils.logger import configure_logging, get_logger
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

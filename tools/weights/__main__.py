@@ -6,7 +6,7 @@ python -m tools.weights yolov8n.pt yolov8n.safetensors
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from utils.process.interrupts import exit_on_interrupt
+    from utils.process.signals import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from utils.config.tool_settings import WeightsConfig
 from utils.logger import configure_logging, get_logger
-from utils.process.entrypoint import run_main
-from utils.process.run_command import run_command
+from utils.process.main import run_command, run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,12 +1,12 @@
-"""The rank and device of this process, created once and passed on, and collectives on objects and arrays."""
+"""The rank and device of this process, created once and passed on; barriers on the run's store, and collectives on
+objects and arrays."""
 
 from __future__ import annotations
 
-import gc
 import itertools
-import traceback
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,16 +14,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.distributed.store_barrier import StoreBarrier
-from utils.errors import Stopped
+from utils.errors import PeerFailure, PeerLost, Stopped, first_line
 from utils.machine.devices import make_current
 
 T = TypeVar("T")
+MAX_WAIT_S = 6 * 3600.0  # for the work of another process, such as the scan of a large data set
+_MAX_POLL_S = 0.05
+_READ_S = 1.0  # time for the others to read why this process fails, before the store may end with it
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedContext:
-    """A process's position in the run, and the devices that it uses (`utils.distributed.rendezvous.join_run`)."""
+    """A process's position in the run, and the devices that it uses (`utils.distributed.join.join_run`)."""
 
     rank: int = 0
     local_rank: int = -1  # -1: there is no process group
@@ -35,6 +37,7 @@ class DistributedContext:
     backend: str = ""  # "" when there is no process group
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher_identity: str = ""  # of the torchrun process that started this one, on any machine; "" without
+    restarts: int = 0  # how often torchrun has restarted the processes
     eval_ranks: int = 0  # number of processes outside this group that validate for it
     first_rank: int = 0  # rank of this group's first process in the run; not 0 if the group validates for another
     # Numbers the barriers of this module, whose keys in the store must differ.
@@ -59,58 +62,85 @@ class DistributedContext:
         make_current(device)
         return DistributedContext(device=device, devices=(device,))
 
-    def close(self) -> None:
-        """Leaves the process group."""
-        # If something (such as a DDP model) keeps gloo's threads alive, one of them can release a tensor while the
-        # interpreter exits, which aborts the process.
-        if self.is_distributed and dist.is_initialized():
-            gc.collect()
-            dist.destroy_process_group()
-
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Leaves the process group after the block, including after `Stopped`, but not after a failure: an orderly exit
-        would wait for a collective that may still be running."""
-        try:
-            yield
-        except Stopped as stop:
-            traceback.clear_frames(stop.__traceback__)
-            self.close()
-            raise
-        self.close()
-
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """Runs the block on the first process of *each node* (not only on rank 0, despite the name), then on the other
-    processes, which use its results. All processes enter and leave it as in `leaving_together`."""
-    is_ready = f"node {ctx.node_rank} is ready"
-    with leaving_together(ctx) as barrier:
+    """Runs the block on the first process of *each node* (not only on rank 0, despite the name), then on the others,
+    which use its results. All processes leave it together, so that no collective waits for one that still works.
+
+    Raises as `StoreBarrier.wait` does.
+    """
+    node = f"node {ctx.node_rank}"
+    with StoreBarrier(ctx.store, f"zero_first/{next(ctx._turns)}", ctx.world_size) as barrier:
         if not ctx.is_node_leader:
-            barrier.wait(is_ready, ctx.rank - ctx.local_rank)
+            barrier.wait_for(node)
         yield
         if ctx.is_node_leader:
-            barrier.set(is_ready)
+            barrier.set(node)
+        barrier.wait()
 
 
-@contextmanager
-def leaving_together(ctx: DistributedContext) -> Iterator[StoreBarrier]:
-    """Runs the block on all processes at once, which leave it together. Yields the barrier at which they wait.
+class StoreBarrier:
+    """A context in which ``size`` processes wait for each other at the run's store: for hours (`MAX_WAIT_S`), whereas a
+    collective ends with the timeout of its group. If one of them raises, so do those that wait.
 
-    Every process of the run must enter the block. No group timeout expires, however long one needs for it. If a process
-    raises, the others raise `PeerFailure`; if one dies, they raise PeerLost. The block precedes a collective where the
-    work of the processes may take long, or fail in some of them.
+    Args:
+        store: None in a single process, which never waits.
+        title: the same in all processes, and unique within the run.
     """
-    rank = 0
-    names = ["process 0"]  # without a process group, there is nobody to wait for
-    if ctx.is_distributed:
-        rank = ctx.rank
-        names = [f"process {ctx.first_rank + number}" for number in range(ctx.world_size)]
-        names[ctx.rank - ctx.local_rank] = f"the first process of node {ctx.node_rank}"
-    title = f"together/{next(ctx._turns)}"
-    with StoreBarrier(ctx.store, title, rank=rank, names=names, group_ranks=range(len(names))) as barrier:
-        yield barrier
-        barrier.wait_all()
+
+    def __init__(self, store: dist.Store | None, title: str, size: int) -> None:
+        self._store = None if store is None else dist.PrefixStore(f"barrier/{title}", store)
+        self._size = size
+        self._rounds = 0
+
+    def __enter__(self) -> StoreBarrier:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._store is None or error is None or isinstance(error, PeerFailure):
+            return
+        code = str(error.code) if isinstance(error, Stopped) else ""
+        with suppress(dist.DistError):  # the store is gone, and with it the processes that would read this
+            self._store.set("failed", f"{code}:{first_line(error)}")
+            time.sleep(_READ_S)
+
+    def wait(self) -> None:
+        """Waits until all processes have called this as often as this one.
+
+        Raises PeerFailure if another process has failed, `Stopped` if a signal has stopped it, and PeerLost if the
+        store has ended with its process, or after `MAX_WAIT_S`.
+        """
+        if self._store is not None:
+            self._rounds += 1
+            self._store.add(f"arrived/{self._rounds}", 1)
+            self._wait_until(lambda store: store.add(f"arrived/{self._rounds}", 0) >= self._size)
+
+    def set(self, key: str) -> None:
+        """Ends the `wait_for` of other processes for ``key``."""
+        if self._store is not None:
+            self._store.set(f"key/{key}", "")
+
+    def wait_for(self, key: str) -> None:
+        """Waits until a process has `set` ``key``. Raises as `wait` does."""
+        self._wait_until(lambda store: store.check([f"key/{key}"]))
+
+    def _wait_until(self, is_done: Callable[[dist.Store], bool]) -> None:
+        store = self._store
+        assert store is not None, "a single process waits for nobody"
+        deadline = time.monotonic() + MAX_WAIT_S
+        pause_s = 0.001
+        try:
+            while not is_done(store):  # polled: a signal could not interrupt `Store.wait`
+                if store.check(["failed"]):
+                    code, _, reason = store.get("failed").decode().partition(":")
+                    raise Stopped(int(code)) if code else PeerFailure(reason)
+                if time.monotonic() > deadline:
+                    raise PeerLost(f"another process of this run has not answered for {MAX_WAIT_S / 3600:.0f} hours")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_POLL_S * max(1.0, self._size / 32))  # bounds the load of the store
+        except dist.DistError:
+            raise PeerLost("process 0 of this run, or its launcher, has ended") from None
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:

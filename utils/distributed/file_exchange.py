@@ -14,9 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from utils.distributed.context import StoreBarrier
 from utils.distributed.groups import Subgroup
-from utils.distributed.store_barrier import StoreBarrier
-from utils.errors import PeerLost, first_line
 from utils.machine.threads import map_ahead
 
 # Bytes sent per round by all leaders together, and the limits per leader.
@@ -63,7 +62,7 @@ def exchange_items(
         load: returns the content of an item; called in threads, for the items that this leader reads.
         barrier: barrier of the leaders, in the order of ``group``.
 
-    Raises PeerLost if a leader is gone, PeerFailure if another leader failed, and any exception of ``load``.
+    Raises as `StoreBarrier.wait` does if another leader has failed, and any exception of ``load``.
     """
     chunk_bytes = int(np.clip(_ROUND_BYTES // group.group_size, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES))
     shards = assign_readers(sizes, cached)
@@ -72,8 +71,8 @@ def exchange_items(
     for round_ in zip_longest(*(_batches(items, sizes, chunk_bytes) for items in shards), fillvalue=()):
         buffers = [torch.empty(sum(int(sizes[item]) for item in items), dtype=torch.uint8) for items in round_]
         buffers[rank].numpy().data[:] = b"".join(next(read) for _ in round_[rank])
-        barrier.wait_all()
-        _send_round(buffers, group, barrier)
+        barrier.wait()
+        _send_round(buffers, group)
         for items, buffer in zip(round_, buffers):
             view = buffer.numpy().data
             for item in items:
@@ -96,19 +95,15 @@ def _batches(items: np.ndarray, sizes: np.ndarray, max_bytes: int) -> Iterator[l
         yield batch
 
 
-def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarrier) -> None:
-    """Broadcasts each leader's buffer. Raises PeerLost if another node cannot be reached."""
+def _send_round(buffers: list[torch.Tensor], group: Subgroup) -> None:
+    """Broadcasts each leader's buffer."""
     if group.group_size == 1:
         return
-    try:
-        broadcasts = [
-            dist.broadcast(buffer, src=rank, group=group.handle, async_op=True)
-            for rank, buffer in zip(group.ranks, buffers)
-            if buffer.numel()
-        ]
-        for work in broadcasts:
-            if work is not None:  # None on a process outside the group
-                work.wait()
-    except RuntimeError as error:
-        barrier.check()
-        raise PeerLost(f"lost contact with another node: {first_line(error)}") from None
+    broadcasts = [
+        dist.broadcast(buffer, src=rank, group=group.handle, async_op=True)
+        for rank, buffer in zip(group.ranks, buffers)
+        if buffer.numel()
+    ]
+    for work in broadcasts:
+        if work is not None:  # None on a process outside the group
+            work.wait()

@@ -5,8 +5,6 @@ does not belong to. The groups for two nodes of four processes:
     node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
     node groups            [ 0   1   2   3 ]   [ 4   5   6   7 ]     rank 6 has group_rank 2
     one-per-node groups    [0, 4]  [1, 5]  [2, 6]  [3, 7]            rank 6 has group_rank 1
-
-Nodes may differ in their number of processes; a one-per-node group spans the nodes that have its local rank.
 """
 
 from __future__ import annotations
@@ -34,13 +32,25 @@ class Subgroup:
 
 def node_group(ctx: DistributedContext) -> Subgroup:
     """Returns the group of this node's processes, on gloo."""
-    return _group_by(ctx, 0)
+    return _group_by(ctx, ctx.node_rank)
 
 
 def one_per_node_group(ctx: DistributedContext) -> Subgroup:
     """Returns the group of all processes with this process's local rank, one per node, on gloo. For local rank 0, these
     are the node leaders."""
-    return _group_by(ctx, 1)
+    return _group_by(ctx, ctx.local_rank)
+
+
+def _group_by(ctx: DistributedContext, value: int) -> Subgroup:
+    """Groups the processes with equal values, and returns the group of this process."""
+    if not ctx.is_distributed:
+        return Subgroup((0,), 0, None)
+    values = all_objects(ctx, value)
+    groups = [[rank for rank, other in enumerate(values) if other == each] for each in sorted(set(values))]
+    ranks = next(ranks for ranks in groups if ctx.rank in ranks)
+    handle, _ = dist.new_subgroups_by_enumeration(groups, backend="gloo")
+    assert isinstance(handle, dist.ProcessGroup), "every process belongs to one of the groups"
+    return Subgroup(tuple(ranks), ranks.index(ctx.rank), handle)
 
 
 def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
@@ -54,24 +64,4 @@ def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | Non
 def check_group_size(ctx: DistributedContext, size: int) -> None:
     """Raises UserError unless the processes of the run can be divided into groups of ``size``."""
     if not 1 <= size <= ctx.world_size or ctx.world_size % size:
-        fitting = [n for n in range(1, ctx.world_size + 1) if ctx.world_size % n == 0]
-        raise UserError(
-            f"--sync-bn {size}: does not divide the {ctx.world_size} processes of this run; "
-            f"use {', '.join(map(str, fitting))}"
-        )
-
-
-def _group_by(ctx: DistributedContext, column: int) -> Subgroup:
-    """Groups processes by node rank (column 0) or local rank (column 1). Returns the group of this process."""
-    if not ctx.is_distributed:
-        return Subgroup((0,), 0, None)
-    positions = all_objects(ctx, (ctx.node_rank, ctx.local_rank))
-    if len(set(positions)) < len(positions):
-        node_rank, local_rank = next(position for position in positions if positions.count(position) > 1)
-        raise UserError(f"two processes are local rank {local_rank} of node {node_rank}; start with torchrun")
-    values = [position[column] for position in positions]
-    groups = [[rank for rank, other in enumerate(values) if other == value] for value in sorted(set(values))]
-    ranks = next(ranks for ranks in groups if ctx.rank in ranks)
-    handle, _ = dist.new_subgroups_by_enumeration(groups, backend="gloo")
-    assert isinstance(handle, dist.ProcessGroup), "every process belongs to one of the groups"
-    return Subgroup(tuple(ranks), ranks.index(ctx.rank), handle)
+        raise UserError(f"--sync-bn {size}: does not divide the {ctx.world_size} processes of this run")

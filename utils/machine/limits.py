@@ -8,10 +8,9 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
-from enum import StrEnum
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
-from utils.errors import ExplainedError, PeerLost, UserError, os_reason
+from utils.errors import ExplainedError, UserError, os_reason
 from utils.machine.packages import DISTRIBUTION_NAMES, requirement
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
@@ -46,49 +45,13 @@ _LARGEST_STRIDE = 64  # of the models that the configurations and weights descri
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 
 
-class Cause(StrEnum):
-    """The reason why a command could not complete its work."""
-
-    COMMAND = "command"  # a mistake of the user, a bug, a crash, an exit without a message
-    MACHINE = "machine"  # a limit that stays until somebody acts: a full disk, too many open files, a missing package
-    MEMORY = "memory"  # not enough on the device, the machine or in /dev/shm; another program may use it now
-    LOST_PROCESS = "lost process"  # it was killed or aborted, hangs, or has not joined the others
-
-
-def cause_of(error: BaseException) -> Cause:
-    """Returns the cause of an error: that of the first one in its chain that is a limit of the machine or a lost
-    process, else `Cause.COMMAND`."""
-    for link in _chain(error):
-        if isinstance(link, PeerLost):
-            return Cause.LOST_PROCESS
-        if isinstance(link, OSError) and link.errno in (*DISK_FULL, errno.EROFS):
-            return Cause.MACHINE  # the kernel may remount a failed disk read-only
-        limit = _recognize(link)
-        if limit is not None:
-            return limit.cause
-    return Cause.COMMAND
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields ``error`` and the errors that led to it.
-
-    Follows `raise ... from`, and an `ExplainedError` to the error that it explains, which `from None` hides. Does not
-    follow a bug to the error during whose handling it was raised.
-    """
-    visited: list[BaseException] = []  # `raise error from error` makes a chain without an end
-    link: BaseException | None = error
-    while link is not None and not any(link is other for other in visited):
-        visited.append(link)
-        yield link
-        context = link.__context__ if isinstance(link, ExplainedError) else None
-        link = link.__cause__ or context
-
-
 def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     """Explains an error that is a machine limit in one line. Returns None for other errors. ``advice`` tells how to use
     less memory."""
-    limit = _recognize(error, advice)
-    return None if limit is None else limit.message
+    if not _may_be_limit(error):
+        return None
+    lines = (explain(error, advice) for explain in _RECOGNIZERS)
+    return next((line for line in lines if line is not None), None)
 
 
 def raise_if_limit(error: BaseException, path: str | os.PathLike) -> None:
@@ -97,24 +60,6 @@ def raise_if_limit(error: BaseException, path: str | os.PathLike) -> None:
         if isinstance(error, OSError):
             error.filename = os.fspath(path)
         raise error
-
-
-class _Limit(NamedTuple):
-    """A machine limit that an error reports."""
-
-    message: str  # the line for the user
-    cause: Cause
-
-
-def _recognize(error: BaseException, advice: str = _ADVICE) -> _Limit | None:
-    """Returns the machine limit that an error reports, or None for other errors. ``advice``: see `explain_limit`."""
-    if not _may_be_limit(error):
-        return None
-    for explain, cause in _RECOGNIZERS:
-        message = explain(error, advice)
-        if message is not None:
-            return _Limit(message, cause)
-    return None
 
 
 def _may_be_limit(error: BaseException) -> TypeGuard[Exception]:
@@ -217,17 +162,16 @@ def _errno_of(error: Exception) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-# Each function returns a line for errors of its kind, else None; beside it is their cause. The first function that
-# returns a line decides.
-_RECOGNIZERS: tuple[tuple[Callable[[Exception, str], str | None], Cause], ...] = (
-    (_unmappable_library, Cause.MEMORY),
-    (_missing_library, Cause.MACHINE),
-    (_missing_package, Cause.MACHINE),
-    (_too_many_open_files, Cause.MACHINE),
-    (_too_many_processes, Cause.MACHINE),
-    (_failed_storage, Cause.MACHINE),
-    (_killed_worker, Cause.MEMORY),
-    (_out_of_memory, Cause.MEMORY),
+# Each function returns a line for errors of its kind, else None. The first one that returns a line decides.
+_RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
+    _unmappable_library,
+    _missing_library,
+    _missing_package,
+    _too_many_open_files,
+    _too_many_processes,
+    _failed_storage,
+    _killed_worker,
+    _out_of_memory,
 )
 
 

@@ -1,31 +1,33 @@
-"""Runs a command of this program in its own process, and reports how it ended.
+"""Runs a command of this program in its own process. The result is its exit code, and a JSON of values.
 
 A crash of the child does not end this process, and the child's memory is free afterwards. The child ends with this
 process, even if this process is killed.
+
+Each line of the result file is a JSON mapping; all processes of a run append to it, and the newest value of a key
+counts: ``folder`` of a training or validation, ``begun`` once it has it, ``files`` of export.py, the issues of
+tools.check, and ``error``, the line of a command that failed.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from utils.errors import Stopped, UserError
+from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
 from utils.files.temporary_folder import program_temporary_folder
-from utils.machine.limits import Cause
-from utils.process.child_signals import cause_of_signal, end_with_parent, killed_by
-from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
-from utils.process.outcome import Outcome, outcome_of
-from utils.process.result_file import RESULT_VARIABLE, read_result
+from utils.process.signals import end_with_parent, killed_by
 
-# Exit statuses of processes ended by a stop signal, and the exit codes that they stand for. A negative status means
-# that the process was not handling the signal yet.
-_STOPPED_CODES = {
+RESULT_VARIABLE = "LOCKSTEP_RESULT"  # path of the result file of the process that is started with it
+# Exit statuses after a signal to stop, and their exit codes. Negative: the process was not handling it yet.
+STOP_CODES = {
     REQUEUE: REQUEUE,
     INTERRUPTED: INTERRUPTED,
     -signal.SIGINT: INTERRUPTED,
@@ -33,50 +35,46 @@ _STOPPED_CODES = {
     -signal.SIGUSR1: REQUEUE,
 }
 
+_path = ""  # the result file of this process, or "" if its result is not read
+
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of a command, and the values that it wrote with `utils.process.result_file.write_result`."""
+    """How a command ended."""
 
-    outcome: Outcome
-    reason: str = ""  # the error line of a command that was refused or lost, or that failed
     code: int = 0  # exit code; negative: the signal that killed it
-    cause: Cause | None = None  # None if it is done or was stopped
-    has_begun: bool = False  # whether the work of the command had begun (`report_begun`)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # what it wrote with `write_result`
+    reason: str = ""  # why it failed
 
     @classmethod
     def of(cls, code: int, values: Mapping[str, Any]) -> RunResult:
         """Returns the result of a process that ended with exit status ``code``."""
-        has_begun = bool(values.get("begun"))
-        if code == 0:
-            return cls(Outcome.DONE, has_begun=has_begun, values=values)
-        if code in _STOPPED_CODES:
-            return cls(Outcome.STOPPED, code=_STOPPED_CODES[code], has_begun=has_begun, values=values)
-        if code < 0:  # the process could not write why
-            cause = cause_of_signal(-code)
-            reason = killed_by(-code)
-        else:
-            cause = Cause(values.get("cause", Cause.COMMAND))
-            reason = values.get("error", f"exit status {code}")
-        outcome = outcome_of(cause, has_begun=has_begun)
-        return cls(outcome, reason=reason, code=code, cause=cause, has_begun=has_begun, values=values)
+        code = STOP_CODES.get(code, code)
+        if code in (0, REQUEUE, INTERRUPTED):
+            return cls(code, values)
+        reason = killed_by(-code) if code < 0 else values.get("error", f"exit status {code}")
+        return cls(code, values, reason)
 
     @property
-    def failed_because_of_peer(self) -> bool:
-        """True if the process failed only because another process of its run did, which reports the reason."""
-        return self.code == USER_ERROR and "error" not in self.values
+    def is_stopped(self) -> bool:
+        """True if a signal stopped the command; a training can be resumed."""
+        return self.code in (REQUEUE, INTERRUPTED)
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the work of the command had begun (`report_begun`)."""
+        return bool(self.values.get("begun"))
 
     def check(self) -> None:
-        """Raises `Stopped` if a signal ended the command, and `RunFailed` unless it is done or pruned."""
-        if self.outcome == Outcome.STOPPED:
+        """Raises `Stopped` if a signal stopped the command, and `RunFailed` if it failed."""
+        if self.is_stopped:
             raise Stopped(self.code)
-        if self.outcome not in (Outcome.DONE, Outcome.PRUNED):
+        if self.code:
             raise RunFailed(self)
 
 
 class RunFailed(UserError):
-    """Raised when a command that this process started was refused or lost, or failed."""
+    """Raised when a command that this process started failed."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(result.reason)
@@ -93,11 +91,6 @@ class Child:
     def poll(self) -> RunResult | None:
         """Returns the result of the command, or None while it runs."""
         return None if self.process.poll() is None else self.wait()
-
-    @property
-    def has_begun(self) -> bool:
-        """True once the work of the command has begun (`report_begun`)."""
-        return bool(read_result(self.result_file).get("begun"))
 
     def wait(self) -> RunResult:
         """Waits for the command to end, and returns its result."""
@@ -144,3 +137,42 @@ def start_child(
             if process.poll() is None:
                 process.send_signal(stop)
                 process.wait()
+
+
+def claim_result_file() -> None:
+    """Reads `RESULT_VARIABLE` and removes it from the environment, so that commands started by a callback do not
+    inherit it."""
+    global _path
+    _path = os.environ.pop(RESULT_VARIABLE, "")
+
+
+def result_variables() -> dict[str, str]:
+    """Returns the environment variables for a process that does part of this one's work and shares its result file."""
+    return {RESULT_VARIABLE: _path} if _path else {}
+
+
+def write_result(**values: Any) -> bool:
+    """Appends ``values`` to the result file. Returns False if there is none or they cannot be written (a full disk)."""
+    if not _path:
+        return False
+    line = f"\n{json.dumps(values)}".encode()
+    try:
+        with open(_path, "ab", buffering=0) as file:
+            return file.write(line) == len(line)  # in one write, because all processes of a run share the file
+    except OSError:
+        return False
+
+
+def report_begun(folder: str | os.PathLike[str]) -> None:
+    """Records that the work of a command has begun in ``folder``: its settings and data have been accepted."""
+    write_result(folder=os.fspath(folder), begun=True)
+
+
+def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads the values that processes wrote with `write_result`. Skips incomplete lines."""
+    values: dict[str, Any] = {}
+    with suppress(OSError):
+        for line in Path(path).read_bytes().splitlines():
+            with suppress(ValueError):
+                values |= json.loads(line)
+    return values

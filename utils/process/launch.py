@@ -14,7 +14,6 @@ from utils.errors import PeerFailure, UserError
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start copies of a program, by the variable with the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
-_MAX_DIGITS = 18  # of a number
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,6 @@ class Launch:
     is_hosted: bool = False  # torchrun hosts the store; otherwise rank 0 does
     run_id: str = ""  # torchrun's run id; "" without it
     restarts: int = 0  # number of restarts by torchrun
-
-    @property
-    def launcher(self) -> str:
-        """The launcher's name in messages."""
-        return _launcher_name(self.run_id)
-
-
-def _launcher_name(run_id: str) -> str:
-    return "torchrun" if run_id else "the environment"
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -75,7 +65,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     is_local = launch.local_rank < launch.local_world_size <= launch.world_size
     if not (is_local and launch.rank < launch.world_size and 0 < launch.port < 2**16):
         values = " ".join(f"{name}={environ[name]}" for name in _VARIABLES)
-        raise UserError(f"{launch.launcher}: impossible values (ranks start at 0): {values}")
+        raise UserError(f"the distributed environment is impossible (ranks start at 0): {values}")
     return launch
 
 
@@ -94,7 +84,7 @@ def _number(environ: Mapping[str, str], name: str, *, default: str = "") -> int:
     is not one, or is negative."""
     value = environ.get(name) or default
     digits = value.strip()
-    if not digits.isdecimal() or len(digits) > _MAX_DIGITS:
+    if not digits.isdecimal():
         raise UserError(f"{name} is {value!r}; it must be a whole number, 0 or more")
     return int(digits)
 
@@ -135,9 +125,8 @@ def require_one_process(command: str, instead: str) -> None:
     if world_size > 1:
         is_rank_0 = _number(os.environ, "RANK", default="0") == 0
         error_type = UserError if is_rank_0 or not is_launched else PeerFailure
-        launcher = _launcher_name(os.environ.get("TORCHELASTIC_RUN_ID", ""))
         remedy = instead if is_launched else f"{instead}, or unset WORLD_SIZE"
-        raise error_type(f"{command} runs in one process, but {launcher} sets {world_size}; {remedy}")
+        raise error_type(f"{command} runs in one process, but WORLD_SIZE is {world_size}; {remedy}")
     if not is_launched:
         _check_no_copies(os.environ, instead)
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.gpu import trainings
-from engine.eval_ranks.messages import FAILED
-from engine.eval_ranks.service import ValidationService
-from tests.benchmarks.gpu.stand_ins import Scripts, lines_and_failure
+from tests.benchmarks.gpu.stand_ins import lines_and_failure
 from tests.helpers.tiny import write_dataset
-from utils.distributed.context import DistributedContext
-from utils.distributed.rendezvous import evaluation_store
-from utils.process.identity import this_process
 
 pytestmark = pytest.mark.benchmarks
 
@@ -87,23 +80,3 @@ def test_a_training_that_fails_is_reported_after_the_others():
     lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
     assert "no cache: 500 images/s" in lines[1]
     assert reason == "cache ram: no memory; Ultralytics: no network"
-
-
-def lose_evaluating_process(reason: str) -> None:
-    """Logs what train.py logs when an evaluating process has failed for ``reason``."""
-    store = torch.distributed.HashStore()
-    store.set("process/1", this_process())
-    evaluation_store(store).set(FAILED, reason)
-    ctx = replace(DistributedContext.single(), store=store, eval_ranks=1)
-    assert not ValidationService(ctx, setup=None).can_take_weights()
-
-
-def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """The part is judged by the log of train.py."""
-    lose_evaluating_process("rank 1: no fp16 on CPUs")
-    settings = training_options(amp="fp16", folder=tmp_path)
-    whole = Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run
-    figures = trainings.validate_elsewhere(settings, run=whole)
-    assert lines_and_failure(figures) == (["--eval-ranks: validation by rank 1"], "")
-    alone = Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run
-    assert lines_and_failure(trainings.validate_elsewhere(settings, run=alone)) == (caplog.messages, caplog.messages[0])

@@ -33,7 +33,7 @@ if failed or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), b"si
 multiprocessing.set_executable(sys.executable)
 if len(sys.argv) > 1:
     import train
-    from utils.process.entrypoint import run_main
+    from utils.process.main import run_main
 
     run_main(train.main)
 """

@@ -8,40 +8,25 @@ from pathlib import Path
 import pytest
 
 import export
-from engine.commands.input_files import check_training_files, check_validation
+from engine.commands.input_files import check_validation
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
 from utils.config.commands import COMMANDS
-from utils.config.settings import AUTO, TrainConfig, ValConfig
+from utils.config.settings import ValConfig
 from utils.errors import UserError
 
 DATA = "data set none.yaml: no such file"
 WEIGHTS = "none.pt: neither a file nor the name of public weights"
-MODEL = "--model nothing: unknown model"
-RECIPE = "--hyp nowhere: no such recipe or file"
 
 
 @pytest.mark.parametrize(
     ("command", "given", "starts"),
     [
-        ("train", "--data none.yaml --weights none.pt --model nothing --hyp nowhere", [DATA, MODEL, WEIGHTS, RECIPE]),
-        (
-            "train",
-            "--data set/data.yaml --weights none.pt --set lr0=x lrf=2 mosaik=1",
-            [WEIGHTS, "--set: lr0: ", "--set: lrf: ", "--set: unknown key 'mosaik' (did you mean 'mosaic'?)"],
-        ),
         ("val", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("detect", "--source none.jpg --weights none.pt", ["none.jpg: no such file or folder", WEIGHTS]),
         ("export", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("check", "none.yaml --weights none.pt", [DATA, WEIGHTS]),
-        ("train", "--data none.yaml --weights d.yaml", [DATA, "--weights d.yaml: is a YAML; "]),
         ("detect", "--source none.jpg --weights a.jpg", ["none.jpg: ", "--weights a.jpg: is an image, not weights"]),
-        ("train", "--data none.yaml --teacher none.pt", [DATA, WEIGHTS]),
-        (
-            "train",
-            "--data none.yaml --weights a.onnx --teacher b.torchscript",
-            [DATA, "--weights a.onnx: is an exported model; ", "--teacher b.torchscript: is an exported model; "],
-        ),
         ("kfold", "--data none.yaml --weights none.pt --folds 3", [DATA, WEIGHTS]),
         ("search", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
     ],
@@ -73,12 +58,3 @@ def test_val_may_be_missing_where_the_weights_may_have_held_out_part_of_train(tm
         check_validation(ValConfig(weights="yolov8n.pt", data=str(data)))
     with refused("has no 'test' split, only train; add 'test: <folder>'"):
         check_validation(ValConfig(weights=str(weights), data=str(data), task="test"))
-
-
-def test_a_run_that_has_ended_needs_no_data(tmp_path: Path):
-    config = TrainConfig(data=str(tmp_path / "gone.yaml"), project=str(tmp_path), resume=AUTO)
-    with pytest.raises(UserError, match=r"gone\.yaml: no such file"):
-        check_training_files(config)
-    config.folder.mkdir()
-    (config.folder / "last.pt").touch()
-    check_training_files(config)

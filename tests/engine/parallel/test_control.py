@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from engine.parallel.control import Action, RunControl
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.parallel.watchdog import Watchdog
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from utils.distributed.context import DistributedContext
-from utils.errors import PeerFailure, Stopped
-from utils.process.exit_codes import INTERRUPTED, REQUEUE
-from utils.process.stop_signals import StopSignals
+from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped
+from utils.process.signals import StopSignals
 
 CONTINUATION = "continue with: --resume last.pt"
 
 
 def build(signals: StopSignals | None = None) -> RunControl:
-    return RunControl(DistributedContext.single(), Watchdog(signals or StopSignals()))
+    return RunControl(DistributedContext.single(), signals or StopSignals())
 
 
 def after_step(
@@ -42,16 +43,14 @@ def test_a_save_is_requested_once_and_a_stop_until_it_is_agreed():
     assert after_step(control) is Action.CONTINUE
 
 
-@pytest.mark.parametrize(
-    ("stop", "interrupt", "code"), [(True, False, REQUEUE), (False, True, INTERRUPTED), (True, True, INTERRUPTED)]
-)
-def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(stop, interrupt, code):
-    """Ctrl-C counts before a batch system's signal."""
+@pytest.mark.parametrize("code", [REQUEUE, INTERRUPTED])
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(code, in_step):
     signals = StopSignals()
     control = build(signals)
-    signals.requeue = stop
-    signals.interrupt = interrupt
-    assert after_step(control, control.flags()) is Action.STOP
+    signals.code = code
+    assert (after_step(control, control.flags()) if in_step else control.agree()) is Action.STOP
+    assert control.agree_on_abort()
     with pytest.raises(Stopped) as stopped:
         control.raise_if_aborted("1 epoch", CONTINUATION)
     assert stopped.value.code == code
@@ -66,11 +65,11 @@ def test_a_signal_that_arrives_with_the_newest_step_counts_at_a_save_only():
 def test_validation_stops_at_a_signal():
     signals = StopSignals()
     control = build(signals)
-    assert not control.beat_and_poll_stop()
+    assert not control.should_stop()
     assert control.after_validation() is Action.CONTINUE
-    signals.requeue = True
+    signals.code = REQUEUE
     assert control.after_validation() is Action.CONTINUE  # it came after the last batch: the next step reads it
-    assert control.beat_and_poll_stop()
+    assert control.should_stop()
     assert control.after_validation() is Action.STOP
     with pytest.raises(Stopped) as stopped:
         control.raise_if_aborted("1 epoch", CONTINUATION)
@@ -101,7 +100,7 @@ def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
     assert control.late_failure(CONTINUATION) is None
     monkeypatch.setattr("engine.parallel.control.all_objects", lambda ctx, value: [value, "on_end failed"])
     assert str(control.late_failure(CONTINUATION)) == f"on_end failed; when it is fixed, {CONTINUATION}"
-    other = RunControl(replace(DistributedContext.single(), rank=1), Watchdog(StopSignals()))
+    other = RunControl(replace(DistributedContext.single(), rank=1), StopSignals())
     other.fail("on_end failed")
     assert other.late_failure(CONTINUATION) is None
 
@@ -110,3 +109,26 @@ def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):
     monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: 1)
     with pytest.raises(PeerFailure):
         build().raise_if_aborted("1 epoch", CONTINUATION)
+
+
+STALL = """
+import time
+from engine.parallel import control
+from utils.distributed.context import DistributedContext
+from utils.process.signals import StopSignals
+control.STALL_S = 0.3
+
+def stall():
+    time.sleep(1)
+
+with control.RunControl(DistributedContext.single(), StopSignals()).training():
+    stall()
+time.sleep(1)
+"""
+
+
+def test_a_stall_prints_the_stacks():
+    done = subprocess.run([sys.executable, "-c", STALL], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "in stall" in done.stderr
+    assert "in <module>" in done.stderr
+    assert done.stderr.count("Timeout") <= 3  # not after the training

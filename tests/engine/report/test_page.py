@@ -19,15 +19,15 @@ from engine.evaluation.analysis import split_errors
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
-from engine.hooks.hook import Epoch
-from engine.hooks.plots import Plots
 from engine.issues.issue import CheckedSplit
 from engine.report.census import take_census
 from engine.report.environment import machine_facts
 from engine.report.page import FILE_NAME, ReportPage
 from engine.report.subject import ScoredValidation, Subject
 from engine.train.checkpoint import Progress
+from engine.train.plots import Plots
 from engine.train.resume import Remaining
+from engine.train.trainer import Epoch
 from models.detector import build_detector
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +14,14 @@ from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.gpu.compiled import compare_compiled
-from engine.assembly import build_step as step_setup
 from engine.optim.schedule import StepPlan
+from engine.train import step as step_setup
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
 from tests.engine.train.steps import make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_MODEL, make_batch
-from utils.config.settings import TrainConfig
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
@@ -180,7 +179,8 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
     monkeypatch.setattr(step_setup, "parallelize", lambda model, ctx, **given: options.update(given) or model)
     model = build_detector(TINY_MODEL, 2)
     steps = StepPlan(accumulate, per_epoch=4, epochs=1)
-    step_setup.build_strategy(CPU, TrainConfig(**flags), model=model, optimizer=None, steps=steps, autocast=nullcontext)
+    settings = RunSettings(TrainConfig(optimizer="SGD", **flags), Hyperparameters())
+    step_setup.build_step(CPU, settings, model, model.head.build_loss(settings.hyp), steps, full_batch=4)
     assert options["static"] is static
 
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from engine.assembly.process_setup import check_kernels, choose_kernels
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.sync_bn import convert_sync_bn
+from engine.train.run import check_kernels, choose_kernels
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from models.modules import unwrap

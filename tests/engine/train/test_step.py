@@ -7,21 +7,18 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 
-from engine.assembly.build_step import StepBatches, build_step, check_step_settings
-from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import StepPlan
-from engine.train.step import drop_zero_gradients
+from engine.train.starting_model import freeze_layers
+from engine.train.step import build_step
 from models.detector import build_detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from tests.engine.train.steps import MODELS, global_batch, make_step, weights_of
 from tests.helpers.kernel_count import KernelCount, NoSync
-from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
@@ -65,7 +62,7 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_step_leaves_no_tensor_in_a_reference_cycle(kind):
-    """Its memory is then free at once, although the garbage collector seldom runs (`utils.process.entrypoint`)."""
+    """Its memory is then free at once, although the garbage collector seldom runs (`utils.process.main`)."""
     step, _ = make_step(DistributedContext.single(), kind)
     step([global_batch()], [6], 1)
     step.reader.pop(leave=0)
@@ -104,12 +101,6 @@ def test_a_step_whose_gradients_are_all_zero_is_taken():
     assert (values.grad_norm, values.finite) == (0, True)
     trained = torch.cat([p.detach().reshape(-1).double() for p in model.parameters()])
     assert torch.isin(trained, before).all()
-
-
-def test_parameters_without_gradients_have_none_to_drop():
-    parameter = torch.nn.Parameter(torch.ones(2))
-    drop_zero_gradients([parameter])
-    assert parameter.grad is None
 
 
 def test_clipping_bounds_the_gradient():
@@ -219,90 +210,10 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
         run_settings,
         model,
         model.head.build_loss(Hyperparameters()),
-        StepBatches(StepPlan(1, per_epoch=1, epochs=batches), 4),
+        StepPlan(1, per_epoch=1, epochs=batches),
+        full_batch=4,
     )
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)
         assert not torch.backends.cudnn.benchmark
     assert seen == [flag for flag in searches for _ in range(2)]
-
-
-def ranks(count: int) -> DistributedContext:
-    """Rank 0 of ``count`` processes; there is no process group, and none is used. 0: one process with two GPUs."""
-    single = DistributedContext.single("cpu")
-    gpus = (torch.device("cuda:0"), torch.device("cuda:1"))
-    changes = {0: {"devices": gpus}, 1: {}}.get(count, {"local_rank": 0, "world_size": count})
-    return replace(single, **changes)
-
-
-@pytest.mark.parametrize(
-    ("processes", "settings", "message"),
-    [
-        (3, {"sync_bn": 2}, "--sync-bn 2: does not divide the 3 processes of this run; use 1, 3"),
-        (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8, ..."),
-        (
-            4,
-            {"virtual_ranks": 2},
-            "--virtual-ranks 2: must be a power of two and a multiple of the number of processes (4)",
-        ),
-        (
-            2,
-            {"sync_bn": 2, "deterministic": True},
-            "--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one",
-        ),
-        (
-            1,
-            {"pipeline": 2},
-            "--pipeline 2: needs an even number of training processes, this run has 1; start 2, 4, ... with "
-            "torchrun or --spawn, or use --pipeline 1",
-        ),
-        (
-            3,
-            {"pipeline": 2},
-            "--pipeline 2: needs an even number of training processes, this run has 3; start 2, 4, ... with "
-            "torchrun or --spawn, or use --pipeline 1",
-        ),
-        (
-            2,
-            {"pipeline": 2, "batch_size": -1},
-            "--pipeline 2 does not work with --batch-size -1; leave out one or the other",
-        ),
-        (
-            2,
-            {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1},
-            "--pipeline 2 does not work with --virtual-ranks, --sync-bn; leave out one or the other",
-        ),
-        (
-            4,
-            {"pipeline": 2, "sync_bn": 2, "compile": True},
-            "--pipeline 2 does not work with --sync-bn, --compile; leave out one or the other",
-        ),
-        (
-            2,
-            {"pipeline": 2, "keep_old": True},
-            "--pipeline 2 does not work with --keep-old; leave out one or the other",
-        ),
-        (0, {"sync_bn": -1}, "--sync-bn: one device per process; start with torchrun instead of --device 0,1"),
-        (
-            0,
-            {"virtual_ranks": 2},
-            "--virtual-ranks: one device per process; start with torchrun instead of --device 0,1",
-        ),
-        (0, {"compile": True}, "--compile: one device per process; start with torchrun instead of --device 0,1"),
-        (0, {"batch_size": -1}, "--batch-size -1: one device per process; start with torchrun instead of --device 0,1"),
-    ],
-)
-def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, settings, message):
-    with refused(message):
-        check_step_settings(ranks(processes), TrainConfig(**settings))
-
-
-def test_settings_that_the_number_of_processes_allows():
-    for processes, settings in (
-        (1, {"deterministic": True, "sync_bn": 2}),
-        (3, {"sync_bn": -1}),
-        (4, {"sync_bn": 2, "amp": "bf16"}),
-        (2, {"virtual_ranks": 8}),
-        (6, {"pipeline": 2, "deterministic": True, "zero": True}),
-    ):
-        check_step_settings(ranks(processes), TrainConfig(**settings))

@@ -1,64 +1,61 @@
-"""The loop with a real step of a tiny model: the order of hooks, saves and validations, and what hooks decide."""
+"""The loop with a real step of a tiny model: the order of hooks, saves and validations, and what ends a run where."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import torch
 
 from data.loading.prefetcher import Prefetcher
-from engine.hooks.hook import Action, Epoch, Hook, Training
-from tests.engine.train.watched_trainer import BATCHES, FailingHook, Watch, build
+from engine.parallel.control import Action
+from engine.train.checkpoint import Progress, UnscoredEpoch
+from engine.train.hooks import EarlyStopping
+from engine.train.resume import Remaining
+from engine.train.trainer import Epoch, Hook, Trainer
+from tests.engine.train.watched_trainer import Scores, Watch, build, weights
+from tests.helpers.messages import refused
 from utils.config.settings import Hyperparameters
-from utils.errors import UserError
+from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
+from utils.process.signals import StopSignals
 
 
-def test_hooks_see_every_step_and_epoch_in_order():
+def positions(trainer: Trainer) -> list[tuple[int, int]]:
+    return [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_hooks_see_every_step_and_epoch_in_order(tmp_path, is_late):
+    """``is_late``: other processes validate epoch 1 while the steps of epoch 2 are taken (``--eval-ranks``)."""
     watch = Watch()
-    build(watch).fit()
-    epoch = [
-        ("before_epoch", 0, 0),
-        *(("after_step", 0, batch) for batch in (1, 2, 3)),
-        ("after_last_step", 0, 3),
-        ("before_validation", 0, 3),
-        ("record", 1, 0),
-        ("after_save",),
-        ("report", 1, 0),
-        ("after_epoch", 1, 0),
-    ]
-    without_reads = [call for call in watch.calls if call[0] != "after_read"]
-    assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
-    assert without_reads[-3:] == [("after_steps", 2, 0), ("after_training", 2, 0), ("finish", 2, 0)]
-    assert len(watch.of("after_read")) == len(watch.of("after_step")) == 2 * BATCHES
-    assert watch.of("after_read")[:3] == [
-        ("after_read", 0, 2),
-        ("after_read", 0, 3),
-        ("after_read", 0, 3),
-    ]  # a step late, all at the end
-
-
-def test_each_epoch_is_saved_with_its_scores():
-    trainer = build(best_epoch=2, epochs=3)
+    trainer = build(watch, folder=tmp_path, is_late=is_late)
     trainer.fit()
-    saved = trainer.checkpointer.saved
-    assert [(epoch, batch) for epoch, batch, _ in saved] == [(1, 0), (2, 0), (3, 0)]
-    assert trainer.checkpointer.epochs == [(1, False), (2, True), (3, False)]
-    assert [header.metrics["AP"] for *_, header in saved] == [0.1, 0.2, 0.3]
-    assert (saved[0][2].run.epoch_batches, saved[0][2].run.images) == (BATCHES, 2 * BATCHES)
+    steps = [[("after_step", epoch, batch) for batch in (1, 2, 3)] for epoch in (0, 1)]
+    scored = [("epoch_scored", 1, 3, 1), ("epoch_saved", 1, 3, 1)]
+    if not is_late:
+        scored = [("epoch_scored", 1, 0, 1), ("epoch_saved", 1, 0, 1)]
+    assert watch.calls == [
+        ("start", 0, 0), *steps[0], ("epoch_trained", 1, 0, 1), *([] if is_late else scored),
+        *steps[1], *(scored if is_late else []), ("epoch_trained", 2, 0, 2),
+        ("epoch_scored", 2, 0, 2), ("epoch_saved", 2, 0, 2), ("finish", 2, 0),
+    ]  # fmt: skip
+    assert positions(trainer) == [(1, 0), (2, 0)]
+    unscored = [header.unscored.number if header.unscored else None for *_, header in trainer.checkpointer.saved]
+    assert unscored == [1 if is_late else None, None]
+    assert trainer.checkpointer.best == [1, 2]
+    assert [row["metrics/AP"] for row in trainer.checkpointer.table.as_rows()] == [0.1, 0.2]
+    assert list(tmp_path.glob("*")) == []  # the weights that waited for scores are gone
 
 
-def test_a_later_save_has_the_scores_of_its_epoch_until_a_step_is_taken():
-    """For example, a callback may stop the run at the end of an epoch."""
-    trainer = build(Watch(after_epoch=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)), best_epoch=2)
+def test_checkpoints_have_the_scores_of_their_weights_only():
+    trainer = build(
+        Watch(epoch_saved=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)), epochs=3, scores=Scores({3: 0})
+    )
     trainer.fit()
-    saves = trainer.checkpointer
-    metrics = [(epoch, batch, header.metrics) for epoch, batch, header in saves.saved]
-    assert metrics == [(1, 0, {"AP": 0.1}), (1, 0, {"AP": 0.1}), (1, 1, {}), (2, 0, {"AP": 0.2})]
-    assert saves.epochs == [(1, False), (2, True)]
-
-
-def test_a_save_is_not_lost_when_another_hook_ends_the_run():
-    trainer = build(Watch(after_epoch=(1, 0, Action.SAVE)), Watch(after_epoch=(1, 0, Action.END)))
-    trainer.fit()
-    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == [(1, 0), (1, 0)]
+    scores = [(epoch, batch, header.metrics.get("metrics/AP")) for epoch, batch, header in trainer.checkpointer.saved]
+    assert scores == [(1, 0, 0.1), (1, 0, 0.1), (1, 1, None), (2, 0, 0.2), (3, 0, 0)]
+    assert trainer.checkpointer.best == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +64,7 @@ def test_a_save_is_not_lost_when_another_hook_ends_the_run():
         ({"start": (0, 0, Action.SAVE)}, 6, [(0, 0), (1, 0), (2, 0)]),
         ({"after_step": (0, 2, Action.SAVE)}, 6, [(0, 2), (1, 0), (2, 0)]),
         ({"start": (0, 0, Action.END)}, 0, []),
-        ({"after_epoch": (1, 0, Action.END)}, 3, [(1, 0)]),
-        ({"after_last_step": (0, 3, Action.STOP)}, 3, [(0, 3)]),
+        ({"epoch_saved": (1, 0, Action.END)}, 3, [(1, 0)]),
     ],
 )
 def test_the_trainer_follows_what_hooks_return(answers, steps, saved):
@@ -76,61 +72,150 @@ def test_the_trainer_follows_what_hooks_return(answers, steps, saved):
     trainer = build(watch)
     trainer.fit()
     assert trainer.progress.updates == steps
-    assert [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved] == saved
-    assert watch.of("after_training", "finish") == [
-        (name, trainer.progress.epoch, trainer.progress.batch) for name in ("after_training", "finish")
-    ]
+    assert positions(trainer) == saved
+    assert len(watch.of("finish")) == 1
 
 
-class StopsAfter(Hook):
-    """Requests a stop like a callback: after an epoch, or after a step of the next one."""
+def test_a_hook_that_only_rank_0_has_must_not_return_an_action():
+    watch = Watch(after_step=(0, 1, Action.SAVE))
+    watch.on_rank_0 = True
+    with pytest.raises(TypeError):
+        build(watch).fit()
 
-    def __init__(self, epoch: int, batch: int = 0) -> None:
+
+class Calls(Hook):
+    """Calls a function of the trainer at a position."""
+
+    def __init__(self, call: Callable[[Trainer], Any], epoch: int, batch: int = 0) -> None:
+        self._call = call
         self._position = (epoch, batch)
 
-    def after_step(self, trainer: Training) -> None:
-        self._request(trainer)
-
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
-        self._request(trainer)
-
-    def _request(self, trainer: Training) -> None:
+    def after_step(self, trainer: Trainer) -> None:
         if (trainer.progress.epoch, trainer.progress.batch) == self._position:
-            trainer.control.request_stop()
+            self._call(trainer)
+
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
+        self.after_step(trainer)
 
 
-@pytest.mark.parametrize(
-    ("hook", "is_stored"), [(StopsAfter(1), True), (StopsAfter(1, 1), True), (FailingHook(1), False), (Hook(), False)]
-)
-def test_a_checkpoint_tells_that_a_callback_has_ended_the_run(hook, is_stored):
-    trainer = build(hook, epochs=3)
-    try:
-        trainer.fit()
-    except UserError:
-        assert isinstance(hook, FailingHook)
-    assert trainer.checkpointer.saved[-1][2].ended_by_callback == is_stored
-
-
-def test_what_a_hook_saves_at_the_start_is_written_before_the_first_step():
-    waits: list[int] = []
-    trainer = build(Watch(start=(0, 0, Action.SAVE)), epochs=1)
-    trainer.checkpointer.flush = lambda: waits.append(trainer.progress.updates)
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_request_ends_the_run_at_most_two_steps_later_and_the_rest_gives_the_same_weights(batch):
+    whole = build(epochs=3)
+    whole.fit()
+    trainer = build(Calls(lambda trainer: trainer.control.request_stop(), 1, batch), epochs=3)
     trainer.fit()
-    assert waits[0] == 0
+    assert positions(trainer)[-1] == (1, 3 if batch else 0)
+    assert trainer.checkpointer.saved[-1][2].ended_by_callback
+    resumed = build(progress=trainer.progress, step=trainer.step, epochs=3)
+    resumed.fit()
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize(("code", "batch"), [(REQUEUE, 1), (INTERRUPTED, 1), (REQUEUE, 0)])
+def test_a_signal_saves_and_ends_without_the_last_calls(code, batch):
+    signals = StopSignals()
+    watch = Watch()
+    trainer = build(Calls(lambda _: setattr(signals, "code", code), 1, batch), watch, signals=signals, epochs=9)
+    with pytest.raises(Stopped) as stopped:
+        trainer.fit()
+    assert stopped.value.code == code
+    assert positions(trainer)[-1] == (1, 3 if batch else 0)
+    assert not watch.of("finish")
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_epoch_whose_validation_a_signal_ends_is_validated_first_when_the_run_resumes(tmp_path, is_late):
+    signals = StopSignals()
+    scores = Scores(during=lambda: setattr(signals, "code", REQUEUE))
+    trainer = build(folder=tmp_path, signals=signals, scores=scores, is_late=is_late, epochs=3)
+    with pytest.raises(Stopped):
+        trainer.fit()
+    epoch, batch, header = trainer.checkpointer.saved[-1]
+    assert (epoch, batch, header.unscored.number) == ((1, 3, 1) if is_late else (1, 0, 1))
+    watch = Watch()
+    resumed = build(
+        watch, folder=tmp_path, progress=header.progress, unscored=header.unscored, step=trainer.step, epochs=3
+    )
+    resumed.fit()
+    assert [call[-1] for call in watch.of("epoch_scored")] == [1, 2, 3]
+    assert watch.calls[1][0] == "epoch_scored"
+    whole = build(epochs=3)
+    whole.fit()
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("remaining", [Remaining.REPORT, Remaining.SCORES])
+def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step(remaining):
+    watch = Watch()
+    unscored = UnscoredEpoch(2, {"train/box": 1.0}, is_closing=True)
+    trainer = build(watch, progress=Progress(epoch=2), unscored=unscored, remaining=remaining)
+    closing: list[bool] = []
+    trainer.step.criterion.set_closing = closing.append
+    trainer.fit()
+    assert closing == [True]
+    assert watch.calls == [("start", 2, 0), ("epoch_scored", 2, 0, 2), ("epoch_saved", 2, 0, 2), ("finish", 2, 0)]
+
+
+def test_a_report_without_a_validation_shows_the_run_as_it_is():
+    """A callback has ended it within an epoch, whose steps have changed the weights."""
+    watch = Watch()
+    trainer = build(watch, progress=Progress(epoch=1, batch=1), remaining=Remaining.REPORT)
+    trainer.fit()
+    assert watch.calls == [("start", 1, 1), ("epoch_saved", 1, 1, 1), ("finish", 1, 1)]
+
+
+@pytest.mark.parametrize("updates", [1, 6])
+def test_a_failing_callback_ends_the_run_before_its_final_work_and_says_how_to_go_on(updates):
+    watch = Watch()
+    failing = Calls(lambda trainer: trainer.control.fail("on_step failed"), (updates - 1) // 3, (updates - 1) % 3 + 1)
+    way = "continue with: --resume last.pt" if updates < 6 else "write the report with: --resume auto ..."
+    with refused(f"on_step failed; when it is fixed, {way}"):
+        build(failing, watch).fit()
+    assert not watch.of("finish")
+
+
+def test_a_callback_that_fails_last_is_an_error_of_the_command():
+    class FailsAtEnd(Hook):
+        def finish(self, trainer: Trainer) -> None:
+            trainer.control.fail("on_end failed")
+
+    assert str(build(FailsAtEnd(), epochs=1).fit().failure).startswith(
+        "on_end failed; when it is fixed, write the report"
+    )
+
+
+@pytest.mark.parametrize(("ap", "last_epoch"), [({9: 0.9}, 11), ({}, 9)])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, is_late):
+    progress = Progress(epoch=7, best_epoch=7, best_fitness=0.5)
+    trainer = build(
+        EarlyStopping(2, "AP", val_every=1),
+        folder=tmp_path,
+        progress=progress,
+        scores=Scores(dict.fromkeys(range(1, 20), 0.1) | ap if is_late else {1: 0.1, 2: ap.get(9, 0.1), 3: 0, 4: 0}),
+        is_late=is_late,
+        epochs=20,
+        patience=2,
+    )
+    trainer.fit()
+    assert trainer.progress.epoch == last_epoch
+
+
+def test_non_finite_steps_in_a_row_end_the_run(monkeypatch):
+    trainer = build(epochs=99)
+    loss = type(trainer.step.criterion).forward
+    bad = lambda *args: loss(*args)._replace(total=loss(*args).total * float("nan"))  # noqa: E731
+    monkeypatch.setattr(type(trainer.step.criterion), "forward", bad)
+    with pytest.raises(UserError, match="the last 20 steps were not finite"):
+        trainer.fit()
 
 
 def test_the_last_epochs_refine():
-    seen = []
+    seen: list[bool] = []
     trainer = build(epochs=4, hyp=Hyperparameters(close_mosaic=1))
     trainer.step.criterion.set_closing = seen.append
     trainer.fit()
-    assert seen == [False, False, False, True]
-
-
-def test_batches_become_steps():
-    trainer = build(batch_size=2, nominal_batch=4, epochs=1)
-    trainer.fit()
-    assert (trainer.progress.updates, trainer.progress.step) == (2, 3)  # an update of two batches and one of one
+    assert seen[::2] == [False, False, False, True]
 
 
 class DecidesNextEpoch(Hook):
@@ -143,7 +228,6 @@ class DecidesNextEpoch(Hook):
         ((), {}, [1, 1, 1, 1, 1, 0]),
         ((), {"batch_size": 2, "nominal_batch": 4}, [1, 2, 1, 0]),  # steps of two batches and of one
         ((DecidesNextEpoch(),), {}, [1, 1, 0, 1, 1, 0]),
-        ((DecidesNextEpoch(),), {"batch_size": 2, "nominal_batch": 4}, [1, 0, 1, 0]),
     ],
 )
 def test_the_batches_of_the_next_step_are_prefetched_unless_a_hook_decides_them(monkeypatch, hooks, settings, expected):

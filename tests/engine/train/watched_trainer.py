@@ -1,42 +1,41 @@
-"""A trainer with a real step of a tiny model, a loader in memory, and hooks and a validator that only watch."""
+"""A trainer with a real step of a tiny model, a loader in memory, and hooks, checkpointer and validation that only
+watch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 
-from engine.eval_ranks.messages import WeightsMessage
 from engine.evaluation.fitness import Fitness
-from engine.hooks.hook import Action, Hook, Training
+from engine.evaluation.metrics import METRICS
 from engine.optim.schedule import step_plan
-from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
-from engine.train.checkpoint import CheckpointHeader, PendingEpoch, Progress
-from engine.train.epoch_results import EpochResults
+from engine.parallel.control import Action, RunControl
+from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch
 from engine.train.resume import Remaining, TrainingRun
-from engine.train.step import TrainStep
-from engine.train.trainer import Trainer, Validator
-from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
+from engine.train.trainer import Hook, Trainer
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.results_csv import ResultsTable
-from utils.process.stop_signals import StopSignals
+from utils.files.torch_file import write_checkpoint
+from utils.process.signals import StopSignals
 
 BATCHES = 3
-POINTS = [name for name in vars(Hook) if not name.startswith("_") and name != "decides_next_epoch"]
+POINTS = ["start", "after_step", "epoch_trained", "epoch_scored", "epoch_saved", "finish", "close"]
 
 
 class Loader:
     """Three batches an epoch, keyed by their position."""
 
-    renderer = None
-    class_weights = None
     samples = range(2 * BATCHES)
 
     def __init__(self) -> None:
@@ -60,177 +59,129 @@ class Loader:
 
 
 class RecordingCheckpointer:
-    """Stands in for the checkpointer: records the position of the run at each save."""
+    """Records the position of the run at each save."""
 
     last = Path("last.pt")
 
     def __init__(self) -> None:
         self.table = ResultsTable()
         self.saved: list[tuple[int, int, CheckpointHeader]] = []
-        self.epochs: list[tuple[int, bool]] = []
-        self.scored: list[tuple[int, bool]] = []
+        self.best: list[int] = []  # epochs whose weights have become best.pt
 
-    def save_last(self, step, header) -> None:
-        self.saved.append((header.progress.epoch, header.progress.batch, header))
+    def save_last(self, step: Any, header: CheckpointHeader) -> None:
+        self.saved.append(
+            (header.progress.epoch, header.progress.batch, replace(header, progress=replace(header.progress)))
+        )
 
-    def save_epoch(self, step, header, *, is_best) -> None:
+    def save_epoch(self, step: Any, header: CheckpointHeader, *, is_best: bool) -> None:
         self.save_last(step, header)
-        self.epochs.append((header.progress.epoch, is_best))
+        self.best += [header.progress.epoch] * is_best
 
-    def save_scored(self, pending, progress, *, is_best, metrics) -> None:
-        self.scored.append((pending.progress.epoch, is_best))
+    def write_weights(self, step: Any, header: CheckpointHeader, path: Path) -> None:
+        write_checkpoint({"ema": step.ema.module.state_dict(), "progress": {"epoch": header.progress.epoch}}, path)
+
+    def save_best(self, content: dict[str, Any]) -> None:
+        self.best.append(content["progress"]["epoch"])
 
     def wait(self) -> None: ...
     def flush(self) -> None: ...
     def check(self) -> None: ...
-    def set_epochs(self, epochs: int) -> None: ...
 
 
 class Watch(Hook):
     """Records each call with its position, and returns the given actions: {point: (epoch, batch, action)}."""
 
     def __init__(self, **answers: tuple[int, int, Action]) -> None:
-        self.calls = []
+        self.calls: list[tuple] = []
         self._answers = answers
         for point in POINTS:
             setattr(self, point, partial(self._note, point))
 
-    def _note(self, point: str, trainer: Training | None = None, *args) -> Action:
+    def _note(self, point: str, trainer: Trainer | None = None, *epoch: Any) -> Action | None:
         position = (trainer.progress.epoch, trainer.progress.batch) if trainer else ()
-        self.calls.append((point, *position))
-        *wanted, action = self._answers.get(point, (Action.CONTINUE,))
-        return action if list(position) == wanted else Action.CONTINUE
+        self.calls.append((point, *position, *(item.number for item in epoch)))
+        *wanted, action = self._answers.get(point, (None,))
+        return action if list(position) == wanted else None
 
     def of(self, *names: str) -> list[tuple]:
         return [call for call in self.calls if call[0] in names]
 
 
-class FakeEvaluator:
-    """Stands in for the evaluator. A signal ends its run number ``stopped_run``, from 1."""
+class Scores:
+    """Stands in for the evaluator and the evaluating processes: an epoch has a tenth of its number as its AP, or what
+    ``ap`` says. ``during``: called in each validation."""
 
-    def __init__(self, signals: StopSignals | None = None, stopped_run: int = 0) -> None:
+    def __init__(self, ap: dict[int, float] | None = None, during: Callable[[], None] = lambda: None) -> None:
         self.runs = 0
-        self._signals = signals
-        self._stopped_run = stopped_run
+        self._ap = ap or {}
+        self._during = during
+        self._sent = 0
 
-    def run(self, model, loader, *, should_stop: Callable[[], bool]) -> None:
+    def run(self, model: Any, loader: Any, *, should_stop: Callable[[], bool]) -> Any:
         self.runs += 1
-        if self.runs == self._stopped_run:
-            self._signals.requeue = True
-            assert should_stop()
+        self._during()
+        return None if should_stop() else self._evaluation(self.runs)
 
+    def has_sent(self, epoch: int) -> bool:
+        return self._sent == epoch
 
-class Results(EpochResults):
-    """Returns scores that depend on the number of the epoch. ``best_epoch`` has the best."""
+    def send(self, epoch: int, *, is_closing: bool) -> None:
+        self._sent = epoch
 
-    def __init__(self, best_epoch: int = 0) -> None:
-        super().__init__(Fitness.parse("AP", ["a"]))
-        self._best_epoch = best_epoch
+    def wait(self, epoch: int, should_stop: Callable[[], bool]) -> Any:
+        self._during()
+        return None if should_stop() else self._evaluation(epoch)
 
-    def fill_in(self, ctx, epoch, progress, *, seconds) -> None:
-        super().fill_in(ctx, epoch, progress, seconds=seconds)
-        epoch.is_best = epoch.number == self._best_epoch
-        epoch.metrics = {"AP": epoch.number / 10}
-
-
-BuildValidator = Callable[[TrainStep, RunControl], Validator]
-
-
-def local(evaluator: FakeEvaluator | None = None) -> BuildValidator:
-    validation = RunValidation(loader=None, evaluator=evaluator or FakeEvaluator())
-    return lambda step, control: LocalValidator(validation, step, control)
-
-
-def remote(evaluator: FakeEvaluator | None = None) -> BuildValidator:
-    def build_validator(step: TrainStep, control: RunControl) -> RemoteValidator:
-        return RemoteValidator(step.ctx, local(evaluator)(step, control), Service(), control)
-
-    return build_validator
-
-
-class Service:
-    """Stands in for the evaluating processes, which are free for the first epoch, and whose scores are late."""
-
-    def __init__(self) -> None:
-        self.sent: list[int] = []
-
-    def can_take_weights(self) -> bool:
-        return not self.sent
-
-    def send(self, epoch: int, weights: WeightsMessage) -> None:
-        self.sent.append(epoch)
-
-    def has_scores(self) -> bool:
-        return False
-
-    def collect(self, should_stop: Callable[[], bool]) -> None:
-        assert not should_stop()
+    def _evaluation(self, epoch: int) -> Any:
+        metrics = {metric.name: self._ap.get(epoch, epoch / 10) for metric in METRICS}
+        result = SimpleNamespace(
+            metrics=metrics,
+            threshold=None,
+            plain_confidence=None,
+            scored_confidence=None,
+            class_ap=np.ones(1),
+            extras={},
+        )
+        return SimpleNamespace(result=result)
 
 
 def build(
     *hooks: Hook,
+    folder: Path = Path(),
     progress: Progress | None = None,
-    pending: PendingEpoch | None = None,
+    unscored: UnscoredEpoch | None = None,
+    remaining: Remaining = Remaining.STEPS,
     hyp: Hyperparameters | None = None,
     signals: StopSignals | None = None,
     epochs: int = 2,
-    validator: BuildValidator | None = None,
-    best_epoch: int = 0,
-    **settings,
+    scores: Scores | None = None,
+    is_late: bool = False,
+    step: Any = None,
+    **settings: Any,
 ) -> Trainer:
+    """Builds a trainer. ``is_late``: other processes validate (``--eval-ranks``)."""
+    scores = scores or Scores()
     ctx = DistributedContext.single()
-    step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
-    settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=None, remaining=Remaining.STEPS)
-    return trainer_of(
-        run,
-        step,
-        progress or Progress(),
-        *hooks,
-        pending=pending,
-        signals=signals,
-        validator=validator,
-        best_epoch=best_epoch,
-    )
-
-
-def trainer_of(
-    run: TrainingRun,
-    step: TrainStep,
-    progress: Progress,
-    *hooks: Hook,
-    pending: PendingEpoch | None = None,
-    signals: StopSignals | None = None,
-    validator: BuildValidator | None = None,
-    best_epoch: int = 0,
-) -> Trainer:
-    loader = Loader()
-    control = RunControl(step.ctx, Watchdog(signals or StopSignals()))
+    step = step or make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
+    run_settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
+    run = TrainingRun(folder=folder, run_id="", settings=run_settings, started_from=None, remaining=remaining)
+    loader: Any = Loader()
     return Trainer(
         run=run,
         step=step,
         loader=loader,
         steps=step_plan(run.config, len(loader)),
-        progress=progress,
-        pending=pending,
-        control=control,
-        checkpointer=RecordingCheckpointer(),
-        validator=(validator or local())(step, control),
-        results=Results(best_epoch),
+        progress=progress or Progress(),
+        unscored=unscored,
+        control=RunControl(ctx, signals or StopSignals()),
+        checkpointer=RecordingCheckpointer(),  # type: ignore[arg-type]
+        val_loader=None,  # type: ignore[arg-type]
+        evaluator=scores,  # type: ignore[arg-type]
+        eval_ranks=scores if is_late else None,  # type: ignore[arg-type]
+        fitness=Fitness.parse("AP", ["a"]),
         hooks=hooks,
     )
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in trainer.step.model.parameters()])
-
-
-class FailingHook(Hook):
-    """Fails after the step of this number."""
-
-    def __init__(self, updates: int) -> None:
-        self._updates = updates
-
-    def after_step(self, trainer: Training) -> None:
-        if trainer.progress.updates == self._updates:
-            trainer.control.fail("on_step failed")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import export
 import train
 import val
-from engine.assembly import starting_model
 from engine.inference.open_model import open_model
+from engine.train import starting_model
 from models.detector import Detector, build_detector
 from models.weights.layouts import ungrouped
 from models.weights.load import load_detector, names_for
@@ -20,7 +20,7 @@ from tests.helpers.exports import calibrated_detector, noise_images
 from tests.helpers.public_layouts import grouped, write_public
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 # The batch norms of both families; torch's defaults are 1e-5 and 0.1.
 EPS = 1e-3

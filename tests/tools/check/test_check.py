@@ -37,7 +37,7 @@ from tools.check.issue_kinds import (
     UNUSED,
 )
 from utils.errors import UserError
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 EVERY_IMAGE = ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1")
 

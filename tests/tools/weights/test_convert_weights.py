@@ -17,7 +17,7 @@ from tests.helpers.repository import ROOT
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_detector, write_weights
 from tools.weights import __main__ as weights_command
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 
 @pytest.fixture

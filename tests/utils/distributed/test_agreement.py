@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -14,8 +13,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
-from utils.config.settings import TrainConfig
-from utils.distributed.agreement import check_agreement, check_same_start, product_version
+from utils.distributed.join import check_agreement, product_version
 from utils.errors import PeerFailure, UserError
 
 SECONDS = 60  # enough for two processes to start on a busy machine, and far below a collective's timeout
@@ -42,7 +40,7 @@ def errors_of(
     Neither waits for the other's message, since no launcher would end it.
     """
     folders = [folder / "machine0", folder / "machine1"] if apart else None
-    with Processes(folder / "log.txt", faults="set:utils.process.entrypoint:PEER_GRACE_S:0") as run:
+    with Processes(folder / "log.txt", faults="set:utils.process.main:PEER_GRACE_S:0") as run:
         run.pair(pair, script=script, folders=folders)
         started = time.monotonic()
         assert run.codes(timeout=SECONDS) == [2, 2], run.output()
@@ -63,7 +61,6 @@ def copies(inputs: Path, folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        (["--set", "lr0=0.5"], "hyper-parameter lr0 is null on rank 0, but 0.5 on rank 1"),
         (["--batch-size", "8"], "--batch-size is 4 on rank 0, but 8 on rank 1"),
         pytest.param(
             ["--model", "yolov5n"], r'--model is ".*" on rank 0, but "yolov5n" on rank 1', marks=pytest.mark.slow
@@ -155,62 +152,17 @@ def test_equal_values_pass_and_all_ranks_report_different_ones():
     same = {"a": 1, "weights": "", "lr0": None, "long": list(range(100))}
     other = {**same, "a": 2, "weights": "empty", "lr0": "null"}  # texts that may be taken for values
     assert run_ranks(3, _compare, [same] * 3) == [None] * 3
-    results = run_ranks(4, _compare, [same, other, same, {**other, "extra": "x" * 200}])
+    results = run_ranks(4, _compare, [same, other, same, other])
     assert [kind for kind, _ in results] == [UserError, PeerFailure, PeerFailure, PeerFailure]
     (text,) = {text for _, text in results}
     assert "a is 1 on ranks 0, 2, but 2 on ranks 1, 3; " in text
     assert 'weights is "" on ranks 0, 2, but "empty" on ranks 1, 3; lr0 is null on ranks 0, 2, but "null" on' in text
-    assert 'extra is None on ranks 0, 1, 2, but "xxx' in text
     assert "\n" not in text
     assert len(text) < 400
 
 
-def _compare_start(ctx, configs):
-    try:
-        check_same_start(ctx, configs[ctx.rank])
-    except (UserError, PeerFailure) as error:
-        return str(error)
-    return None
-
-
-def test_recipes_are_compared_by_value(tmp_path):
-    """Rank 0 reads the recipe for all ranks, so a value that only another rank was given would have no effect."""
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("lr0: 0.5\n")
-    plain, by_file = TrainConfig(), TrainConfig(hyp=str(recipe))
-    by_set, missing = TrainConfig(override=["lr0=0.5"]), TrainConfig(hyp=str(tmp_path / "missing.yaml"))
-
-    message = "the processes of this run differ: hyper-parameter lr0 is null on rank 0, but 0.5 on rank 1"
-    assert run_ranks(2, _compare_start, [plain, by_file]) == [message, message]
-    assert run_ranks(2, _compare_start, [by_set, by_file]) == [None, None]
-    assert run_ranks(2, _compare_start, [missing, missing]) == [None, None]  # rank 0 reports it, if it is needed
-    assert (
-        "differ: the error in reading --hyp is null on rank 0, but "
-        in run_ranks(2, _compare_start, [plain, missing])[0]
-    )
-
-
-def test_a_recipe_may_be_missing_on_one_node(tmp_path):
-    """Rank 0 reads it for all. A run that continues has stored its values."""
-    for node, content in (("has", "lr0: 0.5\n"), ("lacks", ""), ("differs", "lr0: 0.25\n")):
-        (tmp_path / node).mkdir()
-        if content:
-            (tmp_path / node / "recipe.yaml").write_text(content)
-    starts = [["lacks", "has", "has"], ["has", "lacks", "has"], ["has", "lacks", "differs"]]
-    message = "the processes of this run differ: hyper-parameter lr0 is 0.5 on ranks 0, 1, but 0.25 on rank 2"
-    assert run_ranks(3, _compare_starts_in, tmp_path, starts) == [[None, None, message]] * 3
-
-
-def _compare_starts_in(ctx, folder, starts):
-    results = []
-    for nodes in starts:
-        os.chdir(folder / nodes[ctx.rank])
-        results.append(_compare_start(ctx, [TrainConfig(hyp="recipe.yaml")] * ctx.world_size))
-    return results
-
-
 def test_the_code_version_changes_with_the_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.distributed.agreement.PROJECT", tmp_path)
+    monkeypatch.setattr("utils.distributed.join.PROJECT", tmp_path)
     (tmp_path / "utils").mkdir()
     (tmp_path / "utils" / "a.py").write_text("x = 1\n")
     before = product_version()

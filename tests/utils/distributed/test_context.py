@@ -1,25 +1,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import distributed as dist
 
 from tests.helpers.ranks import run_ranks
-from utils.distributed.context import (
-    DistributedContext,
-    broadcast_object,
-    gather_arrays,
-    leaving_together,
-    torch_distributed_zero_first,
-)
-from utils.distributed.rendezvous import join_run
-from utils.errors import PeerFailure, PeerLost, UserError
+from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
+from utils.distributed.join import join_run
+from utils.errors import PeerFailure, PeerLost, Stopped, UserError
 
 
 def test_a_plain_process_has_rank_zero_of_one():
@@ -88,47 +80,31 @@ def test_followers_raise_when_their_leader_raises():
         assert seconds < 50  # the timeout of the group is 60
 
 
-def _outlive(ctx, folder):
-    """The leader of node 1 dies; rank 0, which hosts the store, keeps running."""
-    dist.barrier()  # until each rank has connected to all others
-    started = time.monotonic()
-    done = Path(folder, "done")
-    if ctx.rank == 2:
+def _stop(ctx):
+    """A signal stops the leader of node 1 while all others wait."""
+    try:
         with torch_distributed_zero_first(ctx):
-            os.kill(os.getpid(), 9)
-    elif ctx.rank == 3:
-        try:
-            with torch_distributed_zero_first(ctx):
-                pass
-        except PeerLost as error:
-            return str(error), time.monotonic() - started
-        finally:
-            done.touch()
-    while not done.exists():
-        time.sleep(0.1)
+            if ctx.rank == 2:
+                raise Stopped(75)
+    except Stopped as stop:
+        return stop.code
     return None
 
 
-def test_followers_end_when_their_leader_is_killed(tmp_path):
-    results = run_ranks(4, _outlive, str(tmp_path), local_world=2, lost=2)
-    assert results[:3] == [None] * 3
-    message, seconds = results[3]
-    assert "died" in message
-    assert seconds < 50  # the timeout of the group is 60
+def test_a_signal_to_one_process_stops_those_that_wait_for_it():
+    assert run_ranks(4, _stop, local_world=2) == [75] * 4
 
 
-def _die_between_blocks(ctx):
-    ctx = replace(ctx, first_rank=4)  # as in a group that validates for four processes
-    with leaving_together(ctx):
-        pass
-    if ctx.rank == 1:
-        os.kill(os.getpid(), 9)
-    with pytest.raises(PeerLost, match=r"process 5 .* died while the others waited for it"), leaving_together(ctx):
+def _lose_host(ctx):
+    if ctx.rank == 0:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost), torch_distributed_zero_first(ctx):
         pass
 
 
-def test_a_process_that_is_killed_before_it_enters_a_block_ends_the_others():
-    assert run_ranks(2, _die_between_blocks, lost=1) == [None, None]
+def test_the_loss_of_the_process_with_the_store_ends_those_that_wait():
+    assert run_ranks(3, _lose_host, lost=0) == [None] * 3
 
 
 def _scan_for_long(ctx, seconds):

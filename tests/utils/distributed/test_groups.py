@@ -55,16 +55,10 @@ def test_groups_of_uneven_nodes_and_of_batch_statistics():
         torch.testing.assert_close(normalized, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (3, "--sync-bn 3: does not divide the 8 processes of this run; use 1, 2, 4, 8"),
-        (16, "--sync-bn 16: does not divide the 8 processes of this run; use 1, 2, 4, 8"),
-    ],
-)
-def test_groups_that_do_not_divide_the_run_are_one_line(size, message):
+@pytest.mark.parametrize("size", [3, 16])
+def test_groups_that_do_not_divide_the_run_are_one_line(size):
     ctx = replace(DistributedContext.single(), world_size=8, local_rank=0)
-    with refused(message):
+    with refused(f"--sync-bn {size}: does not divide the 8 processes of this run"):
         check_group_size(ctx, size)
 
 

@@ -86,7 +86,7 @@ PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heatmap_picture(np.eye(2
 )
 def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
-    code = "import numpy as np; from utils.drawing.text import text_mask; from utils.process.entrypoint import run_main"
+    code = "import numpy as np; from utils.drawing.text import text_mask; from utils.process.main import run_main"
     code += f"; from utils.drawing.figures import AxisLabels, heatmap_picture; {work}"
     environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)

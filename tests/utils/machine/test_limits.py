@@ -19,13 +19,13 @@ from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
-from utils.machine.limits import Cause, cause_of, explain_limit, memory_advice
-from utils.process.entrypoint import run_main
+from utils.machine.limits import explain_limit, memory_advice
+from utils.process.main import run_main
 
 LIMITED = """
 import resource, sys
 import cv2, torch, torch._dynamo, torch.utils.tensorboard, train
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 for limit, amount, *flags in (
@@ -44,7 +44,7 @@ KILLING = """
 import multiprocessing, os, signal, sys
 import train
 from engine.train.step import TrainStep
-from utils.process.entrypoint import run_main
+from utils.process.main import run_main
 
 take = TrainStep.__call__
 
@@ -153,7 +153,7 @@ def test_training_works_without_tqdm_and_tensorboard(inputs, tmp_path):
     """It prints plain lines instead of bars, no traceback, and one line about TensorBoard."""
     program = (
         "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
-        "import train; from utils.process.entrypoint import run_main; run_main(train.main)"
+        "import train; from utils.process.main import run_main; run_main(train.main)"
     )
     ours, theirs = os.openpty()
     command = [python(), "-c", program, *flags(inputs, tmp_path)]
@@ -229,13 +229,3 @@ def test_causes_name_the_signal_and_advice_names_smaller_settings():
 )
 def test_bugs_and_user_errors_are_not_explained_as_machine_errors(error):
     assert explain_limit(error) is None
-
-
-def test_a_chain_of_errors_that_leads_back_to_itself_has_an_end():
-    first = RuntimeError("first")
-    second = RuntimeError("second")
-    first.__cause__ = second
-    second.__cause__ = first
-    assert cause_of(first) == Cause.COMMAND
-    second.__cause__ = second
-    assert cause_of(second) == Cause.COMMAND

@@ -1,0 +1,176 @@
+"""``--eval-ranks``: the last processes of a job validate the weights of an epoch while the others train the next one.
+
+The two sides have process groups of their own, and meet in the run's store and folder. Rank 0 writes the weights into
+``unscoredN.pt`` and posts the epoch; the evaluating processes read the file and post the `Evaluation`. The training
+processes wait for it at the end of the next epoch, and wherever no step can be taken without it. A process that fails
+on either side ends the job, as any rank does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor
+
+from data.dataset.spec import DataSource
+from engine.evaluation.result import Evaluation
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.distributed.join import evaluation_store
+from utils.errors import UserError, first_line
+from utils.files.torch_file import read_checkpoint
+from utils.logger import get_logger
+from utils.strings import rank_list
+
+POLL_S = 0.05  # seconds between checks for a message
+TIMEOUT_S = 3600.0  # longest wait for scores after the next epoch; launchers notice a dead process long before
+_PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSetup:
+    """What the evaluating processes need to know of a run."""
+
+    config: TrainConfig
+    hyp: Hyperparameters
+    source: DataSource  # includes the images that --val-fraction holds out
+    finds_own_data: bool  # each process resolves --data itself
+    names: list[str]  # class names
+    model_spec: dict[str, Any]
+    anchors: Tensor | None  # of the head, on the CPU
+    class_weights: Tensor | None  # (C,) in the loss, on the CPU
+    device: str  # type of the training processes' devices
+    threads: int  # number of torch's threads in each of them
+    facts: dict[str, str]  # properties that both sides must have in common, by their names in messages
+
+
+# Returns the evaluation of averaged weights on the first evaluating process, None on the others; takes whether their
+# epoch is a closing one.
+Scorer = Callable[[dict[str, Tensor], bool], Evaluation | None]
+
+
+def weights_path(folder: Path, epoch: int) -> Path:
+    """Returns the file in a run's folder that holds the weights of an epoch until last.pt has its scores."""
+    return folder / f"unscored{epoch}.pt"
+
+
+def remove_weights(folder: Path, *, before: float = float("inf")) -> None:
+    """Removes the weights of the epochs below ``before``."""
+    for path in folder.glob("unscored*.pt"):
+        number = path.stem.removeprefix("unscored")
+        if number.isdecimal() and int(number) < before:
+            path.unlink(missing_ok=True)
+
+
+class EvalRanks:
+    """The training processes' side. Every one of them has it and makes the same calls."""
+
+    def __init__(self, ctx: DistributedContext, folder: Path, setup: EvalSetup) -> None:
+        if ctx.store is None:
+            raise ValueError("evaluating processes need the store of a distributed run")
+        self._is_main = ctx.is_main
+        self._store = evaluation_store(ctx.store)
+        self._folder = folder
+        self._epoch = 0  # sent last
+        self._number = 0  # of the newest message, from 1
+        if ctx.is_main:
+            _post(self._store, "setup", setup)
+            ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
+            get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(ranks))
+
+    def has_sent(self, epoch: int) -> bool:
+        return self._epoch == epoch
+
+    def send(self, epoch: int, *, is_closing: bool) -> None:
+        """Lets the evaluating processes score an epoch, whose weights are in `weights_path`."""
+        self._epoch = epoch
+        self._number += 1
+        if self._is_main:
+            _post(self._store, f"epoch/{self._number}", (weights_path(self._folder, epoch), is_closing))
+
+    def wait(self, epoch: int, should_stop: Callable[[], bool]) -> Evaluation | None:
+        """Waits for the scores of the epoch that was sent last. Returns them on rank 0; None on the others, and if
+        ``should_stop`` says so. Raises UserError if an evaluating process has failed."""
+        key = f"scores/{self._number}"
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self._store.check([key]):
+            if self._store.check(["failed"]):
+                raise UserError(f"--eval-ranks: {self._store.get('failed').decode()}")
+            if time.monotonic() > deadline:
+                raise UserError(f"--eval-ranks: no scores of epoch {epoch} in {TIMEOUT_S / 60:g} minutes")
+            if should_stop():
+                return None
+            time.sleep(POLL_S)
+        return _read(self._store, key, discard=True) if self._is_main else None
+
+    def close(self) -> None:
+        """Tells the evaluating processes that the run has ended, however it has."""
+        if self._is_main:
+            with suppress(dist.DistError):
+                _post(self._store, f"epoch/{self._number + 1}", None)
+
+
+def dismiss(ctx: DistributedContext) -> None:
+    """Tells the evaluating processes of a run that has ended before that there is nothing to do."""
+    if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
+        _post(evaluation_store(ctx.store), "setup", None)
+
+
+def serve(ctx: DistributedContext, build_scorer: Callable[[EvalSetup], Scorer]) -> None:
+    """Scores, in an evaluating process, what the training processes send, until the run ends."""
+    if ctx.store is None:
+        raise ValueError("evaluating processes need the store of a distributed run")
+    store = evaluation_store(ctx.store)
+    with suppress(dist.DistError):  # the store is gone, so the run has ended
+        try:
+            setup = _wait_for(store, "setup")
+            if setup is None:
+                return
+            score = build_scorer(setup)
+            for number in itertools.count(1):
+                message = _wait_for(store, f"epoch/{number}")
+                if message is None:
+                    return
+                path, is_closing = message
+                evaluation = score(read_checkpoint(path)["ema"], is_closing)
+                if evaluation is not None:
+                    _post(store, f"scores/{number}", evaluation)
+        except dist.DistError:
+            raise
+        except Exception as error:
+            store.set("failed", f"rank {ctx.first_rank + ctx.rank}: {first_line(error)}")
+            raise
+
+
+def _post(store: dist.Store, key: str, message: Any) -> None:
+    """Stores ``message`` under ``key``, pickled, as torch.distributed does with objects."""
+    content = memoryview(pickle.dumps(message))
+    starts = range(0, len(content), _PIECE_BYTES)
+    for number, start in enumerate(starts):
+        piece = bytes(content[start : start + _PIECE_BYTES])
+        store.set(f"{key}/{number}", cast(str, piece))  # torch also takes bytes, but its stubs omit them
+    store.set(key, str(len(starts)))  # last: the message is complete
+
+
+def _read(store: dist.Store, key: str, *, discard: bool = False) -> Any:
+    """Returns a message that has been posted. ``discard``: frees its memory in the store."""
+    names = [f"{key}/{number}" for number in range(int(store.get(key)))]
+    content = b"".join(store.get(name) for name in names)
+    for name in names if discard else []:
+        store.delete_key(name)
+    return pickle.loads(content)
+
+
+def _wait_for(store: dist.Store, key: str) -> Any:
+    """Polls for a message and returns it. Unlike a collective, this has no timeout."""
+    while not store.check([key]):
+        time.sleep(POLL_S)
+    return _read(store, key)

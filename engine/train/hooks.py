@@ -1,0 +1,173 @@
+"""What may end a run early, weight its images, and show its results: early stopping, ``--time``, ``--image-weights``,
+TensorBoard and the last lines of the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.loading.loader import InfiniteDataLoader
+from engine.evaluation.result import EvalResult
+from engine.evaluation.tables import format_table, result_rows
+from engine.optim.schedule import epochs_in_time
+from engine.parallel.control import Action
+from engine.train.trainer import Epoch, Hook, Trainer
+from utils.distributed.context import broadcast_object
+from utils.errors import first_line
+from utils.labels import GroundTruth
+from utils.logger import get_logger
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class EarlyStopping(Hook):
+    """Ends the run after ``patience`` epochs without a better ``fitness``. ``val_every``: epochs between two
+    validations."""
+
+    def __init__(self, patience: int, fitness: str, *, val_every: int) -> None:
+        self._patience = patience
+        self._fitness = fitness
+        self._val_every = val_every
+
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> Action | None:
+        progress = trainer.progress
+        if not progress.stops_early(self._patience, epochs=trainer.epochs, val_every=self._val_every):
+            return None
+        get_logger().info(
+            "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
+            self._fitness,
+            counted(progress.epoch - progress.best_epoch, "epoch"),
+            progress.best_epoch,
+            self._patience,
+        )
+        return Action.END
+
+
+class TimeLimit(Hook):
+    """``--time``: after the steps of each epoch, decides by the clock of rank 0 how many epochs the run has."""
+
+    decides_next_epoch = True
+
+    def __init__(self, hours: float) -> None:
+        self._hours = hours
+        self._trained_at = 0.0
+
+    def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> None:
+        # An epoch ends with a validation and a save, which took as long after the epoch before.
+        between_s = trainer.epoch_started - self._trained_at if self._trained_at else 0.0
+        self._trained_at = time.monotonic()
+        epochs = epochs_in_time(epoch.number, trainer.seconds() + between_s, self._hours * 3600)
+        epochs = broadcast_object(trainer.ctx, epochs)
+        if epochs != trainer.epochs:
+            get_logger().info("--time %g: %s", self._hours, counted(epochs, "epoch"))
+            trainer.set_epochs(epochs)
+
+
+class ClassWeights(Hook):
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often. ``loader``:
+    its weights are those before the first validation."""
+
+    decides_next_epoch = True
+
+    def __init__(self, loader: InfiniteDataLoader) -> None:
+        self._base = np.array(loader.class_weights)
+
+    def start(self, trainer: Trainer) -> None:
+        if trainer.progress.class_weights:  # a resumed run has them
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+
+    def epoch_scored(self, trainer: Trainer, epoch: Epoch) -> None:
+        if epoch.class_ap is not None:
+            trainer.progress.class_weights = (self._base * (1 - np.nan_to_num(epoch.class_ap)) ** 2).tolist()
+            trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
+
+
+class TensorBoard(Hook):
+    """TensorBoard event files in the run's folder. Without TensorBoard, or if it fails, a warning says so, and the run
+    goes on. Each start writes new files, and hides the epochs of earlier ones that it records again."""
+
+    on_rank_0 = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def start(self, trainer: Trainer) -> None:
+        first_epoch = trainer.progress.epoch  # may be scored again
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=first_epoch)
+        except Exception as error:
+            self._turn_off(error)
+        settings = trainer.run.settings.by_name()
+        text = "\n".join(f"    {name}: {value}" for name, value in settings.items())  # preformatted Markdown
+        self.write(lambda writer: writer.add_text("config", text, first_epoch + 1))
+
+    def epoch_scored(self, trainer: Trainer, epoch: Epoch) -> None:
+        def add_scalars(writer: SummaryWriter) -> None:
+            for tag, value in epoch.row.items():
+                writer.add_scalar(tag, value, epoch.number)
+            writer.flush()
+
+        self.write(add_scalars)
+
+    def close(self) -> None:
+        self.write(lambda writer: writer.close())
+
+    def write(self, add: Callable[..., None], *arguments: object) -> None:
+        """Calls ``add`` with the `SummaryWriter`, if there is one."""
+        if self._writer is not None:
+            try:
+                add(self._writer, *arguments)
+            except Exception as error:
+                self._turn_off(error)
+
+    def _turn_off(self, error: Exception) -> None:
+        self._writer = None
+        get_logger().warning("TensorBoard is off (%s); results.csv is kept", first_line(error))
+
+
+class EndLog(Hook):
+    """Logs the scores of each class of best.pt, and where the weights are. The last hook.
+
+    After a resume without a new best epoch, the scores are those of the newest validation. ``names``: of the classes.
+    """
+
+    on_rank_0 = True
+
+    def __init__(self, fitness: str, truth: GroundTruth, names: Sequence[str]) -> None:
+        self._fitness = fitness
+        self._truth = truth
+        self._names = names
+        self._result: EvalResult | None = None
+        self._epoch = 0  # whose result this is
+        self._is_best = False
+
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
+        if epoch.evaluation is not None and (epoch.is_best or not self._is_best):
+            self._result = epoch.evaluation.result
+            self._epoch = epoch.number
+            self._is_best = epoch.is_best
+
+    def finish(self, trainer: Trainer) -> None:
+        log = get_logger()
+        progress = trainer.progress
+        if self._result is not None and self._result.class_targets.any():
+            model = "best.pt" if self._epoch == progress.best_epoch else "last.pt"
+            log.info("%s, after epoch %d:", model, self._epoch)
+            for line in format_table(result_rows(self._result, self._truth, self._names)):
+                log.info("%s", line)
+        done = counted(progress.epoch, "epoch")
+        best = trainer.checkpointer.best
+        if progress.best_epoch < 0 or not best.is_file():
+            log.info("done: %s, no best.pt; weights: %s", done, trainer.checkpointer.last)
+            return
+        score = f"best {self._fitness} {progress.best_fitness:.4f} in epoch {progress.best_epoch}"
+        log.info("done: %s; %s: %s", done, score, best)

@@ -1,0 +1,225 @@
+"""Probes the weights of a new run: what the data may change in them follows from how well they detect its objects.
+
+A detector that finds the objects, even as another class, has features that large steps would distort (Kumar et al.,
+ICLR 2022), and boxes that other anchors would displace. A detector that finds none of them has to relearn most of its
+layers. The probe decides ``lr_mult: null``, and whether anchors may be refitted.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from data.index.index import DatasetIndex
+from data.samples.dataset import AugmentedImages
+from engine.optim.schedule import StepPlan, new_layers_lr_mult
+from models.detector import Detector, build_detector
+from models.weights.download import fetch_weights
+from models.weights.load import class_count
+from models.weights.read import COUNTERS, read_weights
+from models.weights.transfer import transfer_weights
+from utils.batches import BatchRequest, Sample, SampleKey, to_float
+from utils.boxes import cxcywh_to_xyxy, iou
+from utils.class_names import class_key
+from utils.config.settings import RunSettings, TrainConfig
+from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
+from utils.logger import get_logger
+from utils.strings import counted, listed
+
+MAX_PROBE_IMAGES = 100  # maximum number of training images that are examined
+BATCH_IMAGES = 10
+MAX_SHARE_OF_RUN = 0.25  # maximum fraction of the run's images; a forward pass takes at most a third of a step
+FOUND_IOU = 0.5  # minimum IoU at which a predicted box counts as finding an object
+DETECTED_SCORE = 0.5  # minimum score at which a class counts as detected where nothing is labeled
+MAX_LISTED = 8  # most classes that an advised flag lists
+# Minimum mean scores of weights that know the objects, or know them well. Measured on seven data sets, see
+# `benchmarks/LOG.md`.
+FAMILIAR_SCORE = 0.05
+WELL_KNOWN_SCORE = 0.4
+LR_MULT_FAMILIAR = 0.0625
+LR_MULT_UNFAMILIAR = 0.125
+REFERENCE_EPOCHS = 20  # in longer runs, LR_MULT_FAMILIAR moves weights that know the objects well too far
+MIN_LR_SHARE = 1 / 3  # lowest fraction of LR_MULT_FAMILIAR; runs of more than 60 epochs were not measured
+
+
+class ObjectScores(NamedTuple):
+    """How well a detector of C classes finds objects, see `score_on_objects`."""
+
+    objects: np.ndarray  # float64 (n,), highest score of any class at each object
+    elsewhere: np.ndarray  # float32 (images, C), highest score of each class away from all objects
+
+    @property
+    def mean(self) -> float:
+        """Mean over the objects, NaN without objects."""
+        return self.objects.mean().item() if len(self.objects) else math.nan
+
+
+@dataclass(frozen=True)
+class WeightsProbe:
+    """How well the weights of a new run detect the objects of its training split."""
+
+    source: str  # the weights, as ``--weights`` names them
+    score: float  # mean of `score_on_objects`; NaN: not measured
+    details: str  # number of objects, or why it was not measured
+
+    @property
+    def detects(self) -> bool:
+        """True if the weights detect at least some of the objects."""
+        return self.score >= FAMILIAR_SCORE  # False for NaN
+
+    def choose_lr_mult(self, config: TrainConfig, steps: StepPlan) -> float:
+        """Returns ``lr_mult`` for the run, and logs it."""
+        epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
+        lr_mult, reason = lr_mult_by_score(self.score, epochs, steps.planned_steps)
+        get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, self.source, reason, self.details)
+        return lr_mult
+
+
+def probe_weights(
+    ctx: DistributedContext, settings: RunSettings, dataset: AugmentedImages, model: Detector
+) -> WeightsProbe | None:
+    """Measures how well the ``--weights`` of a new run detect its training objects; None if nothing depends on it. All
+    processes must call this; each tests the weights on its share of the images."""
+    config = settings.config
+    if not config.weights or (settings.hyp.lr_mult is not None and model.head.anchors is None):
+        return None
+    path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
+    max_images = min(MAX_PROBE_IMAGES, len(_images_with_objects(dataset.sample_index)))
+    if not config.time:
+        max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
+    get_logger().info("testing %s on %s", config.weights, counted(max_images, "training image"))
+    stored = read_weights(path)
+    classes = class_count(model, stored.shapes)
+    if not classes:
+        return WeightsProbe(config.weights, math.nan, "its class layers are not the model's")
+    detector = build_detector(model.spec, classes)
+    report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
+    missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
+    if missing:
+        details = f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
+        return WeightsProbe(config.weights, math.nan, details)
+    scores = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
+    if not len(scores.objects):
+        return WeightsProbe(config.weights, math.nan, "no object in the images examined")
+    if ctx.is_main and not config.keep_old:
+        labeled = dataset.reader.image_index.boxes_per_class(model.num_classes) > 0
+        _warn_of_unlearning(config.weights, stored.names or (), scores.elsewhere, model, labeled)
+    details = f"mean score {scores.mean:.3f} of {counted(len(scores.objects), 'object')}"
+    return WeightsProbe(config.weights, scores.mean, details)
+
+
+def _warn_of_unlearning(
+    source: str, weights_names: Sequence[str], elsewhere: np.ndarray, model: Detector, labeled: np.ndarray
+) -> None:
+    """Warns of classes that the weights ``source`` detect in training images although no training image labels them:
+    their objects are background to the loss.
+
+    Args:
+        weights_names: names of the C classes of the weights; empty if the file has none.
+        elsewhere: see `ObjectScores`.
+        labeled: whether each class of the model has a label: bool (C of the model,).
+    """
+    number = {class_key(name): i for i, name in reversed(list(enumerate(weights_names)))}
+    unlabeled = [name for name, is_labeled in zip(model.names, labeled) if not is_labeled and class_key(name) in number]
+    images = {name: np.count_nonzero(elsewhere[:, number[class_key(name)]] >= DETECTED_SCORE) for name in unlabeled}
+    detected = sorted((name for name in unlabeled if images[name]), key=images.__getitem__, reverse=True)
+    if sum(images.values()) < 2:  # one may be a mistake
+        return
+    kept = [shlex.quote(name) for name, is_labeled in zip(model.names, labeled) if is_labeled]
+    classes = " ".join(kept) if len(kept) <= MAX_LISTED else "and the labeled classes"
+    advice = f"--keep-old --classes {classes} keeps them (best with --freeze {len(model.model) - 1})"
+    if not model.head.distills:
+        advice = "--keep-old, which would keep them, needs weights of YOLOv8, YOLOv9, YOLO11 or YOLO26"
+    get_logger().warning(
+        "no training image labels %s, but %s detects them: training will unlearn them; %s",
+        listed(detected),
+        source,
+        advice,
+    )
+
+
+def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[float, str]:
+    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why, for the log.
+
+    Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
+    same.
+
+    Args:
+        score: result of `score_on_objects`; NaN: not measured.
+        planned_steps: see `StepPlan`.
+    """
+    if math.isnan(score):
+        return LR_MULT_UNFAMILIAR, "was not tested on the training objects"
+    if score >= WELL_KNOWN_SCORE:
+        longer = f", lowered for {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
+        share = min(max(REFERENCE_EPOCHS / epochs, MIN_LR_SHARE), 1.0)
+        return LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}"
+    if score < FAMILIAR_SCORE:
+        return LR_MULT_UNFAMILIAR, "hardly detects the training objects"
+    lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(planned_steps)  # few steps: loaded layers also have far to go
+    few = f", raised for {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
+    return lr_mult, f"detects some of the training objects{few}"
+
+
+def _images_with_objects(index: DatasetIndex) -> np.ndarray:
+    """Returns the indices of images that have an object: int64 (m,), ascending."""
+    return np.unique(index.image_of_box[~index.crowd])
+
+
+@torch.no_grad()
+def score_on_objects(
+    detector: Detector, dataset: AugmentedImages, max_images: int, ctx: DistributedContext
+) -> ObjectScores:
+    """Measures how well a detector finds objects.
+
+    The score of an object is the highest score of any predicted box, of any class, that overlaps it with an IoU of at
+    least `FOUND_IOU`; 0 if there is none. The result is the same on all processes and for any number of processes.
+
+    Args:
+        detector: in eval mode, with any classes.
+        max_images: largest number of letterboxed images, evenly spaced among those with objects.
+    """
+    side = dataset.reader.imgsz
+    if side is None:
+        raise ValueError("images of different sizes make no batch: the samples need an imgsz")
+    plain = dataset.without_augmentation()
+    images_with_objects = _images_with_objects(plain.sample_index)
+    count = min(max_images, len(images_with_objects))
+    sampled = images_with_objects[np.linspace(0, len(images_with_objects) - 1, count).round().astype(np.int64)]
+    batches = [sampled[first : first + BATCH_IMAGES] for first in range(0, count, BATCH_IMAGES)]
+    scores_by_batch: dict[str, np.ndarray] = {}
+    for number in range(ctx.rank, len(batches), ctx.world_size):
+        keys = tuple(SampleKey(i, 0, 0, (side, side)) for i in batches[number].tolist())
+        samples = plain.render(BatchRequest(keys, (side, side)))
+        scores = _batch_scores(detector, samples, side)
+        scores_by_batch |= {f"{name} {number}": array for name, array in scores._asdict().items()}
+    shards = broadcast_object(ctx, gather_arrays(ctx, scores_by_batch)) or []
+    gathered = {name: array for shard in shards for name, array in shard.items()}
+    if not batches:
+        return ObjectScores(np.zeros(0), np.zeros((0, 0), np.float32))
+    return ObjectScores(
+        *(np.concatenate([gathered[f"{name} {i}"] for i in range(len(batches))]) for name in ObjectScores._fields)
+    )
+
+
+def _batch_scores(detector: Detector, samples: Sequence[Sample], side: int) -> ObjectScores:
+    """Returns the scores in square images of ``side`` pixels, see `score_on_objects`."""
+    device = next(detector.parameters()).device
+    pixels = torch.from_numpy(np.stack([sample.image.transpose(2, 0, 1) for sample in samples]))
+    images = to_float(pixels, device, torch.float32, channels_last=False)
+    boxes, scores = detector.decode([level.float() for level in detector(images)])
+    object_scores = []
+    elsewhere = []
+    for sample, image_boxes, image_scores in zip(samples, boxes, scores, strict=True):
+        labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
+        objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
+        overlaps = iou(objects[:, None], image_boxes, eps=0.0) >= FOUND_IOU
+        object_scores.append((overlaps * image_scores.amax(-1)).amax(1))
+        elsewhere.append((~overlaps.any(0)[:, None] * image_scores).amax(0))
+    return ObjectScores(torch.cat(object_scores).double().cpu().numpy(), torch.stack(elsewhere).cpu().numpy())

@@ -1,0 +1,133 @@
+"""Progress of an epoch: a bar on a terminal, plain lines elsewhere. It takes floats and never waits for the device."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.train.trainer import Epoch, Hook, Trainer
+from utils.logger import get_logger, terminal_bars, terminal_columns
+from utils.program import STARTED
+from utils.strings import format_duration
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+STEP_LINE_EVERY_S = 10.0
+STATUS_EVERY_S = 0.1  # interval on a terminal, tqdm's own: reading the memory of a device takes long
+MIN_BAR_COLUMNS = 4
+MAX_BAR_COLUMNS = 12
+
+
+class ProgressBar(Hook):
+    """Shows the time left, the fraction of time spent waiting for data, memory, losses and images per second; puts the
+    speed of an epoch into its row."""
+
+    on_rank_0 = True
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+        self._epoch = 0  # that is counted, from 1; 0: none yet
+        self._trained_at = 0.0
+        self._between_s = 0.0  # seconds of validation and saving between two epochs
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Begins to count an epoch, whose first step in this process has been taken."""
+        if not self._epoch:
+            get_logger().info("first step %.1f s after the start", time.monotonic() - STARTED)
+        if self._trained_at:
+            self._between_s = trainer.epoch_started - self._trained_at
+        self._epoch = trainer.progress.epoch + 1
+        self._title = f"epoch {self._epoch}/{trainer.epochs}"
+        self._steps = trainer.steps.per_epoch
+        self._done = math.ceil(trainer.progress.batch / trainer.steps.accumulate) - 1  # with those of an earlier start
+        self._taken = 0  # steps of this process
+        self._images = 0  # over all processes
+        self._wait_s = 0.0  # spent waiting for data
+        self._shown_at = self._started = trainer.epoch_started
+        tqdm = terminal_bars(sys.stderr)
+        if tqdm is not None:
+            layout = bar_layout(self._title, self._steps, [], terminal_columns(sys.stderr))
+            self._bar = tqdm(total=self._steps, initial=self._done, bar_format=layout, dynamic_ncols=True, leave=True)
+
+    def after_step(self, trainer: Trainer) -> None:
+        if self._epoch != trainer.progress.epoch + 1:
+            self._begin(trainer)
+        self._done += 1
+        self._taken += 1
+        self._images += trainer.step_samples
+        self._wait_s += trainer.data_wait_s
+        silent_s = time.monotonic() - self._shown_at
+        if self._bar is not None:
+            if silent_s >= STATUS_EVERY_S:
+                self._show(trainer)
+            self._bar.update()
+        elif silent_s >= STEP_LINE_EVERY_S or self._done == self._steps:
+            self._show(trainer)
+
+    def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> None:
+        self._trained_at = time.monotonic()
+        if self._epoch == epoch.number:  # this process has taken a step of it
+            images_per_s, wait = self._speed()
+            epoch.row |= {"speed/images_per_s": images_per_s, "speed/data_wait": wait}
+        self.close()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+    def _speed(self) -> tuple[float, float]:
+        """Returns images per second, and the fraction of the time that was spent waiting for data."""
+        elapsed_s = max(time.monotonic() - self._started, 1e-9)
+        return self._images / elapsed_s, min(self._wait_s / elapsed_s, 1.0)
+
+    def _show(self, trainer: Trainer) -> None:
+        """Writes the status into the bar, or as a line, the most important first."""
+        self._shown_at = time.monotonic()
+        images_per_s, wait = self._speed()
+        step_s = (self._shown_at - self._started) / self._taken
+        epochs_left = trainer.epochs - self._epoch
+        steps_left = self._steps - self._done + epochs_left * self._steps
+        left_s = steps_left * step_s + (epochs_left + 1) * self._between_s
+        losses = trainer.progress.mean_losses(trainer.step.criterion.names)
+        status = [
+            f"left {format_duration(left_s)}",
+            f"wait {wait:.0%}",
+            f"mem {memory_gb(trainer.ctx.device):.2f}G",
+            # Losses are read a step late: the first step of an epoch has none yet, and nan would look like a failure.
+            *(f"{name} {value:.3g}" for name, value in losses.items() if not math.isnan(value)),
+            f"{images_per_s:.1f} img/s",
+        ]
+        if self._bar is not None:
+            self._bar.bar_format = bar_layout(self._title, self._steps, status, terminal_columns(sys.stderr))
+        else:
+            get_logger().info("%s  %d/%d  %s", self._title, self._done, self._steps, "  ".join(status))
+
+
+def bar_layout(title: str, steps: int, status: Sequence[str], columns: int) -> str:
+    """Returns the ``bar_format`` of tqdm for a terminal of ``columns``: as much of ``status`` as fits, from its start,
+    and a bar in the rest of the line."""
+    room = columns - len(f"{title} {steps}/{steps}") - 1  # some terminals wrap a line that is full
+    shown = ""
+    for item in status:
+        if len(shown) + len(item) + 2 > room:
+            break
+        shown += f"  {item}"
+    bar = min(room - len(shown) - len(" ||"), MAX_BAR_COLUMNS)
+    between = f" |{{bar:{bar}}}| " if bar >= MIN_BAR_COLUMNS else " "
+    return f"{title}{between}{{n_fmt}}/{{total_fmt}}{shown}"
+
+
+def memory_gb(device: torch.device) -> float:
+    """Returns GB (10^9 bytes) that torch has reserved on a CUDA device, else the peak memory of this process."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device) / 1e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -1,0 +1,516 @@
+"""Builds a training run from its plan: one page, in the order in which things happen. Also what an evaluating process
+(``--eval-ranks``) builds of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from data.dataset.spec import DatasetSpec, class_names
+from data.folds.held_out import hold_out_validation
+from data.index.index import DatasetIndex
+from data.index.shared_images import warn_of_shared_images
+from data.loading.build import (
+    build_run_val_loader,
+    build_train_loader,
+    check_loader_settings,
+    check_shards,
+    data_facts,
+    open_train_samples,
+)
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.open import open_data
+from data.render.letterbox import CanvasRule
+from engine.evaluation.evaluator import Evaluator, build_evaluator
+from engine.evaluation.fitness import Fitness
+from engine.evaluation.result import Evaluation
+from engine.export.options import require_packages
+from engine.export.trial import try_export
+from engine.issues.small_boxes import warn_of_small_boxes
+from engine.optim.build import RULES, LoadedParameters
+from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
+from engine.parallel.control import RunControl
+from engine.parallel.eval_ranks import EvalRanks, EvalSetup, serve
+from engine.parallel.pipeline import check_pipeline
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
+from engine.train.batch_size import choose_batch_size
+from engine.train.callbacks import UserCallbacks
+from engine.train.checkpoint import Checkpointer, DataIdentity, RunDescription
+from engine.train.choices import choose_flips, choose_lr_mult, choose_optimizer
+from engine.train.compile import check_compilation
+from engine.train.folder import claim_folder
+from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
+from engine.train.lr_probe import WeightsProbe, probe_weights
+from engine.train.plots import Plots
+from engine.train.progress_bar import ProgressBar
+from engine.train.resume import Remaining, RunPlan, TrainingRun, resolve, restore_run
+from engine.train.starting_model import build_starting_model, rebuild_model, rebuild_starting_model
+from engine.train.step import TrainStep, build_step
+from engine.train.teacher import open_teacher
+from engine.train.trackers import Service, Tracker, open_services
+from engine.train.trainer import Hook, Trainer
+from engine.train.unused_settings import unused_settings
+from models.autoanchor import check_anchors
+from models.detector import Detector
+from models.losses.base import Criterion, class_weights
+from models.losses.distillation import Teacher
+from models.postprocess.selection import ValidationSettings
+from models.weights.origin import Origin, taught_by
+from utils.config.settings import FIND_BATCH_SIZE, RunSettings, TrainConfig, changed_settings, names_with
+from utils.detections import DetectionTable
+from utils.distributed.context import DistributedContext, broadcast_object
+from utils.distributed.groups import check_group_size
+from utils.distributed.join import joined_run, product_version
+from utils.errors import UserError
+from utils.logger import configure_logging, get_logger
+from utils.machine.devices import resolve_amp
+from utils.machine.limits import limits_as_user_errors, memory_advice
+from utils.machine.packages import require_package
+from utils.process.launch import Launch
+from utils.process.signals import StopSignals
+from utils.strings import counted, listed
+
+
+def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals, stack: ExitStack) -> Trainer:
+    """Builds the trainer of a run, at the position of its checkpoint if it continues. All checks come before a new
+    run's folder is made, and those that need no files before any file is opened.
+
+    Args:
+        plan: its settings may leave the batch size, ``lr_mult`` and the optimizer open.
+        stack: receives everything that is closed when the run ends, such as hooks and the lock on the run's folder.
+
+    Raises UserError for settings, data, a model or weights that do not allow a run.
+    """
+    settings = plan.settings
+
+    def advice_on_memory() -> str:  # names the batch size of the settings at the time of the error
+        config = settings.config
+        return memory_advice(config.batch_size, config.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
+
+    # The process.
+    stack.enter_context(limits_as_user_errors(advice_on_memory))
+    check_settings(ctx, settings)
+    services = open_services(settings.config.tracker) if ctx.is_main else []
+    callbacks = UserCallbacks(settings.config.callbacks) if settings.config.callbacks else None
+    prepare_process(ctx, settings, plan.messages)
+
+    # The data set, with the classes of a teacher.
+    config = settings.config
+    stored = None if plan.checkpoint is None else plan.checkpoint.description
+    teacher_file = open_teacher(ctx, config, stored)
+    spec = open_data(plan.data_source, ctx)
+    used_classes = list(class_names(spec, single_cls=False)) if config.classes else []
+    if teacher_file is not None and config.keep_old:
+        spec = teacher_file.extend(spec, config.weights)
+    if config.val_fraction:  # rank 0 chooses the images of a new run
+        spec = hold_out_validation(ctx, config, spec, stored.val_images if stored else [])
+    names = class_names(spec, config.single_cls)
+    fitness = Fitness.parse(config.fitness, names)
+    settings = choose_flips(ctx, settings, names)
+
+    # The model and its loss.
+    if plan.checkpoint is None:
+        starting_model = build_starting_model(ctx, config, names, spec.pixels.channels)
+    else:
+        starting_model = rebuild_starting_model(ctx, config, names, spec.pixels.channels, plan.checkpoint)
+    model = starting_model.model
+    check_kernels(config, model, ctx.device)
+    teacher = None if teacher_file is None else teacher_file.build(spec, model)
+    samples = open_train_samples(ctx, config, settings.hyp, spec, stride=model.stride)
+    train = samples.reader.image_index
+    probe = None
+    if plan.checkpoint is None:
+        probe = probe_weights(ctx, settings, samples, model)
+        fit_anchors(ctx, settings, model, train, probe)
+    criterion = build_criterion(ctx, settings, model, choose_class_weights(config, model, train), teacher)
+
+    # The loaders, which need the batch size.
+    settings = choose_batch_size(ctx, settings, model, criterion, samples)
+    config = settings.config
+    check_shards(ctx, config)
+    loader = build_train_loader(ctx, config, settings.hyp, samples, stride=model.stride)
+    val_loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
+    fitness.check_objects(evaluator.ground_truth)
+    if ctx.is_main:
+        for line in unused_settings(ctx, settings, model, tile=spec.tile):
+            get_logger().warning("%s", line)
+        warn_of_shared_images(spec, train, val_loader.index)
+        warn_of_small_boxes(train, imgsz=config.imgsz, stride=model.stride)
+
+    # The step. The number of steps decides the last open settings.
+    steps = step_plan(config, len(loader))
+    settings, optimizer_reason = choose_optimizer(settings, steps)
+    settings = choose_lr_mult(settings, steps, probe)
+    config = settings.config
+    try_export(ctx, config, model)
+    loaded = LoadedParameters(
+        new_rows=starting_model.pretrained,
+        lr_mult=1.0 if settings.hyp.lr_mult is None else settings.hyp.lr_mult,
+        new_lr_mult=stored.new_lr_mult if stored else new_layers_lr_mult(steps.planned_steps),
+    )
+    step = build_step(
+        ctx,
+        settings,
+        model,
+        criterion,
+        steps,
+        full_batch=loader.global_images(0),
+        # Crowd regions, and objects cut by the borders of moving tiles.
+        has_regions=bool(loader.index.crowd.any()) or loader.samples.tiles is not None,
+        loaded=loaded,
+    )
+    identity = DataIdentity.of(samples.sample_index, val_loader.samples.sample_index)
+    start = restore_run(ctx, plan, step, epoch_batches=len(loader), identity=identity)
+
+    # The folder, which is the first thing written, and what writes into it.
+    started_from = plan.started_from
+    rows = started_from.rows if started_from else []
+    folder, run_id = claim_folder(
+        ctx, plan.folder, settings, stack, start.progress, run_id=stored.run_id if stored else "", rows=rows
+    )
+    run = TrainingRun(
+        folder=folder, run_id=run_id, settings=settings, started_from=started_from, remaining=plan.remaining
+    )
+    origin = starting_model.origin
+    if teacher_file is not None and config.teacher and stored is None:  # a run that continues has stored both
+        origin = taught_by(Origin(**origin), teacher_file.origin)._asdict()
+    description = RunDescription(
+        run_id=run_id,
+        model_spec=model.spec,
+        names=list(model.names),
+        used_classes=used_classes,
+        imgsz=config.imgsz,
+        bits=spec.pixels.bits,
+        config=config,
+        hyp=settings.hyp,
+        data={"source": str(spec.source), "root": "" if config.stage else str(spec.root)},
+        identity=identity,
+        val_images=sorted(spec.held_out),
+        tile=spec.tile,
+        pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},
+        new_lr_mult=loaded.new_lr_mult,
+        origin=origin,
+        teacher={"path": teacher_file.path, "sha256": teacher_file.sha256} if teacher_file else {},
+    )
+    checkpointer = Checkpointer(folder, ctx=ctx, description=description, save_period=config.save_period, rows=rows)
+    eval_ranks = None
+    if ctx.eval_ranks:
+        setup = describe_for_evaluators(plan, settings, step, spec=spec, val=val_loader.index)
+        eval_ranks = EvalRanks(ctx, folder, setup)
+        stack.callback(eval_ranks.close)
+    hooks = build_hooks(run, step, loader, val_loader, evaluator, fitness, services, callbacks)
+    for hook in hooks:
+        stack.callback(hook.close)
+    if plan.remaining is Remaining.STEPS:
+        log_start(run, step, steps, optimizer_reason)
+    return Trainer(
+        run=run,
+        step=step,
+        loader=loader,
+        steps=steps,
+        progress=start.progress,
+        unscored=start.unscored,
+        control=RunControl(ctx, signals),
+        checkpointer=checkpointer,
+        val_loader=val_loader,
+        evaluator=evaluator,
+        eval_ranks=eval_ranks,
+        fitness=fitness,
+        hooks=hooks,
+    )
+
+
+def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
+    """Raises UserError for settings that conflict with each other or with the processes, so that a mistake does not
+    surface after hours of copying or scanning images."""
+    config = settings.config
+    if ctx.is_main:
+        if config.export:
+            require_packages(config.export)
+        if config.plots:
+            require_package("matplotlib", "plots", "use --no-plots")
+    if config.batch_size != FIND_BATCH_SIZE:
+        check_shards(ctx, config)
+    elif ctx.device.type != "cuda":
+        raise UserError(f"--batch-size -1: searches on a GPU only, and this run is on {ctx.device}; use a number")
+    if config.pipeline > 1:
+        check_pipeline(ctx, config)
+    resolve_virtual_ranks(ctx, config)
+    one_device_flags = {
+        "--virtual-ranks": config.virtual_ranks,
+        "--sync-bn": config.sync_bn,
+        "--compile": config.compile,
+        "--batch-size -1": config.batch_size == FIND_BATCH_SIZE,
+    }
+    for flag, is_given in one_device_flags.items():
+        if is_given and len(ctx.devices) > 1:
+            raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
+    if config.sync_bn > 0 and ctx.is_distributed:
+        check_group_size(ctx, config.sync_bn)
+    resolve_amp(config.amp, ctx.device)
+    if config.compile:
+        check_compilation(config, ctx)
+    if ctx.eval_ranks and config.image_weights:
+        raise UserError("--image-weights chooses images by the scores of the previous epoch; leave out --eval-ranks")
+    check_loader_settings(config, settings.hyp)
+
+
+def prepare_process(ctx: DistributedContext, settings: RunSettings, messages: Collection[str] = ()) -> None:
+    """Sets up logging, threads and determinism. Logs the messages, and the settings that differ from the defaults."""
+    config = settings.config
+    configure_logging(ctx.is_main, file_follows=True)
+    if config.threads or (resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"):
+        # The number of threads that share a sum affects its rounding, so it must not depend on the number of processes.
+        torch.set_num_threads(config.threads or 1)
+    choose_kernels(config)
+    log = get_logger()
+    for message in messages:
+        log.info("%s", message)
+    log.info("%s on %s, torch %s", counted(ctx.world_size, "process"), ctx.device, torch.__version__)
+    lists = []
+    for values in (changed_settings(config), changed_settings(settings.hyp)):
+        values.pop("override", None)  # is in the hyper-parameters
+        pairs = [f"{name}={'null' if value is None else value}" for name, value in values.items()]
+        lists.append(", ".join(pairs) or "defaults")
+    log.info("settings: %s; hyper-parameters: %s", *lists)
+
+
+def choose_kernels(config: TrainConfig) -> None:
+    """Makes torch use deterministic kernels with ``--deterministic``."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, torch refuses matrix products
+        torch.use_deterministic_algorithms(True)
+        # Nothing here reads uninitialized memory, and filling it takes time. torch makes the setting a property of its
+        # module at run time, which a type checker cannot see.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
+    """Raises UserError for a layer whose gradient torch cannot compute deterministically on a GPU, with
+    ``--deterministic``."""
+    for name, module in model.named_modules() if config.deterministic and device.type == "cuda" else ():
+        if isinstance(module, nn.Upsample) and module.mode == "bicubic":
+            raise UserError(
+                f"--deterministic: layer {name} (Upsample, bicubic) has no deterministic gradient on a GPU; "
+                "make it nearest or bilinear in the model YAML, or leave out --deterministic"
+            )
+
+
+def fit_anchors(
+    ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex, probe: WeightsProbe | None
+) -> None:
+    """Checks the anchors of a model, if it has any, against the boxes of the training split, and refits them if needed.
+
+    Loaded weights predict boxes relative to their anchors, so weights that detect the objects keep them. All ranks use
+    the anchors of rank 0: the search compares sums of floats, which other processors may round differently.
+    """
+    anchors = model.head.anchors
+    if anchors is None:
+        return
+    config = settings.config
+    reason_to_keep = ""
+    if not config.autoanchor:
+        reason_to_keep = "refitting is off"
+    elif probe is not None and probe.detects:
+        reason_to_keep = f"{probe.source} detects training objects with them ({probe.details})"
+    fitted = None
+    if ctx.is_main:
+        sides = train.sides_at(config.imgsz)
+        message = check_anchors(
+            sides, model.head, anchor_t=settings.hyp.anchor_t, reason_to_keep=reason_to_keep, seed=config.seed
+        )
+        get_logger().info("%s", message)
+        fitted = anchors.cpu()
+    anchors.copy_(broadcast_object(ctx, fitted))
+
+
+def choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> Tensor | None:
+    """Returns the class weights of the loss for ``--cls-pw``, float32 (C,), and logs them; None if all classes have
+    equal weight. ``train``: the training split."""
+    if not config.cls_pw:
+        return None
+    weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
+    by_weight = weights.argsort(descending=True, stable=True).tolist()
+    shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
+    get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
+    return weights
+
+
+def build_criterion(
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: Detector,
+    class_weights: Tensor | None,
+    teacher: Teacher | None = None,
+) -> Criterion:
+    """Builds the loss of the model's head, with its current anchors, on the device. ``class_weights``: (C,)."""
+    criterion = model.head.build_loss(
+        settings.hyp, teacher=teacher, label_smoothing=settings.config.label_smoothing, class_weights=class_weights
+    )
+    return criterion.to(ctx.device)
+
+
+def build_validation(
+    ctx: DistributedContext, settings: RunSettings, spec: DatasetSpec, model: Detector, criterion: Criterion
+) -> tuple[ValidationLoader, Evaluator]:
+    """Opens the validation split of a run, and builds the evaluator of its averaged weights. Every process that
+    validates must call this.
+
+    It validates as val.py does, and also computes the loss. It runs in float32 whatever the precision of training,
+    because the threshold that it finds will be used in float32.
+    """
+    canvases = CanvasRule(settings.config.imgsz, model.stride, model.head.squares)
+    loader = build_run_val_loader(ctx, settings.config, settings.hyp, spec, canvases)
+    evaluator = build_evaluator(ctx, loader, model.nms_iou, ValidationSettings())
+    return loader, replace(evaluator, criterion=criterion, fuses=True)
+
+
+def build_hooks(
+    run: TrainingRun,
+    step: TrainStep,
+    loader: InfiniteDataLoader,
+    val_loader: ValidationLoader,
+    evaluator: Evaluator,
+    fitness: Fitness,
+    services: Collection[Service],
+    callbacks: UserCallbacks | None,
+) -> list[Hook]:
+    """Builds the hooks of a run on this rank, in the order in which they are called."""
+    config = run.config
+    tensorboard = TensorBoard(run.folder)
+    hooks: list[Hook] = [ProgressBar()]
+    if config.image_weights:
+        hooks.append(ClassWeights(loader))
+    if config.time:
+        hooks.append(TimeLimit(config.time))
+    hooks.append(tensorboard)
+    hooks += [Tracker(service) for service in services]
+    if config.plots:
+        hooks.append(Plots(val_loader.index, fitness, tensorboard))
+    if callbacks is not None:
+        hooks.append(callbacks)
+    if config.patience:
+        hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
+    hooks.append(EndLog(fitness.name, evaluator.ground_truth, step.ema.module.names))
+    return [hook for hook in hooks if step.ctx.is_main or not hook.on_rank_0]
+
+
+def log_start(run: TrainingRun, step: TrainStep, steps: StepPlan, optimizer_reason: str) -> None:
+    """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
+    starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number."""
+    config = run.config
+    hyp = run.hyp
+    log = get_logger()
+    warning = few_steps_warning(steps, from_weights=bool(config.weights))
+    if warning and step.ctx.is_main and not config.time:
+        log.warning("%s", warning)
+    if not optimizer_reason:
+        optimizer_reason = "--optimizer" if run.started_from is None else "as when the run began"
+    rates = {group["is_new"]: group["initial_lr"] for group in step.optimizer.param_groups}
+    base = RULES[step.optimizer.name].lr if hyp.lr0 is None else hyp.lr0
+    reasons = [f"default {base:g}" if hyp.lr0 is None else "lr0"]
+    if rates.get(True, base) > base:
+        reasons.append("raised for new layers in few steps")
+    if hyp.lr_factor != 1:
+        reasons.append(f"lr_factor {hyp.lr_factor:g}")
+    if False in rates:
+        reasons.append(f"lr_mult {hyp.lr_mult:g}")
+    rate = f"{min(rates.values()):g}"
+    if len(rates) == 2:
+        rate = f"{rates[True]:g} for new layers, {rates[False]:g} for loaded ones"
+    log.info("%s (%s), learning rate %s (%s)", step.optimizer.name, optimizer_reason, rate, ", ".join(reasons))
+    length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
+    if steps.is_timed:  # the number of epochs is not known yet
+        length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
+    log.info(
+        "%s, each of %s of %s at %d px, in %s",
+        length,
+        counted(steps.accumulate, "batch"),
+        counted(config.batch_size, "image"),
+        config.imgsz,
+        str(step.amp_dtype or torch.float32).removeprefix("torch."),
+    )
+    compiles = " and compiles the model" if config.compile else ""
+    log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+
+
+def describe_for_evaluators(
+    plan: RunPlan, settings: RunSettings, step: TrainStep, *, spec: DatasetSpec, val: DatasetIndex
+) -> EvalSetup:
+    """Describes a run to its evaluating processes. ``val``: the validation split."""
+    model = step.ema.module
+    weights = step.criterion.class_weights
+    return EvalSetup(
+        config=settings.config,
+        hyp=settings.hyp,
+        source=replace(plan.data_source, val_images=tuple(sorted(spec.held_out))),
+        finds_own_data="data" in plan.local,
+        names=list(model.names),
+        model_spec=model.spec,
+        anchors=None if model.head.anchors is None else model.head.anchors.cpu(),
+        class_weights=None if weights is None else weights.cpu(),
+        device=step.ctx.device.type,
+        threads=torch.get_num_threads(),
+        facts=common_facts(val),
+    )
+
+
+def common_facts(val: DatasetIndex) -> dict[str, str]:
+    """Returns properties that training and evaluating processes must have in common, by their names in messages."""
+    facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", val)
+    return {name: str(value) for name, value in facts.items()}
+
+
+def run_evaluating_process(
+    launch: Launch | None, config: TrainConfig, explicit_flags: Collection[str], signals: StopSignals
+) -> None:
+    """Validates what the training processes send until the run ends. A signal is theirs to follow.
+
+    ``explicit_flags``: names of the settings on the command line.
+    """
+    configure_logging(False)
+    get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
+    with signals.deferred(), joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx:
+        serve(ctx, partial(build_scorer, ctx, config, explicit_flags))
+
+
+def build_scorer(ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: EvalSetup):
+    """Builds the function that scores averaged weights as the training processes would, see
+    `engine.parallel.eval_ranks.Scorer`. Raises UserError if the data cannot be opened or differ from theirs."""
+    source = setup.source
+    if setup.finds_own_data:
+        source = replace(source, data=resolve(config).data)
+    own = {name: getattr(config, name) for name in names_with(TrainConfig, scope="machine") if name in explicit_flags}
+    settings = RunSettings(replace(setup.config, **own), setup.hyp)
+    config = settings.config
+    if ctx.device.type == setup.device:
+        torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
+    choose_kernels(config)
+    # The run's data set, at the location that this process uses.
+    spec = open_data(replace(source, stage=config.stage, cache_dir=config.cache_dir), ctx)
+    model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
+    if model.head.anchors is not None and setup.anchors is not None:
+        model.head.anchors.copy_(setup.anchors)
+    criterion = build_criterion(ctx, settings, model, setup.class_weights)
+    loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
+    for name, value in common_facts(loader.index).items():
+        if setup.facts.get(name) != value:
+            raise UserError(f"{name} differs from that of the training processes")
+
+    def score(ema: dict[str, Tensor], is_closing: bool) -> Evaluation | None:
+        model.load_state_dict(ema)
+        criterion.set_closing(is_closing)
+        evaluation = evaluator.run(model, loader)
+        if evaluation is None or config.plots:
+            return evaluation
+        no_detections = DetectionTable.concatenate([])  # only plots show them
+        return replace(evaluation, scored=no_detections, shown=no_detections, preview=None)
+
+    return score

@@ -1,0 +1,228 @@
+"""``--tracker``: reports a run to MLflow or Weights & Biases, in a thread of its own, so that a slow or broken server
+delays no step and ends no run.
+
+The tracked run is known by the run's id, which checkpoints store: a resumed run continues it. The vendors' telemetry is
+off, unless the user's environment turns it on.
+
+The services' own queues are not enough. With a server that is down or does not answer, ``wandb.init`` returns after
+91 s, and a process with MLflow's asynchronous logging (``log_batch(synchronous=False)``), whose exit flushes the queue,
+was still there four minutes after its last line (wandb 0.31, MLflow 3.17).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import queue
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.train.resume import TrainingRun
+from engine.train.trainer import Epoch, Hook, Trainer
+from utils.errors import UserError, first_line
+from utils.logger import get_logger
+from utils.machine.packages import require_package
+from utils.program_folders import cache_folder
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+    from wandb import Run as WandbRun
+
+CLOSE_S = 10.0  # longest wait at the end for epochs alone
+FINISH_S = 60.0  # longest wait at the end of a complete run, whose files are stored as well
+FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
+EXPERIMENT = "lockstep"
+RUN_ID_TAG = "lockstep_run_id"  # tag of a run in MLflow
+MAX_PARAMETERS = 100  # MLflow's limit of parameters in a request; values have at most 6000 characters, names 250
+
+
+class Mlflow:
+    """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs. It
+    is found by its tag. `Tracker` calls the methods of a service in one thread; any may raise."""
+
+    name = "MLflow"
+    _client: MlflowClient
+
+    def open(self, run: TrainingRun) -> int | None:
+        """Continues the tracked run of ``run``, or creates it. Returns the last epoch that it has, 0 if none; None if
+        the service cannot tell."""
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        project = run.folder.resolve().parent
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        location = uri or f"sqlite:///{project / 'mlflow.db'}"
+        self._client = client = MlflowClient(tracking_uri=location)
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        experiment = client.get_experiment_by_name(title)
+        if experiment is None:
+            artifacts = None if uri else (project / "mlartifacts").as_uri()
+            experiment_id = client.create_experiment(title, artifact_location=artifacts)
+        else:
+            experiment_id = experiment.experiment_id
+        tracked_runs = client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run.run_id}'")
+        if tracked_runs:
+            tracked = tracked_runs[0]
+        else:
+            name = os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name
+            tracked = client.create_run(experiment_id, tags={RUN_ID_TAG: run.run_id}, run_name=name)
+            get_logger().info("MLflow: run %s in %s", name, location)
+        self._id = tracked.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        # MLflow takes no new value for a parameter that it has.
+        settings = {name: value for name, value in run.settings.by_name().items() if name not in tracked.data.params}
+        parameters = [Param(name, str(value)[:6000]) for name, value in settings.items()]
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
+        return max((metric.step for metric in client.get_metric_history(self._id, "time")), default=0)
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        """Logs the results of an epoch, from 1, by the names of results.csv."""
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        # A name may contain that of a class (``--fitness``), with characters that MLflow refuses.
+        names = {name: posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:250].rstrip("/") for name in row}
+        metrics = [Metric(names[name], value, now_ms, epoch) for name, value in row.items()]
+        self._client.log_batch(self._id, metrics)
+
+    def store(self, path: Path) -> None:
+        """Stores a file of the complete run."""
+        self._client.log_artifact(self._id, str(path))
+
+    def close(self, *, is_complete: bool) -> None:
+        """Ends the tracked run, for now if it is not complete."""
+        self._client.set_terminated(self._id, "FINISHED" if is_complete else "KILLED")
+
+
+class Wandb:
+    """A run in Weights & Biases, or with WANDB_MODE=offline in files that ``wandb sync`` uploads later."""
+
+    name = "Weights & Biases"
+    _run: WandbRun
+
+    def open(self, run: TrainingRun) -> int | None:
+        import wandb
+
+        folder = run.folder.resolve()
+        self._run = tracked = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
+            name=os.environ.get("WANDB_NAME") or folder.name,
+            id=run.run_id,
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR") or folder,
+            config=run.settings.by_name(),
+            allow_val_change=True,
+            settings=wandb.Settings(silent=True, console="off", save_code=False),
+        )
+        location = f"offline; upload with: wandb sync {Path(tracked.dir).parent}" if tracked.offline else tracked.url
+        get_logger().info("Weights & Biases: %s", location)
+        return None if tracked.offline else max(tracked.step - 1, 0)
+
+    def log(self, epoch: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=epoch)
+
+    def store(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
+
+    def close(self, *, is_complete: bool) -> None:
+        self._run.finish(exit_code=0 if is_complete else 1)
+
+
+Service = Mlflow | Wandb
+
+
+class Tracker(Hook):
+    """Keeps a service up to date with the rows of the run, in a thread. After an error, the next epoch tries again;
+    only the first one is logged."""
+
+    on_rank_0 = True
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._rows: queue.SimpleQueue[dict[int, dict[str, float]] | None] = queue.SimpleQueue()  # None: the end
+        self._thread = threading.Thread(target=self._work, name=service.name, daemon=True)
+        self._is_complete = False
+        self._has_failed = False
+
+    def start(self, trainer: Trainer) -> None:
+        self._run = trainer.run
+        self._table = trainer.checkpointer.table
+        self._first_epochs = trainer.progress.epoch  # of earlier starts
+        self._thread.start()
+        self._rows.put(dict(self._table.rows))
+
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
+        self._rows.put(dict(self._table.rows))
+
+    def finish(self, trainer: Trainer) -> None:
+        self._is_complete = True
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._rows.put(None)
+            self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
+            if self._thread.is_alive() and not self._has_failed:
+                get_logger().warning("%s does not answer; results.csv has all epochs", self._service.name)
+
+    def _work(self) -> None:
+        """Logs the epochs that the service does not have yet, until the end. Runs in the thread."""
+        tracked: int | None = None  # the newest epoch that the service has; None: its run is not open
+        is_running = True
+        while is_running:
+            rows = self._rows.get()
+            is_running = rows is not None
+            try:
+                if tracked is None:
+                    last_epoch = self._service.open(self._run)
+                    tracked = self._first_epochs if last_epoch is None else last_epoch
+                for epoch, row in sorted((rows or dict(self._table.rows)).items()):
+                    if epoch > tracked:
+                        self._service.log(epoch, {name: row[name] for name in row if name != "epoch"})
+                        tracked = epoch
+                if not is_running:
+                    for path in (self._run.folder / name for name in FILES) if self._is_complete else ():
+                        if path.exists():
+                            self._service.store(path)
+                    self._service.close(is_complete=self._is_complete)
+            except BaseException as error:  # any error, even SystemExit: tracking must not end a run
+                if not self._has_failed:
+                    message = "%s: %s; tried again after each epoch, and results.csv has all of them"
+                    get_logger().warning(message, self._service.name, first_line(error))
+                self._has_failed = True
+
+
+def open_services(names: Sequence[str]) -> list[Service]:
+    """Returns the services of ``--tracker``. Raises UserError for one whose package is not installed, or that would ask
+    for an account."""
+    services: list[Service] = []
+    for name in dict.fromkeys(names):
+        flag = f"--tracker {name}"
+        if name == "mlflow":
+            os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else a message for each step
+            require_package("mlflow", flag, f"leave out {flag}")
+            if not os.environ.get("MLFLOW_TRACKING_URI"):
+                for package in ("sqlalchemy", "alembic"):
+                    require_package(package, flag, "set MLFLOW_TRACKING_URI to a server's address")
+            services.append(Mlflow())
+        else:
+            os.environ.setdefault("WANDB_SILENT", "true")
+            with contextlib.suppress(UserError):  # there is no home folder
+                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
+            require_package("wandb", flag, f"leave out {flag}")
+            import wandb
+
+            try:  # asks neither a server nor the user
+                has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+            except Exception as error:  # a malformed key, or settings that it refuses
+                raise UserError(f"{flag}: {first_line(error)}") from None
+            if not has_key:
+                way = "run wandb login, or set WANDB_MODE=offline, which needs none"
+                raise UserError(f"{flag}: there is no API key; {way}")
+            services.append(Wandb())
+    return services

@@ -1,0 +1,257 @@
+"""What the data may change in loaded weights, by how well they detect the training objects."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import train
+from data.dataset.yaml_file import load_dataset_spec
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.samples.dataset import AugmentedImages
+from data.samples.readers import ImageReader, TileReader
+from data.samples.tiles import TiledIndex
+from engine.optim.schedule import StepPlan
+from engine.train import lr_probe
+from engine.train.lr_probe import ObjectScores, lr_mult_by_score, probe_weights, score_on_objects
+from models.detector import Detector, build_detector
+from models.weights.load import load_detector
+from tests.helpers.ranks import run_ranks
+from tests.helpers.scoring import reference_iou
+from tests.helpers.scripts import SMALL, call
+from tests.helpers.tiny import (
+    TINY_ANCHOR_MODEL,
+    TINY_MODEL,
+    write_dataset,
+    write_detector,
+    write_tiled_dataset,
+    write_weights,
+)
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from utils.distributed.context import DistributedContext
+
+SIDE = 64
+ALONE = DistributedContext.single(torch.device("cpu"))
+
+
+class Planned(nn.Module):
+    """Predicts the same boxes, with the same scores of three classes, in every image."""
+
+    channels = 3
+
+    def __init__(self, boxes_xyxy: Tensor, scores: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.answer = boxes_xyxy[None], scores[None]
+        self.seen: list[Tensor] = []
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        self.seen.append(images)
+        return [images]
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        boxes, scores = self.answer
+        return boxes.expand(len(raw[0]), -1, -1), scores.expand(len(raw[0]), -1, -1)
+
+
+def planned(boxes: int = 40) -> Planned:
+    rng = torch.Generator().manual_seed(0)
+    corners = torch.rand(boxes, 2, generator=rng) * 40
+    sides = 8 + torch.rand(boxes, 2, generator=rng) * 24
+    return Planned(torch.cat([corners, corners + sides], 1), torch.rand(boxes, 3, generator=rng))
+
+
+def samples(yaml: Path, cache: Path, **options) -> AugmentedImages:
+    index = load_index(load_dataset_spec(yaml), "train", IndexSettings(cache_dir=str(cache), progress=False))
+    return AugmentedImages(ImageReader(index, imgsz=SIDE), **options)
+
+
+@pytest.fixture
+def dataset(tmp_path) -> AugmentedImages:
+    return samples(write_dataset(tmp_path / "set", train=12), tmp_path)
+
+
+def expected(detector: Planned, labels: list[str]) -> float:
+    """One object and one box at a time; ``labels`` are the files."""
+    boxes, scores = (part[0].double().tolist() for part in detector.answer)
+    found = []
+    for line in "".join(labels).splitlines():
+        _, x, y, w, h = (float(value) * SIDE for value in line.split())
+        truth = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
+        found.append(max((max(s) for box, s in zip(boxes, scores) if reference_iou(truth, box) >= 0.5), default=0.0))
+    return sum(found) / len(found)
+
+
+def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
+    detector = planned()
+    files = sorted((tmp_path / "set" / "labels" / "train").iterdir())
+    value = expected(detector, [file.read_text() for file in files])
+    assert 0.1 < value < 0.9
+    scores = score_on_objects(detector, dataset, 100, ALONE)
+    assert scores.mean == pytest.approx(value, abs=1e-6)
+    assert len(scores.objects) == sum(len(file.read_text().splitlines()) for file in files)
+    assert all(image.shape[1:] == (3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
+
+
+def test_images_with_objects_are_taken_at_equal_distances(dataset, tmp_path):
+    labels = tmp_path / "set" / "labels" / "train"
+    texts = [file.read_text() for file in sorted(labels.iterdir())]
+    with_objects = [text for text in texts if text]
+    assert len(with_objects) < len(texts)
+    chosen = [with_objects[i] for i in np.linspace(0, len(with_objects) - 1, 4).round().astype(int)]
+    detector = planned()
+    scores = score_on_objects(detector, dataset, 4, ALONE)
+    assert [len(images) for images in detector.seen] == [4]
+    assert scores.mean == pytest.approx(expected(detector, chosen), abs=1e-6)
+    assert len(scores.objects) == len("".join(chosen).splitlines())
+
+
+def _scored(ctx: DistributedContext, yaml: Path, cache: Path) -> tuple[list[list], int]:
+    detector = planned()
+    scores = score_on_objects(detector, samples(yaml, cache), 25, ctx)
+    return [array.tolist() for array in scores], sum(map(len, detector.seen))
+
+
+def test_processes_share_the_images_and_get_the_same_score(tmp_path):
+    yaml = write_dataset(tmp_path / "set", train=40)
+    scores, images = _scored(ALONE, yaml, tmp_path)
+    assert max(scores[0]) > 0
+    assert len(scores[1]) == 25
+    assert run_ranks(2, _scored, yaml, tmp_path) == [(scores, 15), (scores, 10)]
+    assert images == 25
+
+
+def test_objects_of_tiles_are_those_of_the_resting_grid(tmp_path):
+    yaml = write_tiled_dataset(tmp_path / "set", [(150, 200)] * 2, tile=SIDE, squares=6, seed=0)
+    index = load_index(load_dataset_spec(yaml), "train", IndexSettings(cache_dir=str(tmp_path), progress=False))
+    hyp = Hyperparameters()
+    grid = TiledIndex(index, SIDE, hyp=hyp)
+    lines = []
+    for i in range(len(grid.tile_index)):
+        labels = grid.tile_index.labels(i)
+        lines += [" ".join(map(repr, row)) + "\n" for row in labels[labels[:, 0] >= 0].astype(np.float64).tolist()]
+    images = [cv2.imread(index.path(i))[..., ::-1] for i in range(len(index))]
+    tiles = TiledIndex(index, SIDE, hyp=hyp, seed=3)
+    moving = AugmentedImages(TileReader(tiles, imgsz=SIDE, image_cache=images), seed=3)
+    detector = planned(200)
+    scores = score_on_objects(detector, moving, 100, ALONE)
+    assert (scores.mean, len(scores.objects)) == (pytest.approx(expected(detector, lines), abs=1e-5), len(lines))
+
+
+@pytest.mark.parametrize(("score", "epochs", "steps", "lr_mult"), [
+    (0.0, 20, 40, 0.125), (0.049, 20, 180, 0.125), (0.049, 100, 900, 0.125),
+    (0.051, 20, 40, 0.125), (0.051, 20, 80, 0.078125), (0.051, 20, 100, 0.0625), (0.051, 100, 200, 0.0625),
+    (0.399, 20, 180, 0.0625), (0.399, 20, 40, 0.125), (0.399, 100, 900, 0.0625), (0.399, 100, 40, 0.125),
+    (0.401, 20, 40, 0.0625), (0.401, 60, 540, 0.0625 / 3), (0.401, 300, 2700, 0.0625 / 3),
+    (0.9, 40, 10_000, 0.03125), (0.9, 10, 10_000, 0.0625),
+    (float("nan"), 100, 10, 0.125), (0.2, 100, math.inf, 0.0625),
+])  # fmt: skip
+def test_known_objects_get_small_steps(score, epochs, steps, lr_mult):
+    assert lr_mult_by_score(score, epochs, steps)[0] == pytest.approx(lr_mult)
+
+
+def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None = None, steps: int = 200) -> float:
+    model = model or build_detector(TINY_MODEL, 2)
+    plan = StepPlan(accumulate=1, per_epoch=steps, epochs=1, is_timed=config.time > 0)
+    probe = probe_weights(ALONE, RunSettings(config, Hyperparameters(lr_mult=None)), dataset, model)
+    return probe.choose_lr_mult(config, plan)
+
+
+def of_known_objects(monkeypatch, score: float) -> list[tuple]:
+    """Gives the score to all detectors; returns what is asked for."""
+    asked = []
+    scores = ObjectScores(np.full(7, score), np.zeros((1, 3), np.float32))
+    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or scores)
+    return asked
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_the_detector_that_is_scored_has_the_weights_of_the_file(dataset, tmp_path, monkeypatch, channels):
+    """Gray images are scored as their copies with three channels."""
+    asked = of_known_objects(monkeypatch, 0.2)
+    path = write_weights(tmp_path / "a.pt", ["x", "X", "dark"])
+    model = build_detector(TINY_MODEL, 2, channels=channels)
+    assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset, model) == 0.0625
+    images = torch.rand(2, channels, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    of_file = load_detector(path)[0].fuse()
+    ours, theirs = (d.decode(d(x)) for d, x in ((asked[0][0], images), (of_file, images.expand(-1, 3, -1, -1))))
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other, **({"rtol": 0, "atol": 0} if channels == 3 else {}))
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        (lambda tensors: {k: v for k, v in tensors.items() if k.startswith("model.0.")}, "its class layers are not"),
+        (lambda tensors: {k: v for k, v in tensors.items() if not k.startswith("model.0.")}, "tensors are not in it"),
+        (lambda tensors: tensors | {"model.0.conv.weight": torch.zeros(9, 3, 3, 3)}, "tensors are not in it"),
+    ],
+)
+def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch, caplog, part, what):
+    of_known_objects(monkeypatch, 0.9)
+    model = build_detector(TINY_MODEL, 2)
+    path = tmp_path / "part.pt"
+    torch.save(part(model.state_dict()), path)
+    with caplog.at_level("INFO"):
+        assert choose(TrainConfig(data="d.yaml", weights=str(path)), dataset, model) == 0.125
+    assert f"lr_mult 0.125: {path} was not tested on the training objects" in caplog.text
+    assert what in caplog.text
+
+
+@pytest.mark.parametrize(("objectness", "keeps"), [(2.0, True), (-9.0, False)], ids=["detects", "detects nothing"])
+@pytest.mark.parametrize("lr_mult", ["null", "0.1"])
+def test_weights_that_detect_the_objects_keep_their_anchors(tmp_path, objectness, keeps, lr_mult):
+    """yolov5#13629: every pretrained box was wrong after the anchors had been refitted."""
+    detector = build_detector({**TINY_ANCHOR_MODEL, "anchors": [[16, 16, 24, 24, 40, 20]] * 3}, 2, names=["x", "y"])
+    with torch.no_grad():
+        for conv in detector.head.m:
+            conv.bias.view(3, 7)[:, 4:] = objectness
+    weights = write_detector(tmp_path / "old.pt", detector)
+    data = write_dataset(tmp_path / "set")
+    call(train.main, "--data", data, "--weights", weights, "--epochs", "1", "--project", tmp_path, *SMALL, "--set",
+         "anchor_t=1.2", f"lr_mult={lr_mult}")  # fmt: skip
+    trained = load_detector(tmp_path / "exp" / "last.pt")[0]
+    assert torch.equal(trained.head.anchors, detector.head.anchors) == keeps
+
+
+def unlearning_lines(out: str) -> list[str]:
+    return [line for line in out.splitlines() if "--keep-old" in line]
+
+
+@pytest.mark.parametrize(("names", "drops_dark", "warns"), [
+    (["light", "dark"], True, True), (["light", "dark"], False, False), (["light"], True, False),
+])  # fmt: skip
+def test_known_classes_without_a_label_are_named_with_the_flags_that_keep_them(
+    tmp_path, capsys, names, drops_dark, warns
+):
+    """ultralytics#3138: person alone was labeled under COCO's names, and all other classes were unlearned in silence.
+    The second run takes the flags of the first one's line."""
+    detector = build_detector(TINY_MODEL, 2, names=["light", "Dark"])
+    with torch.no_grad():
+        for *_, output in detector.head.cv3:
+            output.bias.fill_(3.0)
+    weights = write_detector(tmp_path / "old.pt", detector)
+    data = write_dataset(tmp_path / "set")
+    data.write_text(json.dumps({"train": "images/train", "val": "images/train", "names": names}))
+    for file in (tmp_path / "set" / "labels" / "train").iterdir():
+        rows = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(row for row in rows if row[0] == "0" or not drops_dark))
+    flags = ["--data", data, "--weights", weights, "--epochs", "1", "--project", tmp_path, *SMALL]
+    call(train.main, *flags)
+    lines = unlearning_lines(capsys.readouterr().out)
+    assert len(lines) == warns
+    if warns:
+        assert "dark" in lines[0]
+        advice = re.findall(r"--keep-old|--classes light|--freeze \d+", lines[0])
+        assert len(advice) == 3
+        call(train.main, *flags, *" ".join(advice).split())
+        assert load_detector(tmp_path / "exp2" / "last.pt")[0].names == ("light", "Dark")

@@ -1,0 +1,113 @@
+"""The charts of a run, and what TensorBoard shows."""
+
+import errno
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from engine.evaluation.result import EvalResult
+from engine.report.figures import confusion_picture, metric_charts
+from engine.report.page import ReportPage
+from engine.train import plots
+from engine.train.hooks import TensorBoard
+from engine.train.plots import add_image, add_pr_curves
+from engine.train.trainer import Epoch
+from tests.engine.train.watched_trainer import build
+from tests.helpers.scoring import evaluation_of
+from tests.helpers.tiny import make_batch
+
+NAMES = ("Katze", "größer", "снег", "猫")
+
+
+def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
+    n = len(targets)
+    confidence = np.linspace(0, 1, 200)
+    present = np.array(targets) > 0
+    per_class = np.where(present, 0.6, np.nan)
+    recall = np.where(present[:, None], 1 - confidence**2, np.nan)
+    return EvalResult(
+        metrics={"AP50": 0.7, "f1": 0.5}, class_metrics={"AP50": per_class}, threshold=0.4,
+        shown_confidence=0.4, ap_small=np.nan,
+        ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets), confusion=np.eye(n + 1, dtype=int),
+        curve_confidence=confidence,
+        curve_precision=np.where(present[:, None], 0.5 + confidence / 2, np.nan), curve_recall=recall,
+        pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
+        num_images=4,
+    )  # fmt: skip
+
+
+def test_of_many_classes_the_worst_are_drawn():
+    result = make_result((1,) * 150)
+    result.class_metrics["AP50"][:] = np.linspace(1, 0, 150)
+    pr = metric_charts(result, [f"c{i}" for i in range(150)])["PR"]
+    assert [line.name for line in pr.lines[1:]] == [f"c{i} {1 - i / 149:.3f}" for i in range(149, 141, -1)]
+    assert pr.note == "the 8 of 150 classes with the lowest AP50"
+    few = metric_charts(make_result(), NAMES)
+    assert [line.is_strong for line in few["F1"].lines] == [True, False, False, False]
+    assert metric_charts(make_result((0, 0, 0, 0)), NAMES) == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
+    given = ("a", "$\\frac$", "_hidden", "x" * 300)
+    shown = ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
+    pictures = [confusion_picture(np.eye(5, dtype=int), names, "t").pixels for names in (given, shown)]
+    assert np.array_equal(*pictures)
+    assert confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t").pixels.std() > 5
+
+
+def test_tensorboard_shows_images_and_curves(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoard(tmp_path)
+    tracker.start(build())
+    tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
+    tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
+    tracker.close()  # also after an error
+    tracker.close()
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0}).Reload()
+    assert events.Images("mosaic")[0].width == 4
+    assert "pr/cat" in events.Tags()["tensors"]
+    assert "pr/dog" not in events.Tags()["tensors"]  # no ground truth
+
+
+def test_counts_of_pr_curves_reproduce_precision_and_recall():
+    writer = Mock()
+    add_pr_curves(writer, make_result((8,)), ["cat"], 1)
+    curve = writer.add_pr_curve_raw.call_args.kwargs
+    tp = curve["true_positive_counts"]
+    fp = curve["false_positive_counts"]
+    fn = curve["false_negative_counts"]
+    recall = curve["recall"]
+    precision = curve["precision"]
+    assert np.allclose(tp + fn, 8)
+    assert np.allclose(tp / 8, recall)
+    seen = tp > 0
+    assert np.allclose((tp / np.maximum(tp + fp, 1e-12))[seen], precision[seen])
+    assert not curve["true_negative_counts"].any()
+
+
+def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, caplog):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("write_image", "write_preview"):
+        monkeypatch.setattr(plots, name, fail)
+    monkeypatch.setattr(plots, "draw_batch", lambda *_: np.zeros((4, 4, 3), np.uint8))
+    monkeypatch.setattr(ReportPage, "set_validation", fail)
+    monkeypatch.setattr(ReportPage, "write", lambda *_: None)
+    hook = plots.Plots(None, None, Mock())
+    trainer = build(folder=tmp_path)
+    trainer.loader.index = None
+    hook.start(trainer)
+    trainer.batches = [make_batch(2)]
+    hook.after_step(trainer)
+    for number in (1, 2):
+        hook.epoch_saved(trainer, Epoch(number, evaluation=evaluation_of(make_result())))
+    hook.finish(trainer)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / name}: cannot be drawn ([Errno 28] No space left on device)"
+        for name in ("train_batch0.jpg", "val_predictions.jpg", "report.html")
+    ]

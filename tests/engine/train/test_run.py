@@ -1,0 +1,199 @@
+"""Assembling a run: hooks in their order, loaders, loss, the position of a resumed run; and what is
+refused before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from data.samples.dataset import AugmentedImages
+from engine.train.resume import plan_run
+from engine.train.run import build_training, check_settings
+from engine.train.trainer import Trainer
+from models.losses.base import class_weights
+from tests.helpers.messages import refused
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
+from utils.config.parser import parse_command
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.process.signals import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_dataset(tmp_path / "set", train=10, val=5)
+    write_model(tmp_path / "tiny.yaml")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def built(*flags: str) -> Iterator[Trainer]:
+    new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
+    argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
+    command = parse_command(TrainConfig, argv)
+    ctx = DistributedContext.single("cpu")
+    with ExitStack() as stack:
+        # No name keeps the plan, and with it the state of a checkpoint.
+        yield build_training(ctx, plan_run(ctx, command.config, command.explicit_flags, stack), StopSignals(), stack)
+
+
+def names(trainer: Trainer) -> list[str]:
+    return [type(hook).__name__ for hook in trainer.hooks]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], ["ProgressBar", "TensorBoard", "EndLog"]),
+        (["--image-weights", "--time", "2"], ["ProgressBar", "ClassWeights", "TimeLimit", "TensorBoard", "EndLog"]),
+        (
+            ["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
+            ["ProgressBar", "TensorBoard", "Plots", "UserCallbacks", "EarlyStopping", "EndLog"],
+        ),
+    ],
+)
+def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
+    (folder / "user_build_hooks.py").write_text("def on_step(run): pass\n")
+    with built(*flags) as trainer:
+        assert names(trainer) == expected
+
+
+def test_the_loaders_and_the_step_are_those_of_the_settings():
+    with built("--epochs", "3", "--nominal-batch", "8", "--optimizer", "AdamW") as trainer:
+        assert (len(trainer.loader), len(trainer.loader.index)) == (3, 10)
+        assert isinstance(trainer.loader.samples, AugmentedImages)
+        assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
+        val_loader = trainer._val_loader
+        assert sorted(i for batch in val_loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
+        assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
+        assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
+        assert trainer.progress.updates == trainer.progress.epoch == 0
+        assert trainer.step.model.names == ("light", "dark")
+
+
+def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(folder):
+    far_too_large = [[300.0] * 6] * 3
+    write_model(folder / "tiny.yaml", {**TINY_ANCHOR_MODEL, "anchors": far_too_large})
+    with built("--cls-pw", "0.5") as trainer:
+        counts = trainer.loader.index.boxes_per_class(2)
+        torch.testing.assert_close(trainer.step.criterion.class_weights, class_weights(counts, 0.5))
+        assert torch.equal(trainer.step.criterion.anchors, trainer.step.model.head.anchors)
+        sides = trainer.step.criterion.anchors * torch.tensor(trainer.step.model.strides).view(3, 1, 1)
+        assert sides.max() <= 64  # fitted to the boxes
+
+
+def check_told_settings(trainer: Trainer, data: Path) -> None:
+    """Checks that settings.yaml, checkpoints, and what trackers and callbacks get name what the run has chosen."""
+    stored = yaml.safe_load((trainer.run.folder / "settings.yaml").read_text())
+    described = trainer.checkpointer.description
+    assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
+    assert stored["config"]["data"] == str(data)
+    parts = {name: asdict(getattr(described, name)) for name in ("config", "hyp")}
+    assert stored == {"run_id": described.run_id, **parts}
+    assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
+
+
+def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
+    with built() as trainer:
+        check_told_settings(trainer, folder / "set" / "data.yaml")
+        run_id = trainer.run.run_id
+        trainer.control.request_stop()
+        trainer.fit()
+    with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
+        check_told_settings(trainer, folder / "set" / "data.yaml")
+        assert trainer.run.run_id == run_id != ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "not_called", "message"),
+    [
+        (
+            ["--virtual-ranks", "3"],
+            "open_data",
+            "--virtual-ranks 3: must be a power of two and a multiple of the number of processes (1)",
+        ),
+        (
+            ["--batch-size", "-1"],
+            "open_data",
+            "--batch-size -1: searches on a GPU only, and this run is on cpu; use a number",
+        ),
+        (
+            ["--callbacks", "user_absent:x"],
+            "open_data",
+            "--callbacks user_absent:x: ModuleNotFoundError: No module named 'user_absent'",
+        ),
+        (
+            ["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"],
+            "open_data",
+            "--pipeline 2: needs an even number of training processes, this run has 1; start 2, 4, ... with "
+            "torchrun or --spawn, or use --pipeline 1",
+        ),
+        (
+            ["--fitness", "AP:lihgt"],
+            "build_starting_model",
+            "--fitness lihgt: the data set has no class of this name (did you mean 'light'?)",
+        ),
+        (
+            ["--data", "set/empty.yaml"],
+            "build_starting_model",
+            ".../set/nothing: not found (named by .../set/empty.yaml); ...",
+        ),
+        (["--freeze", "6"], "open_train_samples", "--freeze 6: leaves no layer to train"),
+        (
+            ["--fitness", "AP:other", "--data", "set/three.yaml"],
+            "build_step",
+            "--fitness AP:other: the validation images have no object of this class to score",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
+    folder, monkeypatch, flags, not_called, message
+):
+    splits = {"train": "images/train", "val": "images/val"}
+    (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
+    (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
+    write_weights(folder / "weights.pt", ["light", "dark"])
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("was called")
+
+    monkeypatch.setattr(f"engine.train.run.{not_called}", fail)
+    with refused(message), built(*flags):
+        pass
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings", "message"),
+    [
+        (3, {"sync_bn": 2}, "--sync-bn 2: does not divide the 3 processes of this run..."),
+        (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8, ..."),
+        (4, {"virtual_ranks": 2}, "--virtual-ranks 2: must be a power of two and a multiple of the number of ..."),
+        (2, {"sync_bn": 2, "deterministic": True}, "--sync-bn takes statistics over the whole batch, ..."),
+        (3, {"pipeline": 2}, "--pipeline 2: needs an even number of training processes, this run has 3; ..."),
+        (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}, "--pipeline 2 does not work with --virtual-ranks, ..."),
+        (2, {"pipeline": 2, "keep_old": True}, "--pipeline 2 does not work with --keep-old; ..."),
+        (0, {"sync_bn": -1}, "--sync-bn: one device per process; start with torchrun instead of --device 0,1"),
+        (0, {"compile": True}, "--compile: one device per process; start with torchrun instead of --device 0,1"),
+        (1, {"deterministic": True, "sync_bn": 2}, ""),
+        (3, {"sync_bn": -1}, ""),
+        (2, {"virtual_ranks": 8}, ""),
+        (6, {"pipeline": 2, "deterministic": True, "zero": True}, ""),
+    ],
+)
+def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, settings, message):
+    """``processes`` 0: one process with two GPUs."""
+    single = DistributedContext.single("cpu")
+    gpus = (torch.device("cuda:0"), torch.device("cuda:1"))
+    changes = {0: {"devices": gpus}, 1: {}}.get(processes, {"local_rank": 0, "world_size": processes})
+    config = TrainConfig(**{"noplots": True, **settings})
+    with refused(message) if message else nullcontext():
+        check_settings(replace(single, **changes), RunSettings(config, Hyperparameters()))

@@ -1,0 +1,247 @@
+"""Teachers: --keep-old learns new classes without losing the old model's, --teacher adds a model's outputs to the
+labels."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import train
+import val
+from data.dataset.yaml_file import load_dataset_spec
+from engine.train.teacher import TeacherFile
+from models.detector import build_detector
+from models.weights.load import load_detector
+from models.weights.origin import RANDOM
+from models.weights.read import StoredWeights
+from models.weights.transfer import transfer_weights
+from tests.helpers.same_content import assert_same_content
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
+from tests.helpers.tiny import (
+    TINY_ANCHOR_MODEL,
+    TINY_MODEL,
+    make_batch,
+    randomize_batch_norms,
+    write_dataset,
+    write_detector,
+    write_model,
+)
+from utils.errors import UserError
+from utils.files.torch_file import read_checkpoint
+
+TEACHER = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", sha256="", origin=RANDOM)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """Data sets that label light and dark squares, and a model of light ones."""
+    root = tmp_path_factory.mktemp("inputs")
+    write_dataset(root / "set", train=8)
+    write_model(root / "tiny.yaml")
+    learn = ["--model", root / "tiny.yaml", "--data", root / "set" / "data.yaml", "--classes", "light", *SMALL]
+    call(train.main, *learn, "--epochs", "2", "--project", root / "old")
+    (root / "old.pt").write_bytes((root / "old" / "exp" / "last.pt").read_bytes())
+    for split in ("train", "val"):  # the labels of dark squares alone, as class 0
+        shutil.copytree(root / "set" / "images" / split, root / "dark" / "images" / split)
+        (root / "dark" / "labels" / split).mkdir(parents=True)
+        for path in (root / "set" / "labels" / split).iterdir():
+            rows = [f"0{line[1:]}\n" for line in path.read_text().splitlines() if line[0] == "1"]
+            (root / "dark" / "labels" / split / path.name).write_text("".join(rows))
+    (root / "dark.yaml").write_text("path: dark\ntrain: images/train\nval: images/val\nnames: [dark]\n")
+    return root
+
+
+def flags(inputs: Path, *more: object) -> list[object]:
+    arguments = ["--weights", inputs / "old.pt", "--data", inputs / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
+    return [*arguments, *more]
+
+
+def taught(inputs: Path, teacher: Path, *more: object) -> list[object]:
+    arguments = ["--model", inputs / "tiny.yaml", "--data", inputs / "set" / "data.yaml", "--teacher", teacher, *SMALL]
+    return [*arguments, "--epochs", "2", *more]
+
+
+def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(inputs, tmp_path, capsys):
+    """The teacher's file may have moved; its validation and that of its best.pt take the old class for unlabeled."""
+    weights = tmp_path / "old.pt"
+    whole = tmp_path / "whole"
+    shutil.copy(inputs / "old.pt", weights)
+    arguments = ["--weights", weights, "--project", tmp_path, "--save-period", "1", "--virtual-ranks", "2"]
+    call(train.main, *flags(inputs, *arguments), "--name", "whole")
+    log = (whole / "train.log").read_text()
+    assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
+    assert f"val: {inputs / 'dark.yaml'} does not label light: ignored in its images" in log
+    assert "also training images" not in log
+    content = read_checkpoint(whole / "last.pt")
+    assert content["names"] == ["light", "dark"]
+    assert content["teacher"]["path"] == str(weights)
+    assert "teacher" not in read_checkpoint(whole / "best.pt")
+    header = (whole / "results.csv").read_text().splitlines()[0]
+    assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
+    moved = weights.rename(tmp_path / "moved.pt")
+    (tmp_path / "again").mkdir()
+    shutil.copy(whole / "epoch1.pt", tmp_path / "again" / "last.pt")
+    resume = ["--resume", tmp_path / "again"]
+    assert str(weights) in error_of(capsys, train.main, *resume)  # is no longer there
+    error = error_of(capsys, train.main, *resume, "--teacher", whole / "best.pt")
+    assert f"{whole / 'best.pt'} is not the teacher that this run began with ({weights})" in error
+    run_python("train.py", *resume, "--teacher", moved, torchrun=2)
+    again = read_checkpoint(tmp_path / "again" / "last.pt")
+    for part in ("model", "ema", "optimizer"):
+        assert_same_content(content[part], again[part])
+    capsys.readouterr()
+    call(val.main, "--weights", whole / "best.pt", *PLAIN, "--project", tmp_path / "val")
+    assert "does not label light" in capsys.readouterr().out
+
+
+def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(inputs, tmp_path):
+    """--classes names those that its data set labels; val.py scores no others, although the model has them."""
+    arguments = [
+        "--weights",
+        inputs / "old.pt",
+        "--data",
+        inputs / "set" / "data.yaml",
+        "--keep-old",
+        "--classes",
+        "dark",
+    ]
+    call(train.main, *arguments, "--epochs", "1", *SMALL, "--project", tmp_path, "--name", "a")
+    call(val.main, "--weights", tmp_path / "a" / "last.pt", *PLAIN, "--project", tmp_path, "--name", "val")
+    rows = (tmp_path / "val" / "classes.csv").read_text().splitlines()
+    assert "light,0,0,,,,,," in rows
+    assert any(row.startswith("dark,1,1,") for row in rows)
+
+
+def test_the_new_model_begins_as_the_old_one(inputs, tmp_path):
+    """Its scores of old classes are the old model's, although its class layers are wider: the old one has 16 classes,
+    and as many channels there."""
+    names = [f"c{i}" for i in range(16)]
+    old = build_detector(TINY_MODEL, 16, names=names, seed=1)
+    new = build_detector(TINY_MODEL, 19, names=[*names, *"xyz"])
+    randomize_batch_norms(old)
+    stored = StoredWeights(tmp_path / "old.pt", old.state_dict(), tuple(names), {})
+    report = transfer_weights(new, stored, grow=True)
+    assert not report.skipped
+    images = make_batch(2).images / 255
+    with torch.no_grad():
+        for ours, theirs in zip(new.eval()(images), old.eval()(images)):
+            torch.testing.assert_close(ours[:, : theirs.shape[1]], theirs, rtol=1e-4, atol=1e-5)
+            assert ours[:, theirs.shape[1] :].std() > 0
+    grown = "model.5.cv3.0.2.weight"
+    assert report.new_rows[grown] == (16, 17, 18)
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "line"),
+    [
+        (flags, ["--weights", ""], "--keep-old: name the model whose classes are kept with --weights"),
+        (flags, ["--model", "yolov8n"], "--keep-old: the model is that of --weights; leave out --model yolov8n"),
+        (flags, ["--single-cls"], "--keep-old: with --single-cls there are no new classes"),
+        (
+            flags,
+            ["--data", "{}/set/data.yaml", "--classes", "light"],
+            "has all classes of {}/old.pt, so none is left to keep",
+        ),
+        (flags, ["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
+        (
+            flags,
+            ["--data", "{}/twice.yaml"],
+            "two of its classes map to 'light' of {}/old.pt; merge them with 'classes:'",
+        ),
+        (flags, ["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
+        (
+            flags,
+            ["--weights", "{}/anchors.pt"],
+            "anchors.pt has anchors or objectness; only models with anchor-free heads",
+        ),
+        (taught, ["--teacher", "{}/absent.pt"], "{}/absent.pt"),
+        (taught, ["--data", "{}/other.yaml"], "and {}/other.yaml have no class in common"),
+        (taught, ["--model", "{}/anchors.yaml"], "only models with anchor-free heads without objectness can be taught"),
+        (
+            taught,
+            ["--keep-old", "--weights", "{}/old.pt", "--model", ""],
+            "--keep-old: the teacher is the model of --weights",
+        ),
+    ],
+)
+def test_impossible_combinations_are_one_line(inputs, teacher, tmp_path, capsys, start, changes, line):
+    values = yaml.safe_load((inputs / "dark.yaml").read_text())
+    for name, change in {
+        "four": {"channels": 4},
+        "twice": {"names": ["Light", "light"]},
+        "other": {"names": ["glow"]},
+    }.items():
+        (inputs / f"{name}.yaml").write_text(yaml.safe_dump(values | change))
+    write_model(inputs / "anchors.yaml", TINY_ANCHOR_MODEL)
+    write_detector(inputs / "anchors.pt", build_detector(TINY_ANCHOR_MODEL, 1, names=["light"]))
+    arguments = start(inputs, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
+    error = error_of(capsys, train.main, *arguments, *(change.format(inputs) for change in changes))
+    assert line.format(inputs) in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(inputs):
+    """Names of ``--weights`` are compared in the same way."""
+    detector = build_detector(TINY_MODEL, 3, names=["Dark ", "LIGHT", "other"], seed=3)
+    same = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
+    student = build_detector(TINY_MODEL, 2, names=["light", "dark"])
+    spec = load_dataset_spec(str(inputs / "set" / "data.yaml"))
+    teacher, expected = (replace(TEACHER, detector=each.eval()).build(spec, student) for each in (detector, same))
+    assert teacher.taught == (0, 1)
+    images = make_batch(2).images / 255
+    assert all(torch.equal(a, b) for a, b in zip(teacher(images), expected(images), strict=True))
+
+
+def test_a_teacher_of_other_strides_is_refused(inputs):
+    student = build_detector({**TINY_MODEL, "head": [[[1, 2, 3], 1, "Detect", ["nc"]]]}, 2)
+    spec = load_dataset_spec(str(inputs / "set" / "data.yaml"))
+    with pytest.raises(UserError, match="teacher has strides 8, 16, 32, the model 4, 8, 16"):
+        TEACHER.build(spec, student)
+
+
+def test_a_class_of_both_is_learned_from_labels(inputs, tmp_path):
+    """The name of the class may differ in case; the model keeps the old model's spelling."""
+    values = yaml.safe_load((inputs / "dark.yaml").read_text())
+    (inputs / "both.yaml").write_text(yaml.safe_dump(values | {"names": ["LIGHT", "glow"]}))
+    common = flags(inputs, "--project", tmp_path)
+    call(train.main, *common, "--epochs", "1")
+    call(train.main, *common, "--weights", tmp_path / "exp" / "last.pt", "--data", inputs / "both.yaml")
+    model, _ = load_detector(tmp_path / "exp2" / "last.pt")
+    assert model.names == ("light", "dark", "glow")
+    assert "does not label dark: ignored" in (tmp_path / "exp2" / "train.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def teacher(inputs) -> Path:
+    """A model of the classes dark, light and other."""
+    model = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
+    randomize_batch_norms(model)
+    return write_detector(inputs / "teacher.pt", model)
+
+
+@pytest.mark.slow
+def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(inputs, teacher, tmp_path, capsys):
+    arguments = taught(inputs, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
+    call(train.main, *arguments, "--name", "whole")
+    assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
+    origin = read_checkpoint(tmp_path / "whole" / "last.pt")["origin"]
+    assert origin["weights"].startswith("random weights, taught by teacher.pt, trained from ")
+    header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
+    assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
+    run_python("train.py", "--resume", tmp_path / "again", torchrun=2)
+    whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
+    for part in ("model", "ema", "optimizer", "teacher"):
+        assert_same_content(whole[part], again[part])
+    plain = [flag for flag in arguments if flag not in ("--teacher", teacher)]
+    call(train.main, *plain, "--name", "plain")
+    weights = read_checkpoint(tmp_path / "plain" / "last.pt")["model"]
+    assert any(not torch.equal(weights[name], whole["model"][name]) for name in weights)
+    resume = ["--resume", tmp_path / "plain", "--epochs", "3", "--teacher", teacher]
+    assert "this run began without a teacher; leave out --teacher" in error_of(capsys, train.main, *resume)

@@ -1,0 +1,120 @@
+"""Settings without effect on a run are logged; those with an effect are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import train
+from engine.train.unused_settings import unused_settings
+from models.heads.anchor import AnchorHead
+from models.heads.anchor_free import AnchorFreeHead
+from models.heads.base import DetectionHead
+from models.heads.yolox import YOLOXHead
+from tests.helpers.scripts import SMALL
+from tests.helpers.tiny import write_dataset, write_model
+from utils.config.recipes import with_overrides
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.process.main import run_main
+
+ONE = DistributedContext.single()
+LEVELS = ((8, 8), (8, 16), 2)
+FOUR = replace(ONE, world_size=4, local_rank=0, local_world_size=4)
+
+
+def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
+    return lines_with(YOLOXHead(*LEVELS, 8), ctx, *override, **settings)  # its loss changes in the last epochs
+
+
+def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **settings) -> list[str]:
+    config = TrainConfig(override=list(override), **settings)
+    model: Any = SimpleNamespace(head=head, channels=3)
+    return unused_settings(ctx, RunSettings(config, with_overrides(Hyperparameters(), override)), model, tile=0)
+
+
+@pytest.mark.parametrize(
+    ("ctx", "override", "settings", "expected"),
+    [
+        (ONE, "", {"zero": True}, "--zero does nothing"),
+        (ONE, "", {"sync_bn": -1}, "--sync-bn does nothing"),
+        (ONE, "", {"sync_bn": 1}, "--sync-bn 1 does nothing"),
+        (ONE, "", {"virtual_ranks": 1}, "--virtual-ranks 1 does nothing"),
+        (ONE, "", {"spawn": 1}, "--spawn 1 does nothing"),
+        (FOUR, "", {"sync_bn": 1}, "--sync-bn 1 does nothing"),
+        (ONE, "", {"nominal_batch": 8}, "--nominal-batch 8 does nothing"),
+        (ONE, "", {"nominal_batch": 20}, "--nominal-batch 20 does nothing"),
+        (ONE, "", {"save_period": 200}, "--save-period 200 does nothing"),
+        (ONE, "", {"patience": 100}, "--patience 100 does nothing"),
+        (ONE, "", {"patience": 4, "epochs": 5}, "--patience 4 does nothing"),
+        (ONE, "", {"patience": 2, "epochs": 6, "val_every": 3},
+         "--patience 2 does nothing"),
+        (ONE, "", {"patience": 9, "val_every": 0}, "--patience 9 does nothing"),
+        (ONE, "", {"eval_ranks": 1, "epochs": 1}, "--eval-ranks 1 does nothing"),
+        (ONE, "", {"eval_ranks": 1, "epochs": 5, "val_every": 10}, "--eval-ranks 1 does nothing"),
+        (ONE, "", {"eval_ranks": 1, "patience": 1}, "--eval-ranks 1 does nothing"),
+        (ONE, "mosaic=0.5", {"rect": True}, "--set mosaic does nothing"),
+        (ONE, "mosaic_block=4", {"rect": True}, "--set mosaic_block does nothing"),
+        (ONE, "lr_mult=0.1", {}, "--set lr_mult does nothing"),
+        (ONE, "lrf=1", {"cos_lr": True}, "--cos-lr does nothing"),
+        (ONE, "scale=0 close_scale=3", {}, "--set close_scale does nothing: scale is 0"),
+        (ONE, "close_mosaic=4", {"epochs": 4},
+         "mosaic and mixup do nothing: close_mosaic is 4 and the run has 4 epochs"),
+        (ONE, "warmup_epochs=0 warmup_momentum=0.5", {}, "--set warmup_momentum does nothing: warmup_epochs is 0"),
+        (ONE, "warmup_epochs=3.5", {"epochs": 6},
+         "--set warmup_epochs=3.5 is shortened"),
+        # With an effect:
+        (ONE, "", {}, None),
+        (ONE, "", {"epochs": 2}, None),
+        (ONE, "warmup_epochs=3", {"epochs": 12}, None),
+        (ONE, "mosaic=0.5 lr_mult=0.1", {"multi_scale": 0.5, "weights": "a.pt"}, None),
+        (ONE, "", {"virtual_ranks": 4, "nominal_batch": 32, "rect": True, "multi_scale": 0.5, "cos_lr": True}, None),
+        (ONE, "", {"nominal_batch": 64, "patience": 5, "save_period": 5, "epochs": 11}, None),
+        (ONE, "", {"patience": 3, "epochs": 5}, None),
+        (ONE, "", {"patience": 2, "epochs": 7, "val_every": 3}, None),
+        (ONE, "", {"patience": 99, "epochs": 5, "time": 1.0}, None),
+        (ONE, "", {"eval_ranks": 1, "epochs": 5, "val_every": 4}, None),
+        (FOUR, "", {"zero": True, "sync_bn": -1}, None),
+        (FOUR, "", {"sync_bn": 2}, None),
+        (FOUR, "", {"virtual_ranks": 4}, None),
+        (FOUR, "", {"sync_bn": 4}, None),
+    ],
+)  # fmt: skip
+def test_each_setting_without_effect_gets_one_line(ctx, override, settings, expected):
+    messages = lines(ctx, *override.split(), **settings)
+    assert len(messages) == (expected is not None)
+    assert "".join(messages).startswith(expected or "")
+
+
+def test_settings_that_a_head_does_not_read_get_one_line():
+    anchors = AnchorHead(*LEVELS, 3)
+    given = ("obj=2", "anchor_t=3", "box=5")
+    assert len(lines_with(AnchorFreeHead(*LEVELS), ONE, *given, autoanchor=False)) == 3
+    assert lines_with(anchors, ONE, *given, autoanchor=False) == []
+    assert set(lines(ONE, *given, autoanchor=False)) == {
+        "--set anchor_t does nothing: the model's loss does not use it",
+        "--no-autoanchor does nothing: the model has no anchors",
+    }
+    single = AnchorFreeHead(*LEVELS[:2], 1)
+    assert lines_with(single, ONE, cls_pw=1.0) == ["--cls-pw 1.0 does nothing: the model has one class"]
+    assert lines_with(anchors, ONE, cls_pw=1.0) == []
+    assert lines(ONE, "distill=2", weights="a.pt") == ["--set distill does nothing without --teacher or --keep-old"]
+    assert lines(ONE, "distill=2", weights="a.pt", keep_old=True) == []
+    assert len(lines_with(anchors, ONE, "one2one=2")) == 1
+    anchors.add_one_to_one()
+    assert lines_with(anchors, ONE, "one2one=2") == []
+
+
+def test_lines_about_unused_settings_are_logged(tmp_path, capsys):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    model = write_model(tmp_path / "tiny.yaml")
+    given = ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", tmp_path, "--zero", "--sync-bn"]
+    given += ["--set", "close_mosaic=1"]
+    run_main(train.main, [str(g) for g in given])
+    out = capsys.readouterr().out
+    for start in ("--zero", "--sync-bn", "mosaic and mixup"):
+        assert len([line for line in out.splitlines() if line.startswith(f"warning: {start} do")]) == 1, out
+    assert "warning: --zero does nothing" in (tmp_path / "exp" / "train.log").read_text()

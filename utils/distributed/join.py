@@ -1,0 +1,332 @@
+"""How the processes of a run join: each gets its place and device, all meet at one store and form a process group, and
+compare what they must have in common. `joined_run` also sees to it that each failure is reported once.
+
+The launcher numbers all processes. With ``--eval-ranks``, the last ones form a group of their own, with ranks from 0.
+For two nodes of three processes, three GPUs on each, and ``--eval-ranks 2``:
+
+    launcher: rank                   0    1    2    |   3    4    5
+    launcher: node, local rank       0,0  0,1  0,2  |   1,0  1,1  1,2
+    trains or evaluates              t    t    t    |   t    e    e
+    `DistributedContext`: rank       0    1    2    |   3    0    1       world_size 4 of those that train, else 2
+    `DistributedContext`: local      0    1    2    |   0    0    1       local_world_size 3 and 1, else 2
+    device                        cuda:0  :1   :2   |  :0   :1   :2
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.config.settings import TrainConfig, ValConfig, names_with
+from utils.distributed.context import DistributedContext, all_objects
+from utils.errors import PeerFailure, PeerLost, Stopped, UserError, first_line
+from utils.logger import get_logger
+from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
+from utils.process.launch import Launch
+from utils.process.main import error_line
+from utils.process.signals import end_with_parent
+from utils.program_folders import PROJECT
+from utils.strings import rank_list
+
+TIMEOUT_S = 1800.0  # for joining, and of collectives
+LOG_AFTER_S = 10.0  # waiting time after which a line is logged, and then again and again
+CODE_FOLDERS = ("utils", "data", "models", "engine", "scripts")  # "scripts" exists in the installed package only
+# Parts of a failed collective's message that mean that another process has ended.
+_LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
+_MAX_SHOWN_CHARACTERS = 60
+
+
+@contextmanager
+def joined_run(
+    launch: Launch | None, device: str = "", *, eval_ranks: int = 0, timeout_s: float = TIMEOUT_S
+) -> Iterator[DistributedContext]:
+    """Joins the run (`join_run`) during the block. If a process raises an error in it that is not a bug, the first one
+    raises it, and the others raise PeerFailure, so that one line is printed."""
+    ctx = join_run(launch, device, eval_ranks=eval_ranks, timeout_s=timeout_s)
+    try:
+        yield ctx
+    except Stopped as stop:
+        traceback.clear_frames(stop.__traceback__)
+        _leave(ctx)
+        raise
+    except (PeerFailure, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if ctx.store is None:
+            raise
+        raise _once(ctx.store, error) from error.__cause__
+    _leave(ctx)
+
+
+def _leave(ctx: DistributedContext) -> None:
+    """Leaves the process group. After a failure it is not left: that could wait for a collective of the others."""
+    if ctx.is_distributed and dist.is_initialized():
+        # If something (such as a DDP model) keeps gloo's threads alive, one of them can release a tensor while the
+        # interpreter exits, which aborts the process.
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def _once(store: dist.Store, error: Exception) -> Exception:
+    """Returns the error to raise for an error of this process: the same, if it is a bug or the first of the run."""
+    message = str(error)
+    is_peer_lost = isinstance(error, dist.DistError) or any(mark in message for mark in _LOST_PEER_MARKS)
+    if isinstance(error, RuntimeError) and is_peer_lost:
+        if "/dev/shm" in message:
+            error = UserError("NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host")
+        elif multiprocessing.parent_process() is not None:  # `spawn` says how the other process has ended
+            return PeerFailure("another process of this run has ended")
+        else:
+            reason = first_line(error)
+            error = PeerLost(f"another process of this run has ended; its launcher prints why ({reason})")
+    line = error_line(error)
+    if line is None:
+        return error
+    try:
+        is_first = store.add("errors", 1) == 1
+    except dist.DistError:  # the store is gone, and with it the process that reported
+        is_first = False
+    return error if is_first else PeerFailure(line)
+
+
+def join_run(
+    launch: Launch | None, device: str = "", *, eval_ranks: int = 0, timeout_s: float = TIMEOUT_S
+) -> DistributedContext:
+    """Creates the context of this process, and joins the process group if it was launched as one of several.
+
+    Args:
+        launch: the result of `read_launch`.
+        device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
+        eval_ranks: the last ``eval_ranks`` processes form a separate group, with ranks from 0. The groups exchange
+            messages in the store that `evaluation_store` returns.
+        timeout_s: time limit for joining, and timeout of collectives.
+
+    Raises UserError if a device does not exist or processes contradict each other, and PeerLost if the process group
+    cannot be formed, for example because its port is in use.
+    """
+    if launch is None:
+        devices = parse_devices(device)
+        return replace(DistributedContext.single(devices[0]), devices=devices)
+    if launch.run_id:
+        end_with_parent(signal.SIGTERM)()  # if torchrun is killed, nobody else would end its processes
+    ctx = _place(launch, device, eval_ranks)
+    timeout = datetime.timedelta(seconds=timeout_s)
+    try:
+        store = _open_store(launch, eval_ranks, timeout_s)
+        store.set_timeout(timeout)
+        store = evaluation_store(store) if ctx.first_rank else store
+        ctx = replace(ctx, store=store)
+        make_current(ctx.device)
+        dist.init_process_group(
+            ctx.backend,
+            store=dist.PrefixStore("group", store),
+            rank=ctx.rank,
+            world_size=ctx.world_size,
+            timeout=timeout,
+        )
+        if ctx.device.type == "cuda":
+            _check_own_gpu(ctx)
+    except (RuntimeError, ValueError) as error:  # raised by torch, and by gloo if another process exits meanwhile
+        hint = "is the port taken? choose another with --master-port"
+        if "EADDRINUSE" not in str(error):
+            hint = "is it reachable, and are all processes started?"
+        address = f"{launch.address}:{launch.port}"
+        raise PeerLost(f"cannot form the process group at {address}: {first_line(error)}; {hint}") from None
+    return ctx
+
+
+def _place(launch: Launch, device: str, eval_ranks: int) -> DistributedContext:
+    """Returns the context of a launched process, without the store. Raises UserError if a node has fewer GPUs than
+    training processes."""
+    devices = devices_for_ranks(device)
+    num_training = launch.world_size - eval_ranks
+    first_of_node = launch.rank - launch.local_rank
+    training_here = min(max(num_training - first_of_node, 0), launch.local_world_size)
+    evaluates = launch.rank >= num_training
+    own_device = torch.device("cpu")
+    if len(devices) == 1:  # or a launcher has made another GPU visible to each process: `_check_own_gpu`
+        own_device = devices[0]
+    elif launch.local_rank < len(devices):
+        own_device = devices[launch.local_rank]
+    elif devices and not evaluates:
+        raise UserError(
+            f"{training_here} processes on a node with {len(devices)} GPUs: start one for each (--nproc_per_node or "
+            "--spawn)"
+        )
+    if evaluates and len(devices) == 1 and launch.local_rank:
+        own_device = torch.device("cpu")  # the only GPU trains
+    return DistributedContext(
+        rank=launch.rank - num_training if evaluates else launch.rank,
+        local_rank=launch.local_rank - training_here if evaluates else launch.local_rank,
+        world_size=eval_ranks if evaluates else num_training,
+        local_world_size=launch.local_world_size - training_here if evaluates else training_here,
+        node_rank=launch.node_rank,
+        device=own_device,
+        devices=(own_device,),
+        # Evaluating processes exchange only objects, and their devices may differ.
+        backend="cpu:gloo,cuda:nccl" if own_device.type == "cuda" and not evaluates else "gloo",
+        launcher_identity=_launcher_identity(launch),
+        restarts=launch.restarts,
+        eval_ranks=0 if evaluates else eval_ranks,
+        first_rank=num_training if evaluates else 0,
+    )
+
+
+def _launcher_identity(launch: Launch) -> str:
+    """Identifies the torchrun process that started this one, on any machine; "" without torchrun."""
+    if not launch.run_id:
+        return ""
+    parent = os.getppid()
+    started = ""
+    with suppress(OSError):  # no /proc
+        stat = Path(f"/proc/{parent}/stat").read_text(encoding="ascii", errors="replace")
+        started = stat.rpartition(")")[2].split()[19]  # field 22 of proc(5)
+    return f"{launch.run_id} {os.uname().nodename} {parent} {started}"
+
+
+def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store:
+    """Waits until all processes of the run have connected to its store, and returns it. Logs what it waits for.
+
+    Raises PeerLost if they do not within ``timeout_s``, torch's errors if the store cannot be opened, and UserError if
+    two processes have the same rank, or different numbers of processes.
+    """
+    deadline = time.monotonic() + timeout_s
+    is_host = launch.rank == 0 and not launch.is_hosted
+    tcp_store = None
+    while tcp_store is None:
+        try:
+            tcp_store = dist.TCPStore(
+                launch.address,
+                launch.port,
+                is_master=is_host,
+                timeout=datetime.timedelta(seconds=min(LOG_AFTER_S, timeout_s)),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except RuntimeError as error:
+            if is_host or time.monotonic() > deadline:
+                raise
+            get_logger().warning("still waiting for %s:%d: %s", launch.address, launch.port, first_line(error))
+    # torchrun's static rendezvous keeps its store, with all keys of previous processes, when it restarts them. Other
+    # kinds create a new store each time, and their torchrun processes count different numbers of restarts.
+    generation = launch.restarts
+    if launch.run_id:
+        first = tcp_store.compare_set(f"lockstep/first/{_launcher_identity(launch)}", "", str(launch.restarts))
+        generation -= int(first)
+    store = dist.PrefixStore(f"lockstep/{generation}", tcp_store)
+    if store.add(f"rank/{launch.rank}", 1) > 1:
+        raise UserError(f"two processes were started as rank {launch.rank}; each needs its own RANK")
+    numbers = f"WORLD_SIZE {launch.world_size} and --eval-ranks {eval_ranks}"
+    others = store.compare_set("numbers", "", numbers).decode()
+    if others != numbers:
+        raise UserError(f"process {launch.rank} has {numbers}, another of this run {others}")
+    arrived = store.add("arrived", 1)
+    next_log = time.monotonic() + LOG_AFTER_S
+    while arrived < launch.world_size:
+        time.sleep(0.05 * max(1.0, launch.world_size / 32))
+        arrived = store.add("arrived", 0)
+        now = time.monotonic()
+        if arrived < launch.world_size and now > min(next_log, deadline):
+            missing = [rank for rank in range(launch.world_size) if not store.check([f"rank/{rank}"])]
+            message = f"{rank_list(missing)} of {launch.world_size} did not join {launch.address}:{launch.port}"
+            if now > deadline:
+                raise PeerLost(f"{message}; were they started?")
+            if launch.rank == 0:
+                get_logger().warning("still waiting: %s", message)
+            next_log = now + 6 * LOG_AFTER_S
+    return store
+
+
+def _check_own_gpu(ctx: DistributedContext) -> None:
+    """Raises UserError if two processes use the same GPU, for which NCCL would fail later."""
+    names = all_objects(ctx, identities(ctx.devices)[0])
+    if len(set(names)) < len(names):
+        ranks = [rank for rank, name in enumerate(names) if name == names[ctx.rank]]
+        raise UserError(
+            f"{rank_list(ranks)} use the same GPU: start one process for each (--nproc_per_node or --spawn)"
+        )
+
+
+def evaluation_store(store: dist.Store) -> dist.Store:
+    """Returns the part of the run's store for messages to and from the evaluating processes."""
+    return dist.PrefixStore("evaluators", store)
+
+
+def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
+    """Raises UserError on rank 0 and PeerFailure on the others if ``facts`` differ between processes: collectives would
+    hang, or training would produce wrong weights. Every process must call this. Facts are JSON-serializable; their keys
+    are their names in messages."""
+    facts_by_rank = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
+    differences: list[str] = []
+    for name in facts_by_rank[0]:
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, rank_facts in enumerate(facts_by_rank):
+            ranks_by_value.setdefault(str(rank_facts.get(name)), []).append(rank)
+        if len(ranks_by_value) > 1:
+            values = [f"{value} on {rank_list(ranks)}" for value, ranks in ranks_by_value.items()]
+            differences.append(f"{name} is {', but '.join(values)}")
+    if differences:
+        error_type = UserError if ctx.is_main else PeerFailure
+        raise error_type(f"the processes of this run differ: {'; '.join(differences)}")
+
+
+def _shown(value: object) -> str:
+    """Returns the value as JSON, shortened to its beginning and a digest if it is long."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    if len(text) <= _MAX_SHOWN_CHARACTERS:
+        return text
+    return f"{text[: _MAX_SHOWN_CHARACTERS // 2]}... ({hashlib.blake2b(text.encode(), digest_size=4).hexdigest()})"
+
+
+def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
+    """Raises UserError if the processes differ in flags, code or torch version. Called before anything else is opened.
+    Flags of the machine may differ; whether ``--stage`` is given may not."""
+    if ctx.world_size == 1:
+        return
+    facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
+    of_machine = names_with(type(config), scope="machine")
+    facts |= {f"--{name.replace('_', '-')}": v for name, v in asdict(config).items() if name not in of_machine}
+    facts["--stage"] = "given" if config.stage else "not given"
+    check_agreement(ctx, facts)
+
+
+def check_same_model(ctx: DistributedContext, model: Any, from_files: Iterable[Tensor]) -> None:
+    """Raises UserError if the processes differ in their models, or in the weights ``from_files`` that they read.
+    ``model``: has the attributes ``names`` and ``spec`` of a `models.detector.Detector`."""
+    if ctx.world_size == 1:
+        return
+    facts: dict[str, object] = {"the class names": list(model.names), "the model": model.spec}
+    facts["the checksum of the starting weights"] = sum(_checksum(tensor) for tensor in from_files)
+    check_agreement(ctx, facts)
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Sums the bits as integers, so that the result does not depend on the order of addition."""
+    flat = tensor.detach().reshape(-1)
+    return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))
+
+
+def product_version() -> str:
+    """Returns a digest of the source files that determine a result, so not of tools, as 12 hex digits. In the installed
+    package, the modules of the Python interface lie beside these files, and count too."""
+    digest = hashlib.blake2b(digest_size=6)
+    files = [*PROJECT.glob("*.py"), *(path for package in CODE_FOLDERS for path in (PROJECT / package).rglob("*.py"))]
+    for path in sorted(files):
+        digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

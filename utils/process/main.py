@@ -1,0 +1,223 @@
+"""Runs a script's `main`, and ends the process: one line for a user's error, a traceback only for a bug.
+
+docs/processes.md has the table of exit codes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from utils.config.commands import COMMANDS
+from utils.config.parser import parse_config
+from utils.errors import (
+    BUG,
+    CHECK_FAILED,
+    INTERRUPTED,
+    USER_ERROR,
+    ExplainedError,
+    FailedCheck,
+    PeerFailure,
+    Stopped,
+    UserError,
+    first_line,
+    one_line,
+    os_reason,
+)
+from utils.machine.limits import DISK_FULL, explain_limit
+from utils.machine.malloc import keep_freed_memory
+from utils.process.child import claim_result_file, write_result
+from utils.process.launch import forget_copy_count, require_one_process
+from utils.process.signals import raise_on_interrupt
+from utils.program_folders import cache_folder
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+SPIN_COUNT = "20000"
+NEW_OBJECTS_PER_COLLECTION = 10_000  # threshold of Python's garbage collector, 700 by default
+PEER_GRACE_S = 2.0
+# Errors of the file system that the user can resolve. EFBIG: a limit of the file system, or of ulimit -f.
+_REFUSED = frozenset(
+    (
+        *DISK_FULL,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+    )
+)
+
+
+def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
+    """Runs ``main(argv)``. Returns if it succeeds, else exits with a code of utils/errors.py.
+
+    If standard output cannot be written, the command completes its work, and exits with 2. A reader that is gone
+    (``| head``) is no error.
+    """
+    output = _prepare_process()
+    raise_on_interrupt()
+    try:
+        try:
+            main(argv)
+        except SystemExit:  # --help, or tools.check found issues
+            _check_output(output)
+            raise
+        _check_output(output)
+    except PeerFailure as error:
+        # The failed process needs time to print why: launchers end all processes when the first one exits.
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(PEER_GRACE_S)
+        _exit(error.code)
+    except Stopped as stop:
+        _exit(stop.code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        line = error_line(error)
+        if line is None:
+            sys.excepthook(type(error), error, error.__traceback__)
+            write_result(error=f"{type(error).__name__}: {first_line(error)}")
+            _exit(BUG)
+        # Partly constructed objects (torch's loader iterator) fail when they are freed.
+        sys.unraisablehook = lambda _: None
+        line = " ".join(one_line(line).split())
+        if not write_result(error=line):  # the process that started this one prints it
+            print(f"error: {line}", file=sys.stderr, flush=True)
+        _exit(CHECK_FAILED if isinstance(error, FailedCheck) else USER_ERROR)
+
+
+def run_command(name: str, work: Callable[[Any], None], argv: Sequence[str] | None) -> None:
+    """Runs the command ``name``: calls ``work`` with the settings in ``argv`` (None: this process's command line).
+
+    Raises UserError for mistakes in the command line and for a single-process command that a launcher started several
+    times.
+    """
+    command = COMMANDS[name]
+    settings = parse_config(command.settings, argv)
+    if command.divides_work:
+        forget_copy_count()
+    if command.is_one_process:
+        require_one_process(command.title, command.instead)
+    work(settings)
+
+
+def error_line(error: BaseException) -> str | None:
+    """Returns the line that `run_main` prints about an error, or None if it is a bug."""
+    if isinstance(error, ExplainedError):
+        return str(error)
+    limit = explain_limit(error)
+    if limit or not isinstance(error, OSError) or error.errno not in _REFUSED:
+        return limit
+    location = f"{error.filename}: " if error.filename else ""
+    if error.errno in DISK_FULL:
+        disk = "the disk" if location else "the disk or /dev/shm"
+        return f"{location}{disk} is full; free some space or choose another folder"
+    return f"{location}{os_reason(error)}; fix that or choose another folder"
+
+
+def _exit(code: int) -> NoReturn:
+    """Exits. If there is a process group, ends at once: an orderly exit could wait for the others, which wait for this
+    process."""
+    distributed = sys.modules.get("torch.distributed")  # not imported just to exit
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        sys.exit(code)
+    import multiprocessing  # here, because it would slow down --help
+
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _prepare_process() -> _Output | None:
+    """Configures the process before torch and Matplotlib are loaded. Returns the file of standard output."""
+    output = _tolerate_broken_streams()
+    claim_result_file()
+    # Importing torch creates some 500,000 objects, none of them garbage. With the default threshold they are scanned so
+    # often that training starts half a second later. After that it hardly matters: a training step leaves no cycles.
+    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
+    # By default OpenMP threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
+    # process beside training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of stack frames when another process ends
+    # Plots create their own canvas. Matplotlib cannot be imported if the backend that a notebook sets is missing.
+    os.environ.pop("MPLBACKEND", None)
+    with contextlib.suppress(UserError):  # there is no home folder
+        os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # Matplotlib's font list
+    keep_freed_memory()
+    threading.excepthook = _thread_excepthook
+    return output
+
+
+def _thread_excepthook(ended: threading.ExceptHookArgs) -> None:
+    """Ignores errors of TensorBoard's writer thread, such as a full disk, which the main thread also encounters."""
+    if not type(ended.thread).__module__.startswith("tensorboard"):
+        threading.__excepthook__(ended)
+
+
+class _Output(io.FileIO):
+    """The file of a standard stream, which drops what cannot be written and keeps the first error."""
+
+    error: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = self.error or error
+            return memoryview(data).nbytes
+
+
+def _tolerate_broken_streams() -> _Output | None:
+    """Makes standard output and standard error ignore write errors, and flush each line. Returns the file of standard
+    output; None if a notebook or a test has replaced the stream.
+
+    Closed streams become /dev/null. Otherwise the next opened file would get a closed stream's descriptor, and with it
+    the output of libraries.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
+            os.set_inheritable(number, True)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    files = {}
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        is_ours = isinstance(getattr(getattr(stream, "buffer", None), "raw", None), _Output)
+        if is_ours or stream is not getattr(sys, f"__{name}__"):
+            continue
+        if stream is not None:
+            stream.flush()
+        files[name] = _Output(number, "wb", closefd=False)
+        encoding = getattr(stream, "encoding", "utf-8")
+        errors = getattr(stream, "errors", "backslashreplace")
+        buffer = io.BufferedWriter(files[name])
+        replacement = io.TextIOWrapper(buffer, encoding=encoding, errors=errors, line_buffering=True)
+        setattr(sys, name, replacement)
+        setattr(sys, f"__{name}__", replacement)
+    return files.get("stdout")
+
+
+def _check_output(output: _Output | None) -> None:
+    """Raises UserError if standard output could not be written, so that the exit code shows that output is lost."""
+    with contextlib.suppress(ValueError):  # closed
+        sys.stdout.flush()
+    if output is not None and output.error is not None and not isinstance(output.error, BrokenPipeError):
+        raise UserError(f"standard output cannot be written ({os_reason(output.error)})")
