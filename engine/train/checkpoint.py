@@ -320,6 +320,11 @@ class Checkpoint:
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
                 f"--weights {shlex.quote(str(path))}"
             )
+        if "rows" not in content:
+            raise UserError(
+                f"{path}: written by an earlier version, whose runs cannot continue; start a new one with "
+                f"--weights {shlex.quote(str(path))}"
+            )
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
             if name in content:  # a setting of another version of this program is not reported as damage
                 content[name] = build(settings, content[name], f"{path}: {name}")
@@ -329,10 +334,7 @@ class Checkpoint:
                 values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
                 with mistakes.collecting():
                     parts[part] = build(kind, values, f"{path}: damaged checkpoint")
-        rows = content.get("rows")
-        if rows is None:  # written before checkpoints stored them
-            rows = ResultsTable.read_if_exists(path.parent / RESULTS_CSV).first_rows(parts["header"].progress.epoch)
-        return cls(**parts, rows=ResultsTable.of(rows).as_rows(), path=path)
+        return cls(**parts, rows=ResultsTable.of(content["rows"], str(path)).as_rows(), path=path)
 
 
 def _gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) -> dict[str, Tensor] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content, assert_same_run, read_csv
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
+from utils.config.settings import TrainConfig, names_with
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 
 STEPS = 7  # of an epoch
@@ -141,6 +143,14 @@ def test_moved_data_continue_and_changed_data_begin_the_epoch_again(root, saved,
     assert read_checkpoint(other / "last.pt")["progress"]["updates"] == 2 * STEPS
 
 
+@pytest.mark.parametrize(("rule", "row"), [("machine", "| of the machine: "), ("extends", "| of the length ")])
+def test_the_page_names_what_a_command_may_change(rule, row):
+    page = (ROOT / "docs" / "training.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith(row))
+    named = set(re.findall("`--([a-z-]+)`", line.split("|")[1]))
+    assert named == {name.replace("_", "-") for name in names_with(TrainConfig, on_resume=rule)}
+
+
 REFUSED = {  # flags beside --resume FOLDER, and how the line begins
     "imgsz": (["--imgsz", "96"], "--imgsz 96: the run has 64"),
     "recipe": (["--set", "lr0=0.1"], "--set lr0=0.1: the run has ['close_mosaic=1']"),
@@ -164,8 +174,15 @@ def break_last(folder: Path) -> None:
     (folder / "last.pt").write_bytes(content)
 
 
+def forget_rows(folder: Path) -> None:
+    content = read_checkpoint(folder / "last.pt")
+    del content["rows"]
+    write_checkpoint(content, folder / "last.pt")
+
+
 BROKEN = {  # a change of an ended run's folder, the file to resume, and the line
     "damaged": (break_last, "last.pt", "last.pt: "),
+    "of an earlier version": (forget_rows, "", "written by an earlier version"),
     "missing": (lambda folder: (folder / "last.pt").unlink(), "last.pt", "last.pt: no such checkpoint"),
     "weights": (lambda folder: None, "best.pt", "a run continues from its last.pt"),
     "weights as last.pt": (lambda folder: os.replace(folder / "best.pt", folder / "last.pt"), "", "weights only"),
@@ -213,18 +230,6 @@ def test_a_full_disk_keeps_the_last_checkpoint(saved, capsys, monkeypatch):
     assert (saved / "last.pt").read_bytes() == before
 
 
-def test_a_checkpoint_without_rows_takes_those_of_results_csv(root, whole):
-    """Earlier versions stored them in that file alone."""
-    content = read_checkpoint(whole / "last.pt")
-    del content["rows"]
-    write_checkpoint(content, whole / "last.pt")
-    run("--resume", whole, "--epochs", 3)
-    assert [row["epoch"] for row in read_csv(whole / "results.csv")] == ["1", "2", "3"]
-
-
-# train.py, but the process that comes to the place that its first argument names is killed there. A report is one line,
-# since drawing takes seconds. An export is an empty file: the small models of tests detect nothing, so a file of theirs
-# cannot be checked.
 SCRIPT = f"""
 import os, signal, sys, time
 from pathlib import Path

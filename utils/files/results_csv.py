@@ -31,14 +31,14 @@ class ResultsTable:
         self.rows: dict[int, dict[str, float]] = {}
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, float]]) -> ResultsTable:
-        """Returns the table of ``rows`` (`as_rows`). Raises UserError for rows without an epoch."""
+    def of(cls, rows: Iterable[Mapping[str, float]], location: str = "rows") -> ResultsTable:
+        """Returns the table of ``rows`` (`as_rows`). Raises UserError, with their ``location``, for other values."""
         table = cls()
         try:
             for row in rows:
                 table.add(int(row["epoch"]), {str(name): float(value) for name, value in row.items()})
         except (TypeError, ValueError, KeyError, AttributeError):
-            raise UserError("damaged results") from None
+            raise UserError(f"{location}: damaged results") from None
         return table
 
     @classmethod
@@ -75,10 +75,6 @@ class ResultsTable:
     def as_rows(self) -> list[dict[str, float]]:
         """Returns the rows in the order of epochs, each with its ``epoch``."""
         return [dict(self.rows[epoch]) for epoch in sorted(self.rows)]
-
-    def first_rows(self, epochs: int) -> list[dict[str, float]]:
-        """Returns the rows of the first ``epochs`` epochs."""
-        return [row for row in self.as_rows() if row["epoch"] <= epochs]
 
     def as_columns(self) -> dict[str, np.ndarray]:
         """Returns the columns that have a value: float64 (rows,), nan where a cell is empty."""
