@@ -68,7 +68,6 @@ def test_messages_of_any_size_arrive_and_leave_the_store_empty():
 def test_the_weights_and_the_scores_of_an_epoch_are_removed_from_the_store():
     """Otherwise it would grow by a model in each epoch."""
     store = dist.HashStore()
-    store.set("process/1", this_process())
     ctx = replace(DistributedContext.single("cpu"), eval_ranks=1, store=store)
     training = service.ValidationService(ctx, None)
     messages = evaluation_store(store)
