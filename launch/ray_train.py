@@ -131,15 +131,13 @@ def run_worker(flags: Sequence[str], working_folder: str, folder: Path) -> str:
     with start_child(words, cwd=working_folder, environment=environment, start_new_session=True) as child:
         while True:
             result = child.poll()
-            # The error of a process that has none of its own is that of another.
-            has_own_error = result is not None and (result.code != USER_ERROR or "error" in result.values)
-            is_refused = has_own_error and rank == 0 and result.code == USER_ERROR and not result.has_begun
-            if has_own_error and result.code and not is_refused:
-                raise RuntimeError(f"process {rank}: {result.reason or 'stopped; it resumes'}")
-            state = None
-            if rank == 0:
-                rows = epochs_of(folder)[reported:]
-                state = (rows, result is not None, result.reason if is_refused else "")
+            refusal = ""
+            # A process that has no error of its own ends because of another one's.
+            if result is not None and result.code and (result.code != USER_ERROR or "error" in result.values):
+                if rank > 0 or result.code != USER_ERROR or result.has_begun:
+                    raise RuntimeError(f"process {rank}: {result.reason or 'stopped; it resumes'}")
+                refusal = result.reason
+            state = (epochs_of(folder)[reported:], result is not None, refusal) if rank == 0 else None
             rows, has_ended, refusal = broadcast_from_rank_zero(state)
             for row in rows:
                 train.report(row if rank == 0 else {})

@@ -126,9 +126,9 @@ def dismiss(ctx: DistributedContext) -> None:
 
 def serve(ctx: DistributedContext, build_scorer: Callable[[EvalSetup], Scorer]) -> None:
     """Scores, in an evaluating process, what the training processes send, until the run ends."""
-    if ctx.store is None:
+    store = ctx.store  # for messages of this kind only (`evaluation_store`)
+    if store is None:
         raise ValueError("evaluating processes need the store of a distributed run")
-    store = evaluation_store(ctx.store)
     with suppress(dist.DistError):  # the store is gone, so the run has ended
         try:
             setup = _wait_for(store, "setup")

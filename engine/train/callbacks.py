@@ -64,7 +64,7 @@ class UserCallbacks(Hook):
         self._callbacks: dict[str, Any] = {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
         if inspect.isroutine(owner):
             self._callbacks = {owner.__name__: owner}
-        if not self._callbacks or not all(name in POINTS for name in self._callbacks):
+        if not self._callbacks or not all(name in POINTS and callable(call) for name, call in self._callbacks.items()):
             names = ", ".join(self._callbacks) or "nothing"
             raise UserError(f"{self._flag}: has {names}; callbacks are functions called {', '.join(POINTS)}")
 

@@ -444,9 +444,8 @@ class Trainer:
         """Calls the hooks that come last, and records that the run has been reported."""
         if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
-            get_logger().info(
-                "ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last)
-            )
+            flag = resume_flag(self.checkpointer.last)
+            get_logger().info("ended by a callback after %s; to continue: %s --epochs N", position, flag)
         self._call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main:

@@ -95,14 +95,12 @@ def _once(store: dist.Store, error: Exception) -> Exception:
         else:
             reason = first_line(error)
             error = PeerLost(f"another process of this run has ended; its launcher prints why ({reason})")
-    line = error_line(error)
-    if line is None:
-        return error
     try:
         is_first = store.add("errors", 1) == 1
     except dist.DistError:  # the store is gone, and with it the process that reported
         is_first = False
-    return error if is_first else PeerFailure(line)
+    line = error_line(error)
+    return error if line is None or is_first else PeerFailure(line)
 
 
 def join_run(

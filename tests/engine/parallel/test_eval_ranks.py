@@ -18,6 +18,7 @@ from tests.helpers.same_content import assert_same_content, assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.context import DistributedContext
+from utils.distributed.join import evaluation_store
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 
@@ -140,7 +141,8 @@ def test_messages_of_any_size_arrive_and_an_error_reaches_the_training_processes
         assert message == setup
         return score
 
-    serve(ctx, build_scorer)
+    evaluating = replace(ctx, store=evaluation_store(ctx.store))
+    serve(evaluating, build_scorer)
     ((ema, is_closing),) = seen
     assert_same_content(ema, weights)
     assert is_closing
@@ -151,7 +153,7 @@ def test_messages_of_any_size_arrive_and_an_error_reaches_the_training_processes
         raise UserError("no such data")
 
     with pytest.raises(UserError):
-        serve(ctx, refuse)
+        serve(evaluating, refuse)
     failing.send(8, is_closing=False)
     failing._number = 9  # whose scores are missing
     with pytest.raises(UserError, match="no such data"):

@@ -149,11 +149,12 @@ def test_a_run_that_a_callback_ends_is_saved_and_continues_with_its_callbacks(fo
     run(folder, "--callbacks", "user_hooks:StopAtStep")
     assert seen(folder)[-1][0] == "step"
     hooks = (folder / "user_hooks.py").rename(folder / "away.py")
-    assert "error: --callbacks user_hooks:" in run(folder, "--resume", "runs/exp/last.pt", expect=2).stderr
+    more = ("--resume", "runs/exp/last.pt", "--epochs", "3")
+    assert "error: --callbacks user_hooks:" in run(folder, *more, expect=2).stderr
     hooks.rename(folder / "user_hooks.py")
-    run(folder, "--resume", "runs/exp/last.pt")
-    assert [call[0] for call in seen(folder)] == ["start", "epoch"]
-    assert len((folder / "runs" / "exp" / "results.csv").read_text().splitlines()) == 3
+    run(folder, *more)
+    assert [call[0] for call in seen(folder)] == ["start", "epoch", "step", "step", "step", "epoch"]
+    assert len((folder / "runs" / "exp" / "results.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.slow
