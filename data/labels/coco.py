@@ -10,7 +10,7 @@ from typing import Any
 from data.labels.categories import COCO_JSON, Category, category_names, checked_categories, same_name_error
 from data.labels.findings import BAD_ROW, ORPHAN, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, shown
-from data.labels.label_format import LabelFormat, LabelRequest, LabelRow, RawLabels, RowProblem, shape_of
+from data.labels.label_format import LabelFormat, LabelRow, Listing, RawLabels, RowProblem, shape_of
 from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError
 from utils.files.paths import path_of
@@ -22,9 +22,9 @@ _NUMBERS_OF_BOX = 8  # length of a polygon with four corners
 _COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
 
-def _read(request: LabelRequest) -> LabelsPerSplit:
-    path = Path(path_of(request.labels[0], request.root))
-    return LabelsPerSplit(request, read_coco(path, request.labels[0], request.names))
+def _read(listing: Listing, names: tuple[str, ...] | None) -> LabelsPerSplit:
+    path = Path(path_of(listing.labels[0], listing.root))
+    return LabelsPerSplit(listing, read_coco(path, listing.labels[0], names))
 
 
 def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile:

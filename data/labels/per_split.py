@@ -11,7 +11,7 @@ from typing import Any
 
 from data.labels.categories import Category
 from data.labels.findings import NO_LABEL, ORPHAN, UNDECLARED, Finding
-from data.labels.label_format import LabelRequest, RawLabels
+from data.labels.label_format import Listing, RawLabels
 from data.labels.match import AMBIGUOUS, NOT_FOUND, match_entries
 from utils.errors import UserError, one_line
 from utils.strings import counted
@@ -43,13 +43,13 @@ class LabelsPerSplit:
 
     normalized = False
 
-    def __init__(self, request: LabelRequest, file: SplitFile) -> None:
+    def __init__(self, listing: Listing, file: SplitFile) -> None:
         """Matches entries with the images of all splits that name the file, so that each split gets the same answer.
         Raises UserError if no entry is of an image of this split."""
         self._file = file
         self.categories = file.categories
-        images = request.json_images or request.images
-        file_names = [_below(entry.file_name, request.root) for entry in file.entries]
+        images = listing.json_images or listing.images
+        file_names = [_below(entry.file_name, listing.root) for entry in file.entries]
         image_of_entry = match_entries(file_names, images)
         entry_of: dict[str, ImageEntry] = {}
         orphans: list[Finding] = []
@@ -67,29 +67,31 @@ class LabelsPerSplit:
                 orphans += self._orphan(entry, f"fits {images[image]}, which has another entry", lost_images=0)
             else:
                 entry_of[images[image]] = entry
-        self.images = [name for name in request.images if name in entry_of]
+        self.images = [name for name in listing.images if name in entry_of]
         if not self.images:
             raise UserError(
                 f"{file.name}: none of its {counted(len(file.entries), 'entry')}"
                 f"{_first([entry.file_name for entry in file.entries])} fits one of the split's "
-                f"{counted(len(request.images), 'image')} (first: {request.images[0]}); check 'annotations' and the "
+                f"{counted(len(listing.images), 'image')} (first: {listing.images[0]}); check 'annotations' and the "
                 "file names"
             )
         self._entries = [entry_of[name] for name in self.images]
         self.image_ids: list[int | str] | None = [entry.image_id for entry in self._entries]
         undeclared = [file.entries[number] for number in not_found]
-        if request.other_images is not None:
-            others = match_entries([file_names[number] for number in not_found], request.other_images)
+        if listing.other_images is not None:
+            others = match_entries([file_names[number] for number in not_found], listing.other_images)
             for entry in itertools.compress(undeclared, others == NOT_FOUND):
                 orphans += self._orphan(entry, "is the file name of no image", lost_images=1)
-            undeclared = list(itertools.compress(undeclared, others != NOT_FOUND))
+            for entry in itertools.compress(undeclared, others == AMBIGUOUS):
+                orphans += self._orphan(entry, "fits several images of no split", lost_images=1)
+            undeclared = list(itertools.compress(undeclared, others >= 0))
         self.findings = [
             *file.unmatched_annotations,
             *orphans,
             *self._undeclared(undeclared),
             *(
                 Finding(name, NO_LABEL, f"not in {file.name}, left out")
-                for name in request.images
+                for name in listing.images
                 if name not in entry_of
             ),
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
-from data.index.shared_images import warn_of_shared_images
+from data.index.messages import warn_of_shared_images
 from data.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.evaluation.fitness import Fitness

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from data.dataset.spec import DatasetSpec
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from data.loading.worker import collate, new_pixels
 from data.render.letterbox import CanvasRule

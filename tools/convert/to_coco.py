@@ -20,10 +20,9 @@ from PIL import Image
 
 from data.dataset.spec import SPLITS, DataSource
 from data.images.kinds import IMAGE_SUFFIXES
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding
-from data.labels.ledger import ScanReport
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding, ScanReport
 from data.listing.images import check_rows
 from data.open import open_data
 from tools.convert.collect import AnnotatedImage, Entry, collect, files_below

@@ -26,7 +26,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def open_loader(index, monkeypatch):
-    monkeypatch.setattr("data.loading.build.build_index", lambda *args, **kwargs: (index, []))
+    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
         source = "synthetic.yaml"

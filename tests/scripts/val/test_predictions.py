@@ -11,7 +11,7 @@ import yaml
 
 import val
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.labels.coco_classes import COCO_IDS
 from engine.evaluation.tables import write_predictions

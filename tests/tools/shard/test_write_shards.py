@@ -19,8 +19,7 @@ from data.dataset.spec import DataSource
 from data.dataset.yaml_file import load_dataset_spec
 from data.images.decode import read_bytes
 from data.images.shards import SPAN
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from data.open import open_data
 from data.samples.dataset import AugmentedImages
