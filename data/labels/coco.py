@@ -11,7 +11,7 @@ from data.labels.categories import COCO_JSON, Category, category_names, checked_
 from data.labels.findings import BAD_ROW, ORPHAN, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, shown
 from data.labels.label_format import LabelFormat, LabelRow, Listing, RawLabels, RowProblem, shape_of
-from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
+from data.labels.match import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError
 from utils.files.paths import path_of
 

@@ -43,51 +43,27 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     MISSING_IMAGE: Kind("a row of a list names no file", "correct the row, or restore the file", "image", "image"),
-    BAD_IMAGE: Kind("the image cannot be read", "get a better copy, or delete image and label", "image", "image"),
+    BAD_IMAGE: Kind("it cannot be read", "get a better copy, or delete image and label", "image", "image"),
     BAD_LABEL: Kind(
-        "the label file cannot be read, has no usable row, or is for an image of another shape",
-        "correct the label file, or label the image again",
-        "image",
-        "image",
+        "the file cannot be read, has no usable row, or is for another shape", "correct it", "image", "image"
     ),
-    BAD_ROW: Kind("the row does not have the fields of its format", "correct the row", "object", "object"),
-    UNKNOWN_CLASS: Kind("the class is not in 'names'", "correct the class, or add it to 'names'", "object", "object"),
+    BAD_ROW: Kind("the row is not as in its format", "correct the row", "object", "object"),
+    UNKNOWN_CLASS: Kind("the class is not in 'names'", "correct it, or add it to 'names'", "object", "object"),
     BAD_BOX: Kind(
-        "corners in the wrong order, an area below one pixel, or a place outside the image",
-        "delete the row, or draw the box again",
-        "object",
-        "object",
+        "corners in the wrong order, less than a pixel, or outside", "delete or draw it again", "object", "object"
     ),
     ORPHAN: Kind(
-        "a label file, COCO entry or annotation that fits no image, or several",
+        "a label file, COCO entry or annotation of no image, or of several",
         "name it like its image, or delete it",
         "object",
         "object",
     ),
-    NO_LABEL: Kind(
-        "a background, as with an empty label file; if a COCO JSON does not name the image, it is left out",
-        "label it; for a background, add an empty label file or an entry",
-        "",
-        "image",
-    ),
+    NO_LABEL: Kind("a background; not in the COCO JSON: left out", "label it, or add an empty file", "", "image"),
     UNDECLARED: Kind(
-        "COCO entries of images that exist in no declared split, or of a declared split that is missing",
-        "nothing, or declare the split",
-        "",
-        "object",
+        "COCO entries of images of no split, or of a missing split", "nothing, or declare the split", "", "object"
     ),
-    FITTED: Kind(
-        "a box that exceeds its image is clipped; labels for another size of the image are scaled or turned",
-        "nothing if objects are cut off, else draw the box again",
-        "",
-        "object",
-    ),
-    DUPLICATE: Kind(
-        "trained on once, scored each time as in pycocotools; different polygons are different objects",
-        "delete the second row",
-        "",
-        "object",
-    ),
+    FITTED: Kind("clipped to the image, or scaled or turned to its size", "draw it again if cut off", "", "object"),
+    DUPLICATE: Kind("trained on once, scored each time, as in pycocotools", "delete the second row", "", "object"),
     UNSUPPORTED: Kind("an image format that is not read", "convert it, or delete it", "", "image"),
 }
 ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, BAD_BOX})  # a row that is no box

@@ -124,7 +124,7 @@ def open_run_val_reader(
         return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
     decoding = decoding_for(ctx, loader_workers(config.workers, ctx), antialias=False)
     cache = open_cache(ctx, config.cache, index, imgsz=config.imgsz, cache_dir=config.cache_dir, decoding=decoding)
-    return ImageReader(index, imgsz=config.imgsz, image_cache=cache, reduces=False)
+    return ImageReader(index, imgsz=config.imgsz, image_cache=cache, antialias=False)
 
 
 def open_tile_reader(

@@ -73,7 +73,7 @@ def open_samples(index: DatasetIndex, *, imgsz: int, tile: int) -> SampleReader:
         tile: side of tiles, pixels; 0: whole images.
     """
     if not tile:
-        return ImageReader(index, imgsz=imgsz, reduces=False)
+        return ImageReader(index, imgsz=imgsz, antialias=False)
     return TileReader(_cut(index, tile), imgsz=imgsz, image_cache=_LastImage(index))
 
 

@@ -282,8 +282,14 @@ def _write(
             for box in image.boxes:
                 w = box.x2 - box.x1
                 h = box.y2 - box.y1
-                annotation = {"id": len(annotations) + 1, "image_id": image_id, "category_id": category_ids[box.name]}
-                annotation |= {"bbox": [box.x1, box.y1, w, h], "area": w * h, "iscrowd": int(box.is_group)}
+                annotation = {
+                    "id": len(annotations) + 1,
+                    "image_id": image_id,
+                    "category_id": category_ids[box.name],
+                    "bbox": [box.x1, box.y1, w, h],
+                    "area": w * h,
+                    "iscrowd": int(box.is_group),
+                }
                 annotations.append(annotation)
         check_rows(rows)
         categories = [{"id": number, "name": name} for name, number in category_ids.items()]
