@@ -209,15 +209,6 @@ def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
     assert "the classes of the model and of the data set differ (3 classes against 2)" in line
     assert not (tmp_path / "runs").exists()
-    line = error_of(capsys, main, "--data", data.yaml)  # the flag of all other commands
-    assert line.endswith("unrecognized arguments: --data (has no flag here: python -m tools.check DATA)")
-    for flags, message in (
-        ("--min-score 1.5", "--min-score: must be at most 1, got 1.5"),
-        ("--min-score nan", "--min-score: must be at least 0, got nan"),
-        ("--imgsz 10", "--imgsz: must be at least 64 or 0, got 10"),
-        ("--workers -7", "--workers: must be at least -1, got -7"),
-    ):
-        assert message in error_of(capsys, main, data.yaml, *flags.split())
     shutil.rmtree(data.root / "images" / "val")
     assert "images/val: not found" in error_of(capsys, main, data.yaml, "--split", "val", "train")
     shutil.rmtree(data.root / "images" / "train")
@@ -292,21 +283,3 @@ def test_the_page_is_not_written_among_the_images(data, tmp_path, monkeypatch, c
     assert "is in " in error_of(capsys, main, data.yaml, "--out", "page")
     assert check(capsys, data.yaml)[1].endswith(f"report: {tmp_path}/cache/lockstep/check/exp/report.html\n")
     assert data.content() == before
-
-
-def test_refused_data_leaves_no_folder(data, tmp_path, capsys):
-    shutil.rmtree(data.root / "images")
-    assert "images/train: not found" in error_of(capsys, main, data.yaml, "--out", tmp_path / "new" / "page")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
-    (tmp_path / "runs").write_text("a file")
-    status, text = check(capsys, data.yaml)
-    assert status == 0
-    assert "the report cannot be written (runs/check/exp: a file with this name exists; " in text
-    (tmp_path / "taken" / "report.html").mkdir(parents=True)
-    _, text = check(capsys, data.yaml, "--out", "taken")
-    assert "the report cannot be written (taken/report.html: is a directory; fix that or choose another folder)" in text
-    out = tmp_path / "runs" / "page"
-    assert "/runs: is not a folder; choose another folder" in error_of(capsys, main, data.yaml, "--out", out)
