@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from data.labels.coco_classes import COCO_IDS
+from engine.evaluation.coco_classes import COCO_IDS
 from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.labels import GroundTruth

@@ -46,7 +46,7 @@ def found(name: str, *modules: str) -> Any:
 
 DataSource = found("DataSource", "data.dataset.spec", "data.dataset.spec")
 open_data: Callable = found("open_data", "data.open", "data.open")
-IndexSettings = found("IndexSettings", "data.index.index_settings", "data.index.load", "data.index.index")
+IndexSettings = found("IndexSettings", "data.index.index", "data.index.load", "data.index.index")
 load_index: Callable = found("load_index", "data.index.load", "data.index.store")
 open_train_samples: Callable = found("open_train_samples", "data.loading.build")
 build_train_loader: Callable = found("build_train_loader", "data.loading.build")

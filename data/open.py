@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from data.dataset.spec import DEMO, DatasetSpec, DataSource, JoinedSplit, ListedSplit, ShardSplit, Split, class_names
+from data.dataset.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, ShardSplit, Split, class_names
 from data.dataset.yaml_file import YAML_FOLDER, load_dataset_spec, read_yaml
 from data.images.shards import is_shard_path
-from data.listing.images import is_missing_or_empty
 from utils.class_names import typed_classes
 from utils.errors import UserError
 from utils.files.paths import is_inside
@@ -115,7 +114,7 @@ def _without_empty(spec: DatasetSpec, optional: Sequence[str]) -> DatasetSpec:
         if name not in spec.splits:
             continue
         paths = [path for part in spec.parts_of(name) for path in _image_paths(part.split(name))]
-        if not all(map(is_missing_or_empty, paths)):
+        if not all(map(_is_missing_or_empty, paths)):
             continue
         consequence = "left out; part of 'train' is held out in its place" if name == "val" else "left out"
         missing = [path for path in paths if not path.exists()]
@@ -128,9 +127,16 @@ def _without_empty(spec: DatasetSpec, optional: Sequence[str]) -> DatasetSpec:
     return replace(spec, splits=splits, left_out=left_out)
 
 
+def _is_missing_or_empty(entry: Path) -> bool:
+    """Returns whether an entry of a split does not exist, is a folder without entries, or an empty list."""
+    if os.path.isdir(entry):
+        return not any(not name.startswith(".") for name in os.listdir(entry))
+    return not os.path.exists(entry) or (entry.suffix.lower() == ".txt" and not entry.stat().st_size)
+
+
 def _image_paths(split: Split) -> tuple[Path, ...]:
     """Returns the folders, lists and shards that a split of one data set names."""
-    return split.images if isinstance(split, ListedSplit) else split.paths
+    return split.images if isinstance(split, FilesSplit) else split.paths
 
 
 def problem_of_output(path: Path, spec: DatasetSpec) -> str:

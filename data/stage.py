@@ -32,8 +32,8 @@ import yaml
 from data.dataset.spec import DEMO, DatasetSpec, DataSource
 from data.dataset.yaml_file import load_dataset_spec
 from data.images.kinds import image_suffixes, is_image
-from data.index.messages import check_labels
-from data.listing.listing import Listing, list_split
+from data.labels.label_format import Listing
+from data.listing.listing import list_split, listing_text
 from utils.distributed.context import DistributedContext, StoreBarrier, torch_distributed_zero_first
 from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
@@ -89,13 +89,11 @@ class StagePlan:
 
     @classmethod
     def of(cls, spec: DatasetSpec, splits: Collection[str]) -> StagePlan:
-        """Lists the splits. Raises UserError as `list_split` does, and if no image of a split has a label file."""
+        """Lists the splits. Raises UserError as `list_split` does."""
         stamps: dict[str, list[int]] = {}
         listings: dict[str, Listing] = {}
         for split in splits:
-            listing = list_split(spec, split)
-            check_labels(listing, spec, split)
-            listings[split] = listing
+            listing = listings[split] = list_split(spec, split)
             files = [*zip(listing.images, listing.image_stamps.tolist())]
             files += zip(listing.labels, listing.label_stamps.tolist())
             stamps |= {name: stamp for name, stamp in files if stamp[0] >= 0}
@@ -288,7 +286,7 @@ class StageCopy:
         for folder in map(self._path_in_copy, self.plan.folders):
             self._remove_other_images(folder, wanted)
         for split, listing in self.plan.listings.items():
-            self._write_text(_listing_file(self.yaml, split).name, listing.content())
+            self._write_text(_listing_file(self.yaml, split).name, listing_text(listing))
         self._write_text(self.yaml.with_suffix(".json").name, json.dumps({"source": self.plan.spec.source}))
         self._write_text(self.yaml.name, self.plan.yaml_text())
 

@@ -21,7 +21,7 @@ from benchmarks.environment import ROOT, commit
 from benchmarks.peer import PEER_SIDE
 from benchmarks.processes import SHOWN_ERRORS
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from utils.errors import UserError
 from utils.files.safe_io import write_whole

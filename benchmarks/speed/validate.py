@@ -20,7 +20,7 @@ from benchmarks.peer import PEER_SIDE, find_peer
 from benchmarks.processes import run_process
 from benchmarks.speed.report import Comparison, add_flags, show
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 
 PEER = "peer"  # its name among the autocast types of our side

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from data.cache.mapped import Decoding, MappedImages, decode_into, pixel_offsets
-from data.images.reduce import reduced_sizes
+from data.images.decode import reduced_sizes
 from data.index.index import DatasetIndex, digest_of
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -197,21 +197,19 @@ def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, decoding: Deco
         _discard("--cache disk", error, path.with_suffix(_COMPLETE_SUFFIX), path)
     missing = np.flatnonzero(~is_stored).tolist()
 
-    def packed(i: int, image: np.ndarray) -> tuple[int, memoryview]:
-        return i, np.ascontiguousarray(image).reshape(-1).view(np.uint8).data
-
     if missing:
         total = format_bytes(int(sizes.sum()))
         get_logger().info("--cache disk: %d of %d images, %s in all, into %s", len(missing), len(index), total, path)
-        decoded = decoding.read_all(packed, index, missing, source_hw)
+        decoded = decoding.read_all(index, missing, source_hw)
         images = progress(decoded, desc="caching images (disk)", total=len(missing), enabled=decoding.show_progress)
         try:
             with contextlib.closing(decoded), contextlib.closing(_open_for_writing(path, sizes)) as environment:
                 transaction = environment.begin(write=True)
                 transaction.put(_NAME_KEY, os.fsencode(path.name))
                 uncommitted = 0
-                for i, pixels in images:
-                    transaction.put(_KEY.pack(i), b"".join((pixels, _CRC.pack(zlib.crc32(pixels)))))
+                for i, image in images:
+                    pixels = image.tobytes()
+                    transaction.put(_KEY.pack(i), pixels + _CRC.pack(zlib.crc32(pixels)))
                     uncommitted += len(pixels)
                     if uncommitted >= _BATCH_BYTES:
                         transaction.commit()

@@ -14,14 +14,14 @@ import errno
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-from data.images.reduce import read_source, reduced_sizes
+from data.images.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
@@ -32,8 +32,6 @@ from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
 from utils.strings import counted, format_bytes
 
-_T = TypeVar("_T")
-
 
 class Decoding(NamedTuple):
     """Decodes the images of a cache, in threads."""
@@ -42,21 +40,23 @@ class Decoding(NamedTuple):
     show_progress: bool = False
     antialias: bool = True  # whether images are reduced as for training; see `read_source`
 
-    def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
-        """Decodes image i to (h, w, C), with its size in ``source_hw`` (N, 2). Raises UserError."""
-        return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels, antialias=self.antialias)
-
     def read_all(
-        self, store: Callable[[int, np.ndarray], _T], index: DatasetIndex, images: Sequence[int], source_hw: np.ndarray
-    ) -> Generator[_T, None, None]:
-        """Decodes ``images`` in threads, which call ``store`` with each, and yields its results in order.
+        self, index: DatasetIndex, images: Sequence[int], source_hw: np.ndarray
+    ) -> Generator[tuple[int, np.ndarray], None, None]:
+        """Yields the numbers of ``images`` with the decoded images, (h, w, C) of the sizes ``source_hw`` (N, 2), in
+        order. Raises UserError if one cannot be decoded.
 
         No more images at once than fit into a quarter of the memory that is left, now that a cache has its own. A
         decoder holds up to three images: the file, the decoded pixels, and the converted pixels.
         """
         decoder_bytes = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
         threads = max(min(self.threads, int(available_memory() / 4 / decoder_bytes)), 1)
-        return map_ahead(lambda i: store(i, self.read(index, i, source_hw)), images, threads=threads)
+
+        def read(i: int) -> tuple[int, np.ndarray]:
+            path = index.path(i)
+            return i, read_source(path, index.image_hw[i], source_hw[i], index.pixels, antialias=self.antialias)
+
+        return map_ahead(read, images, threads=threads)
 
 
 class MappedImages:
@@ -117,12 +117,9 @@ def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, dec
         raise UserError(f"{title}: {format_bytes(size)} cannot be allocated ({reason})") from None
     pixels = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
 
-    def store(i: int, image: np.ndarray) -> None:
+    decoded = decoding.read_all(index, range(len(index)), source_hw)
+    for i, image in progress(decoded, desc="caching images", total=len(index), enabled=decoding.show_progress):
         pixels[offsets[i] : offsets[i + 1]] = image.reshape(-1).view(np.uint8)
-
-    decoded = decoding.read_all(store, index, range(len(index)), source_hw)
-    for _ in progress(decoded, desc="caching images", total=len(index), enabled=decoding.show_progress):
-        pass
 
 
 def open_ram_cache(ctx: DistributedContext, index: DatasetIndex, imgsz: int, decoding: Decoding) -> MappedImages:

@@ -1,7 +1,7 @@
 """Describes a data set: its classes, and the paths of each split's images and labels.
 
 A command names it with a `DataSource`. `data.open.open_data` reads the named YAML (`yaml_file`) or folder (`folder`)
-into a `DatasetSpec`. There are four kinds of splits: `FilesSplit` and `JsonSplit`, whose files
+into a `DatasetSpec`. There are three kinds of splits: `FilesSplit`, whose files
 `data.listing.listing.list_split` lists, `ShardSplit` and `JoinedSplit`.
 """
 
@@ -61,30 +61,17 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True)
 class FilesSplit:
-    """A split with a label file for each image. All paths are absolute, but need not exist."""
+    """A split of image files and label files. All paths are absolute, but need not exist."""
 
     images: tuple[Path, ...]  # folders and .txt lists
-    annotations: Path | None  # folder of the label files; None for YOLO txt, whose place follows from the image's path
+    # JSON of all images, or folder of a label file each; None for YOLO txt, whose place follows from the image's path
+    annotations: Path | None
     label_format: LabelFormat
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """All paths that the data set names for the split."""
         return self.images if self.annotations is None else (*self.images, self.annotations)
-
-
-@dataclass(frozen=True, slots=True)
-class JsonSplit:
-    """A split with one label file for all images. All paths are absolute, but need not exist."""
-
-    images: tuple[Path, ...]  # folders and .txt lists
-    annotations: Path
-    label_format: LabelFormat
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """See `FilesSplit`."""
-        return (*self.images, self.annotations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +98,7 @@ class JoinedSplit:
         return ()
 
 
-ListedSplit = FilesSplit | JsonSplit
-Split = FilesSplit | JsonSplit | ShardSplit | JoinedSplit
+Split = FilesSplit | ShardSplit | JoinedSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +153,9 @@ class DatasetSpec:
         return UserError(f"{path}: not found (named by {self.source}); {self.if_missing}")
 
     @property
-    def listed_splits(self) -> dict[str, ListedSplit]:
+    def listed_splits(self) -> dict[str, FilesSplit]:
         """The splits that consist of files and can be listed."""
-        return {name: split for name, split in self.splits.items() if isinstance(split, ListedSplit)}
+        return {name: split for name, split in self.splits.items() if isinstance(split, FilesSplit)}
 
     def parts_of(self, name: str) -> tuple[DatasetSpec, ...]:
         """Returns the data sets that the split ``name`` joins, or just this data set if it joins none."""

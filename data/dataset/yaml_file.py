@@ -18,18 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from data.dataset.folder import read_folder
-from data.dataset.spec import (
-    IGNORE,
-    IGNORED,
-    SPLITS,
-    DatasetSpec,
-    FilesSplit,
-    JoinedSplit,
-    JsonSplit,
-    ListedSplit,
-    ShardSplit,
-    Split,
-)
+from data.dataset.spec import IGNORE, IGNORED, SPLITS, DatasetSpec, FilesSplit, JoinedSplit, ShardSplit, Split
 from data.images.shards import is_shard_path
 from data.labels.formats import VOC, format_of
 from utils.config.settings import MAX_IMGSZ
@@ -226,8 +215,6 @@ def _listed_split(images: tuple[Path, ...], annotations: Path | None, location: 
         label_format = VOC  # a folder that does not exist, which is reported when the split is used
     if label_format is None:
         raise UserError(f"{location}: {annotations}: neither a COCO .json nor a folder of Pascal VOC .xml")
-    if annotations is not None and not label_format.is_per_image:
-        return JsonSplit(images, annotations, label_format)
     return FilesSplit(images, annotations, label_format)
 
 
@@ -325,7 +312,7 @@ def _checked_names(value: Any, path: Path) -> tuple[str, ...]:
 def _names_in_annotations(splits: Mapping[str, Split], path: Path) -> tuple[str, ...] | None:
     """Returns the class names in the annotations of all splits with the first format that has names, or None if no
     split has one. Raises UserError if all of these annotations are missing."""
-    of_splits = [split for split in splits.values() if isinstance(split, ListedSplit)]
+    of_splits = [split for split in splits.values() if isinstance(split, FilesSplit)]
     with_names = [split for split in of_splits if split.annotations and split.label_format.class_names]
     if not with_names:
         return None

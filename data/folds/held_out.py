@@ -11,8 +11,7 @@ import numpy as np
 from data.dataset.spec import DatasetSpec
 from data.folds.assign import assign_folds, class_counts
 from data.folds.groups import groups_of
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 
 from data.dataset.folder import split_of
-from data.images.reduce import read_reduced
+from data.images.decode import read_reduced
 from utils.errors import UserError
 from utils.logger import progress
 from utils.machine.threads import map_ahead

@@ -38,6 +38,7 @@ _HIGH_BITS = np.uint64(0x8080808080808080)
 _CHECK_FLAGS = cv2.IMREAD_REDUCED_GRAYSCALE_8 | cv2.IMREAD_IGNORE_ORIENTATION
 _UNUSED_BYTES = 64  # that may follow the coded data of an image
 _MISSING_BYTES = 16  # of coded data that an image may lack
+_DECODER_ARGUMENTS = ("L", "", 8, 0)  # of Pillow's decoder: gray, an eighth of the size
 _MIN_WIDTH = 32  # pixels; a row of noise in a narrower image may be equal to a decoded one
 
 
@@ -121,9 +122,17 @@ def _decoding_defect(data: bytes, header: Header) -> str:
     if marker is None or marker[0] != _END_MARKER:
         return f"marker 0x{marker[0].hex()} among the coded data, at byte {marker.start()}" if marker else "no end"
     end = marker.start()
-    if end - _UNUSED_BYTES > header.coded_at and _is_complete(data[: end - _UNUSED_BYTES], header):
+    image = _eighth(header)
+    last_row = (0, image.height - 1, image.width, image.height)
+    noise = Image.frombytes("L", (image.width, 1), np.random.default_rng(0).bytes(image.width))
+    image.paste(noise, last_row)  # a row that is not decoded stays as it is
+    decoder = Image._getdecoder("L", "jpeg", _DECODER_ARGUMENTS)  # as PIL.ImageFile.Parser does, bit by bit
+    decoder.setimage(image.im, (0, 0, *image.size))
+    num_consumed, _ = decoder.decode(data[: max(end - _UNUSED_BYTES, header.coded_at)])
+    if image.crop(last_row) != noise:
         return "its image ends before its coded data"
-    if not _is_complete(data[:end] + bytes(_MISSING_BYTES), header):
+    decoder.decode(data[max(num_consumed, 0) : end] + bytes(_MISSING_BYTES))
+    if image.crop(last_row) == noise:
         return "its coded data ends before its image"
     return ""
 
@@ -131,29 +140,11 @@ def _decoding_defect(data: bytes, header: Header) -> str:
 def _is_header_accepted(header_data: bytes, header: Header) -> bool:
     """Returns whether libjpeg accepts the part of a JPEG before its coded data, and only complains about missing
     data."""
-    return _decode_luma(header_data, _eighth(header)) == "not enough image data"
-
-
-def _is_complete(part: bytes, header: Header) -> bool:
-    """Returns whether a part of a JPEG is enough to decode the last row of its image."""
-    image = _eighth(header)
-    last_row = (0, image.height - 1, image.width, image.height)
-    noise = Image.frombytes("L", (image.width, 1), np.random.default_rng(0).bytes(image.width))
-    image.paste(noise, last_row)  # a row that is not decoded stays as it is
-    _decode_luma(part, image)
-    return image.crop(last_row) != noise
-
-
-def _decode_luma(data: bytes, image: Image.Image) -> str:
-    """Decodes a JPEG at an eighth of its size into ``image``, gray. Returns the decoder's complaint, "" without one.
-
-    libjpeg waits for more data at the end of ``data``, so without an end marker it is "not enough image data".
-    """
     try:
-        image.frombytes(data, "jpeg", "L", "", 8, 0)
+        _eighth(header).frombytes(header_data, "jpeg", *_DECODER_ARGUMENTS)
     except ValueError as error:
-        return str(error)
-    return ""
+        return str(error) == "not enough image data"
+    return False
 
 
 def _eighth(header: Header) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Defines the index of a split (`DatasetIndex`): its images and labels as flat arrays.
+"""Defines the index of a split (`DatasetIndex`): its images and labels as flat arrays; and how it is read.
 
 An index is identified by
 
@@ -24,10 +24,10 @@ import numpy as np
 from data.dataset.spec import IGNORED, DatasetSpec
 from data.flat_strings import FlatStrings
 from data.labels.categories import Category
-from data.labels.findings import Finding
+from data.labels.findings import Finding, ScanReport
 from data.labels.label_format import LabelSource
-from data.labels.ledger import ScanReport
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
+from utils.config.settings import TrainConfig, ValConfig
 from utils.files.paths import normal_path, path_of
 from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class, image_ids_of, rows_of
 from utils.pixels import RGB8, PixelFormat
@@ -243,6 +243,33 @@ def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexSettings:
+    """Settings for reading a split, and for selecting the part that a run uses."""
+
+    cache_dir: str = ""  # folder of cache files and reports, see `cache_folder`
+    workers: int = 2  # threads of a scan, which uses more if there are more CPUs; 0 for a single thread
+    max_bad: float = 0.1  # largest fraction of images or objects that may be lost, see `data.labels.findings`
+    single_cls: bool = False  # treat all classes as one
+    fraction: float = 1.0  # random fraction of the usable images, for ``seed``; smaller fractions are subsets
+    seed: int = 0
+    repeats: bool = True  # keep boxes that equal an earlier one of their image, because pycocotools scores them
+    progress: bool = True
+    decode_all: bool = False  # decode all images, not only a sample
+    use_cache: bool = True  # read and write cache files
+
+    @classmethod
+    def of_run(cls, config: TrainConfig | ValConfig, *, workers: int, progress: bool = True) -> IndexSettings:
+        """Returns the settings for reading all of a split, as for validation."""
+        return cls(
+            cache_dir=config.cache_dir,
+            workers=max(workers, 1),
+            max_bad=config.max_bad,
+            single_cls=config.single_cls,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """Labels and findings read from a split, or from one of the data sets that it joins."""
 
@@ -250,7 +277,20 @@ class Scan:
     root: Path  # file names are relative to this folder
     source: LabelSource | None  # None for shards, which were scanned when they were written
     findings: Iterable[Finding]  # about all images
-    has_labels: bool = True  # whether any image has a label file
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSplit:
+    """A split as read from the disk, and the part of it that a run, or a data set that joins it, uses."""
+
+    spec: DatasetSpec
+    split: str
+    full: DatasetIndex  # all usable images, with the classes of the labels
+    used: DatasetIndex
+    note: str = ""  # how it was read, for the log, such as " (cached)"
+    report_path: Path | None = None  # text file that lists the findings, if there are any; None without a cache
+    scans: tuple[Scan, ...] = ()  # see `DatasetIndex.origins`; empty if the index is from a cache file
+    parts: tuple[LoadedSplit, ...] = ()  # the data sets that it joins
 
 
 def origins_of_scan(count: int) -> np.ndarray:

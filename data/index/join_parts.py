@@ -11,15 +11,13 @@ import numpy as np
 
 from data.dataset.spec import IGNORED, DatasetSpec
 from data.flat_strings import FlatStrings
-from data.index.full_split import FullSplit, LoadedSplit
-from data.index.index import DatasetIndex, concatenated, digest_of
-from data.labels.findings import Finding
-from data.labels.ledger import ScanReport
+from data.index.index import DatasetIndex, LoadedSplit, concatenated, digest_of
+from data.labels.findings import ScanReport
 from utils.class_names import class_key
 from utils.files.paths import path_of, relative_name
 
 
-def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> FullSplit:
+def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
     """Joins the used parts of the data sets that a split joins. A class that a data set does not label is ignored in
     its images. A single data set, extended for a model with more classes, keeps its ids and digests."""
     names = spec.as_labeled().names
@@ -27,9 +25,12 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> FullSplit:
     index = indexes[0]
     if len(indexes) > 1:
         index = _concatenate(indexes, origins=_origins(parts))
-    index = replace(index, report=_joined_report(parts, spec))
-    scans = tuple(scan for part in parts for scan in part.full.scans)
-    return FullSplit(index, scans=scans, parts=tuple(parts))
+    findings = [
+        finding._replace(where=relative_name(path_of(finding.where, part.spec.root), spec.root))
+        for part in parts
+        for finding in part.used.report.findings
+    ]
+    return replace(index, report=ScanReport.joined([part.used.report for part in parts], findings))
 
 
 def _concatenate(indexes: Sequence[DatasetIndex], *, origins: np.ndarray | None) -> DatasetIndex:
@@ -56,17 +57,6 @@ def _with_root(index: DatasetIndex, root: Path) -> DatasetIndex:
     return replace(index, root=root, paths=paths)
 
 
-def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec) -> ScanReport:
-    """Returns a report with the findings and numbers of the parts' reports."""
-    reports = [part.used.report for part in parts]
-    findings = [
-        _finding_of_part(finding, part.spec, spec)
-        for part, report in zip(parts, reports)
-        for finding in report.findings
-    ]
-    return ScanReport.joined(reports, findings)
-
-
 def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
     """Returns the origins of all images, with the parts' scans numbered consecutively, or None if they are unknown."""
     origins = []
@@ -75,13 +65,8 @@ def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
         if part.used.origins is None:
             return None
         origins.append(np.add(part.used.origins, [num_scans, 0]))
-        num_scans += len(part.full.scans)
+        num_scans += len(part.scans)
     return np.concatenate(origins)
-
-
-def _finding_of_part(finding: Finding, part: DatasetSpec, spec: DatasetSpec) -> Finding:
-    """Converts a finding of ``part``, located relative to its folder, for the joining data set ``spec``."""
-    return finding._replace(where=relative_name(path_of(finding.where, part.root), spec.root))
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

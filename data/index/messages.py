@@ -1,121 +1,133 @@
-"""Checks that a split can be used, raising UserError if it cannot, and logs what was found in it. Reads no files."""
+"""Says why a run refuses a split, and logs what was found in it."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from data.dataset.spec import IGNORED, DatasetSpec
-from data.index.full_split import FullSplit, LoadedSplit
-from data.index.index_settings import IndexSettings
-from data.listing.listing import Listing
-from utils.errors import UserError
+from data.index.index import DatasetIndex, LoadedSplit
 from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.strings import counted, listed
 
 
-def check_labels(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError if no image of a split has a label file."""
-    if (listing.label_stamps[:, 0] < 0).all():
-        raise UserError(
-            f"{spec.source}: none of the {counted(len(listing.images), 'image')} of '{split}' has a label file; "
-            f"expected {path_of(listing.labels[0], spec.root)} for {path_of(listing.images[0], spec.root)}"
+def problems(loaded: LoadedSplit, max_bad: float) -> list[str]:
+    """Returns the messages with which a run refuses a split; none if it can be used.
+
+    Joined data sets are judged one by one, because a loss that is small overall may be all of a small data set.
+    """
+    found: list[str] = []
+    for part in loaded.parts or (loaded,):
+        report = part.full.report
+        if report.has_lost_too_much(max_bad):
+            advice = f"; {report.advice}" if report.advice else ""
+            reason = f"{report.loss_summary()} (--max-bad is {max_bad:g}){advice}{_report_note(part)}"
+            split = "train" if part.spec.is_held_out(part.split) else part.split
+            found.append(f"{part.spec.source}: '{split}': {reason}")
+    if not found and loaded.split == "train" and no_object(loaded):
+        found.append(f"{no_object(loaded)}; there is nothing to train on")
+    name = _class_without_background(loaded.used) if loaded.parts else ""
+    if name:
+        found.append(
+            f"{loaded.spec.source}: '{loaded.split}' has no image in which all objects of '{name}' are labeled: each "
+            "data set lacks one of the classes that are merged into it; label them, or do not merge them ('classes:' "
+            "or --single-cls)"
         )
+    return found
 
 
-def check_losses(full: FullSplit, spec: DatasetSpec, split: str, max_bad: float) -> None:
-    """Raises UserError if more than the fraction ``max_bad`` of the labels or images is lost, or no image is left."""
-    report = full.index.report
-    if report.has_lost_too_much(max_bad):
-        advice = f"; {report.advice}" if report.advice else ""
-        reason = f"{report.loss_summary()} (--max-bad is {max_bad:g})"
-        raise UserError(f"{spec.source}: '{split}': {reason}{advice}{full.report_note()}")
-
-
-def check_objects(loaded: LoadedSplit, settings: IndexSettings) -> None:
-    """Raises UserError if a training split has no object. Logs a warning if another split has none, unless the split
-    is read for a check, which makes it an issue."""
-    message = objects_problem(loaded, settings)
-    if not message:
-        return
-    if loaded.split == "train":
-        raise UserError(f"{message}; there is nothing to train on")
-    if not settings.is_check:
-        consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
-        get_logger().warning("%s; nothing can be scored%s", message, consequence)
-
-
-def objects_problem(loaded: LoadedSplit, settings: IndexSettings) -> str:
-    """Returns a message if a split has no object, and "" if it has, or if its losses or missing labels were already
-    reported."""
-    full = loaded.full
+def no_object(loaded: LoadedSplit) -> str:
+    """Returns a message if a split has no object, else ""."""
     index = loaded.used
-    if not index.crowd.all() or not full.has_labels or full.has_lost_too_much(settings.max_bad):
+    if not index.crowd.all():
         return ""
-    spec = loaded.spec
-    message = f"{spec.source}: '{loaded.split}' has {counted(len(index), 'image')} and no object"
-    if spec.classes or spec.class_of:
+    message = f"{loaded.spec.source}: '{loaded.split}' has {counted(len(index), 'image')} and no object"
+    if loaded.spec.classes or loaded.spec.class_of:
         message += f" of the class {' or '.join(index.names[:5])}"
     return message
 
 
-def check_backgrounds(loaded: LoadedSplit) -> None:
-    """Raises UserError if a class with objects is ignored in the whole area of every image, so that it has no
-    background. This happens if each of the joined data sets lacks one of the merged classes."""
-    if not loaded.full.parts:
-        return
-    index = loaded.used
+def warn_of_no_object(loaded: LoadedSplit) -> None:
+    """Warns if a split has no object."""
+    if no_object(loaded):
+        consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
+        get_logger().warning("%s; nothing can be scored%s", no_object(loaded), consequence)
+
+
+def _class_without_background(index: DatasetIndex) -> str:
+    """Returns the name of a class with objects that is ignored in the whole area of every image, else "". Each of the
+    joined data sets then lacks one of the merged classes."""
     num_classes = len(index.names)
     is_whole_image = (index.boxes_xywh_px[:, 2:] == index.image_hw[index.image_of_box, ::-1]).all(1)
     regions = index.with_boxes(index.crowd & is_whole_image & (index.classes != IGNORED))
     images_with_region = replace(regions, crowd=np.zeros_like(regions.crowd)).images_per_class(num_classes)
     has_no_background = (images_with_region == len(index)) & (index.boxes_per_class(num_classes) > 0)
-    if not has_no_background.any():
-        return
-    name = index.names[has_no_background.argmax()]
-    raise UserError(
-        f"{loaded.spec.source}: '{loaded.split}' has no image in which all objects of '{name}' are labeled: each data "
-        "set lacks one of the classes that are merged into it; label them, or do not merge them ('classes:' or "
-        "--single-cls)"
-    )
+    return index.names[has_no_background.argmax()] if has_no_background.any() else ""
 
 
-def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> None:
+def log_split(loaded: LoadedSplit, *, title: str) -> None:
     """Logs a line about the images and boxes that are used, and one about each kind of finding. ``title``: the split in
     log messages.
 
     For a held-out part, only the first line is logged, because the training split reports the rest.
     """
-    full = loaded.full
-    if full.parts and not loaded.is_held_out:
-        for part in full.parts:
-            log_split(part, settings, title=f"{part.split} of {part.spec.source}")
+    is_held_out = loaded.spec.is_held_out(loaded.split)
+    if loaded.parts and not is_held_out:
+        for part in loaded.parts:
+            log_split(part, title=f"{part.split} of {part.spec.source}")
         _log_joining(loaded)
-    get_logger().info("%s: %s%s%s", title, loaded.used.summary(), full.note, full.report_note())
-    if full.parts or loaded.is_held_out or full.has_lost_too_much(settings.max_bad):  # which is refused
-        return
-    for level, line in full.index.report.lines():
-        get_logger().log(level, "%s: %s", title, line)
+    get_logger().info("%s: %s%s%s", title, loaded.used.summary(), loaded.note, _report_note(loaded))
+    if not loaded.parts and not is_held_out:
+        for level, line in loaded.full.report.lines():
+            get_logger().log(level, "%s: %s", title, line)
+
+
+def _report_note(loaded: LoadedSplit) -> str:
+    """Returns the path of the file that lists the findings, for messages, or "" if there is none."""
+    return f"; report: {loaded.report_path}" if loaded.report_path and loaded.report_path.exists() else ""
 
 
 def _log_joining(loaded: LoadedSplit) -> None:
     """Logs the classes that each joined data set does not label, and whether ids are dropped. Warns about images that
     several data sets share."""
     names = loaded.spec.as_labeled().names
-    parts = loaded.full.parts
-    for part in parts:
+    for part in loaded.parts:
         unlabeled = [name for name in names if name not in part.used.names]
         if unlabeled:
             message = "%s: %s does not label %s: ignored in its images"
             get_logger().info(message, loaded.split, part.spec.source, listed(unlabeled, 5))
-    if len(parts) > 1 and any(part.used.image_ids is not None for part in parts):
+    if len(loaded.parts) > 1 and any(part.used.image_ids is not None for part in loaded.parts):
         message = "%s: ids of joined COCO JSONs are not kept; results have file names and class numbers"
         get_logger().info(message, loaded.split)
-    paths = Counter(part.used.path(i) for part in parts for i in range(len(part.used)))
+    paths = Counter(part.used.path(i) for part in loaded.parts for i in range(len(part.used)))
     num_repeated = paths.total() - len(paths)
     if num_repeated:
         message = "%s: data sets that %s joins share %s, which count more than once"
         get_logger().warning(message, loaded.split, loaded.spec.source, counted(num_repeated, "image"))
+
+
+def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
+    """Warns about images that are in both splits."""
+    if spec.held_out:
+        return
+    val_paths = set(real_paths(val))
+    shared = len(val_paths.intersection(real_paths(train)))
+    if shared:
+        count = f"{shared:,}" if shared < len(val_paths) else "all"
+        message = "%s: %s of the %s validation images are also training images; scores say little about other images"
+        get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
+
+
+def real_paths(index: DatasetIndex) -> Iterator[str]:
+    """Yields the path of each image, following symbolic links to folders but not to images."""
+    real_folders: dict[str, str] = {}
+    for path in index.paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in real_folders:
+            real_folders[folder] = os.path.realpath(path_of(folder, index.root))
+        yield f"{real_folders[folder]}/{name}"

@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,15 +19,22 @@ import numpy as np
 from data.dataset.spec import DatasetSpec, class_names
 from data.flat_strings import FlatStrings
 from data.images.verify import HiddenDamageError, check_image
-from data.index.index import DatasetIndex, offsets_of, origins_of_scan
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings, Scan, offsets_of, origins_of_scan
 from data.labels.categories import id_of_merged_class, ids_of_classes
-from data.labels.clean import CleanBoxes, clean_rows
-from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, UNKNOWN_CLASS, Finding
-from data.labels.label_format import AREA, CLASS, X1, Y2, LabelFileError, LabelSource, RawLabels, RowProblem, row_table
-from data.labels.ledger import ScanReport
-from data.labels.sizes import Fit
-from data.listing.listing import Listing
+from data.labels.clean import CleanBoxes, Fit, clean_rows
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, UNKNOWN_CLASS, Finding, ScanReport
+from data.labels.label_format import (
+    AREA,
+    CLASS,
+    X1,
+    Y2,
+    LabelFileError,
+    LabelSource,
+    Listing,
+    RawLabels,
+    RowProblem,
+    row_table,
+)
 from utils.errors import UserError
 from utils.files.paths import path_of
 from utils.logger import get_logger, progress
@@ -44,15 +51,6 @@ _FAST_S = 0.0002
 _GRACE_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class ScanResult:
-    """Result of a scan."""
-
-    index: DatasetIndex  # all usable images, with the `origins` of one scan
-    source: LabelSource
-    findings: list[Finding]  # about all images
-
-
 class _ImageContent(NamedTuple):
     """The size, labels and findings of an image, as read from its files."""
 
@@ -63,10 +61,13 @@ class _ImageContent(NamedTuple):
     is_hidden: bool = False  # whether only decoding reveals the image's damage
 
 
-def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> ScanResult:
-    """Reads a listed split, decoding images as `_read_images` does. ``spec``: with the classes of the labels. Raises
-    UserError if a label file for all images is unusable."""
-    source = listing.label_format.read(listing.label_request(None if settings.single_cls else spec.names))
+def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> tuple[DatasetIndex, Scan]:
+    """Reads a listed split, decoding images as `_read_images` does. ``spec``: with the classes of the labels.
+
+    Returns the index of all usable images, and what was read. Raises UserError if a label file for all images is
+    unusable.
+    """
+    source = listing.label_format.read(listing, None if settings.single_cls else spec.names)
     images = _read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])
@@ -83,7 +84,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
         index = index.take(np.flatnonzero(is_used))
     findings = [*listing.findings, *source.findings, *findings]
     report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes), advice=advice)
-    return ScanResult(replace(index, report=report), source, findings)
+    return replace(index, report=report), Scan(spec, spec.root, source, findings)
 
 
 def _read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[_ImageContent]:

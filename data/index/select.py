@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from data.dataset.spec import IGNORED, DatasetSpec, class_names
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.labels.categories import id_of_merged_class
-from data.labels.ledger import WARNED_SHARE, ScanReport
+from data.labels.findings import WARNED_SHARE, ScanReport
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream

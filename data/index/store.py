@@ -1,4 +1,4 @@
-"""Stores the index of a split in a cache file, whose name contains a fingerprint of the split's files."""
+"""Stores the index of a split in a cache file, whose name contains a fingerprint of its files, or in shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ import numpy as np
 
 from data.dataset.spec import DatasetSpec
 from data.flat_strings import FlatStrings
-from data.index.index import COLUMNS, DatasetIndex
+from data.images.shards import open_shards
+from data.index.index import COLUMNS, DatasetIndex, digest_of_arrays, origins_of_scan
 from data.labels.categories import Category
-from data.labels.ledger import FindingTable, ScanReport
+from data.labels.findings import FindingTable, ScanReport
 from data.listing.listing import Listing
+from utils.class_names import class_difference
+from utils.errors import UserError, os_reason
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular, remove_half_written
@@ -26,7 +29,7 @@ from utils.pixels import RGB8
 
 # Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
 # losses: all index caches are then built anew.
-CACHE_VERSION = 26
+CACHE_VERSION = 27
 _FINDINGS = tuple(column.name for column in fields(FindingTable))
 
 
@@ -153,3 +156,26 @@ def restored_index(
         categories=tuple(Category(*category) for category in meta["categories"]),
         category_ids=tuple(meta["category_ids"]),
     )
+
+
+def read_shards(path: Path, spec: DatasetSpec) -> DatasetIndex:
+    """Reads the index of a split in shards (`data.images.shards`). Raises UserError if the shards are damaged or
+    incomplete, or if their classes differ from those of ``spec``."""
+    shards = open_shards(path)
+    meta = shards.meta
+    names = spec.as_labeled().names
+    difference = class_difference(names, meta["names"])
+    if difference:
+        raise UserError(f"{spec.source}: names: differ from {path.name}: {difference}")
+    for name, size in meta["shards"]:  # incomplete files would only be found during an epoch
+        file = path.with_name(name)
+        try:
+            actual_size = file.stat().st_size
+        except OSError as error:
+            raise UserError(f"{file}: {os_reason(error)} (named by {path}); copy it as well") from None
+        if actual_size != size:
+            raise UserError(f"{file}: has {actual_size:,} bytes, but {path.name} says {size:,}; copy or write it again")
+    index = restored_index(meta, shards.arrays, names, path)
+    # Checksums of the images replace modification times.
+    image_files = digest_of_arrays(*(shards.arrays[name] for name in ("paths.data", "paths.offsets", "size", "crc")))
+    return replace(index, image_files=image_files, pixels=spec.pixels, origins=origins_of_scan(len(index)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,20 @@ from typing import Any
 from data.labels.categories import COCO_JSON, Category, category_names, checked_categories, same_name_error
 from data.labels.findings import BAD_ROW, ORPHAN, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, shown
-from data.labels.label_format import LabelFormat, LabelRequest, LabelRow, RawLabels, RowProblem, shape_of
-from data.labels.per_split import ImageEntry, LabelsPerSplit, SplitFile
+from data.labels.label_format import LabelFormat, LabelRow, Listing, RawLabels, RowProblem, shape_of
+from data.labels.match import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError
 from utils.files.paths import path_of
 
 _MAX = 1e300  # larger numbers count as infinite
 _MAX_SIDE = 2**32  # pixels; no format of images stores a larger one
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
 _NUMBERS_OF_BOX = 8  # length of a polygon with four corners
 _COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
 
-def _read(request: LabelRequest) -> LabelsPerSplit:
-    path = Path(path_of(request.labels[0], request.root))
-    return LabelsPerSplit(request, read_coco(path, request.labels[0], request.names))
+def _read(listing: Listing, names: tuple[str, ...] | None) -> LabelsPerSplit:
+    path = Path(path_of(listing.labels[0], listing.root))
+    return LabelsPerSplit(listing, read_coco(path, listing.labels[0], names))
 
 
 def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile:
@@ -36,9 +34,9 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile
         if not isinstance(data.get(key), list):
             raise UserError(f"{path}: has no list '{key}'; is it a COCO JSON for detection?")
     entries = _entries(data["images"], path)
-    entry_of = _Ids((entry.image_id, entry) for entry in entries)
+    entry_of = {_id_key(entry.image_id): entry for entry in entries}
     name_of = checked_categories(data["categories"], path)
-    category_of = _Ids((category_id, category_id) for category_id in name_of)
+    category_of = {_id_key(category_id): category_id for category_id in name_of}
     class_of_name = {class_name: number for number, class_name in enumerate(names or ())}
     unmatched_annotations: list[Finding] = []
     annotation_ids: list[Any] = []
@@ -46,13 +44,13 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile
     for position, annotation in enumerate(data["annotations"]):
         is_dict = isinstance(annotation, dict)
         annotation_ids.append(annotation.get("id", position) if is_dict else position)
-        entry = entry_of.find(annotation.get("image_id")) if is_dict else None
+        entry = entry_of.get(_id_key(annotation.get("image_id"))) if is_dict else None
         if entry is None:
             reason = f"image_id {shown(annotation.get('image_id'))} is not in 'images'" if is_dict else "not an object"
             where = f"{name}: annotation {annotation_ids[-1]}"
             unmatched_annotations.append(Finding(where, ORPHAN, reason, lost_objects=1))
             continue
-        category_id = category_of.find(annotation.get("category_id"))
+        category_id = category_of.get(_id_key(annotation.get("category_id")))
         class_id: int | None = 0
         if category_id is not None:
             used_categories.add(category_id)
@@ -69,7 +67,7 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile
 
 def _entries(images: list[Any], path: Path) -> list[ImageEntry]:
     """Returns the image entries, without labels. Raises UserError that names an invalid one."""
-    position_of: dict[int | str, int] = {}
+    position_of: dict[str, int] = {}
     entries = []
     for position, image in enumerate(images):
         location = f"{path}: images[{position}]"
@@ -80,21 +78,22 @@ def _entries(images: list[Any], path: Path) -> list[ImageEntry]:
             image_id = int(image_id)
         if type(image_id) not in (int, str):
             raise UserError(f"{location}: id {shown(image_id)} is neither an integer nor a string")
-        if image_id in position_of:
-            raise UserError(
-                f"{location}: has the id {shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
-            )
-        position_of[image_id] = position
+        first = position_of.setdefault(_id_key(image_id), position)
+        if first != position:
+            raise UserError(f"{location}: has the id {shown(image_id)} of images[{first}]; ids must be unique")
         entries.append(ImageEntry(image["file_name"].replace("\\", "/"), image_id, RawLabels([], [], _size(image))))
     return entries
 
 
-def _size(image: dict) -> tuple[int, int] | None:
+def _size(image: dict[str, Any]) -> tuple[int, int] | None:
     """Returns the height and width that the labels state; None if they state none, or what no image can have."""
-    height, width = (_whole_number(image.get(side)) for side in ("height", "width"))
-    if height is None or width is None or not (0 < height < _MAX_SIDE and 0 < width < _MAX_SIDE):
-        return None
-    return height, width
+    sides: list[int] = []
+    for name in ("height", "width"):
+        side = image.get(name)
+        if type(side) not in (int, float) or not 0 < side < _MAX_SIDE or side != int(side):
+            return None
+        sides.append(int(side))
+    return sides[0], sides[1]
 
 
 def _parse_annotation(annotation: dict, position: int, class_id: int | None, class_name: str) -> LabelRow | RowProblem:
@@ -140,40 +139,11 @@ def _check_used_names(used: Iterable[int], name_of: dict[int, str], names: Seque
         used_id_of[name] = category_id
 
 
-class _Ids:
-    """Looks up what an id in annotations refers to. An integer, an integral float and a string with the same number are
-    the same id if only one entry has that number."""
-
-    def __init__(self, items: Iterable[tuple[int | str, Any]]) -> None:
-        self._item_of = dict(items)
-        self._items_by_number: dict[int, list[Any]] | None = None
-
-    def find(self, value: Any) -> Any:
-        """Returns the item with the id ``value``, from a JSON file, or None if there is none, or several."""
-        if type(value) in (int, str) and value in self._item_of:
-            return self._item_of[value]
-        number = _whole_number(value)
-        if number is None:
-            return None
-        if self._items_by_number is None:
-            self._items_by_number = {}
-            for item_id, item in self._item_of.items():
-                number_of_id = _whole_number(item_id)
-                if number_of_id is not None:
-                    self._items_by_number.setdefault(number_of_id, []).append(item)
-        items = self._items_by_number.get(number, [])
-        return items[0] if len(items) == 1 else None
-
-
-def _whole_number(value: Any) -> int | None:
-    """Returns the integer that ``value`` is or, as a string, contains; None for other values."""
-    if type(value) is int:
-        return value
-    if type(value) is float:
-        return int(value) if value.is_integer() else None
-    if type(value) is str and _WHOLE_NUMBER.fullmatch(value):
-        return int(value.partition(".")[0])
-    return None
+def _id_key(value: Any) -> str:
+    """Returns an id as text, so that 7, 7.0 and "7" are the same id; "" for what is none."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return str(value) if type(value) in (int, str) else ""
 
 
 def _num_objects(data: bytes) -> int:

@@ -1,12 +1,22 @@
 """Defines the findings of a split: whatever is labeled or named and is not used as written is one `Finding`.
 
-`KINDS` is the only table of their kinds: messages, `tools.check` and docs/checks.md take their texts from it. The lost
-images and objects of all findings are added up by `data.labels.ledger`.
+`KINDS` is the only table of their kinds: messages, `tools.check` and docs/checks.md take their texts from it.
+`ScanReport` adds them up, and decides how they are reported: a split's images and labeled objects are used or lost, and
+each lost one belongs to one finding. What a user leaves out (``--classes``, ``ignore:``, ``--fraction``) is not lost.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.flat_strings import FlatStrings
+from utils.errors import one_line
+from utils.files.safe_io import write_whole
+from utils.strings import counted
 
 MISSING_IMAGE = "missing image"
 BAD_IMAGE = "unreadable image"
@@ -33,54 +43,32 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     MISSING_IMAGE: Kind("a row of a list names no file", "correct the row, or restore the file", "image", "image"),
-    BAD_IMAGE: Kind("the image cannot be read", "get a better copy, or delete image and label", "image", "image"),
+    BAD_IMAGE: Kind("it cannot be read", "get a better copy, or delete image and label", "image", "image"),
     BAD_LABEL: Kind(
-        "the label file cannot be read, has no usable row, or is for an image of another shape",
-        "correct the label file, or label the image again",
-        "image",
-        "image",
+        "the file cannot be read, has no usable row, or is for another shape", "correct it", "image", "image"
     ),
-    BAD_ROW: Kind("the row does not have the fields of its format", "correct the row", "object", "object"),
-    UNKNOWN_CLASS: Kind("the class is not in 'names'", "correct the class, or add it to 'names'", "object", "object"),
+    BAD_ROW: Kind("the row is not as in its format", "correct the row", "object", "object"),
+    UNKNOWN_CLASS: Kind("the class is not in 'names'", "correct it, or add it to 'names'", "object", "object"),
     BAD_BOX: Kind(
-        "corners in the wrong order, an area below one pixel, or a place outside the image",
-        "delete the row, or draw the box again",
-        "object",
-        "object",
+        "corners in the wrong order, less than a pixel, or outside", "delete or draw it again", "object", "object"
     ),
     ORPHAN: Kind(
-        "a label file, COCO entry or annotation that fits no image, or several",
+        "a label file, COCO entry or annotation of no image, or of several",
         "name it like its image, or delete it",
         "object",
         "object",
     ),
-    NO_LABEL: Kind(
-        "a background, as with an empty label file; if a COCO JSON does not name the image, it is left out",
-        "label it; for a background, add an empty label file or an entry",
-        "",
-        "image",
-    ),
+    NO_LABEL: Kind("a background; not in the COCO JSON: left out", "label it, or add an empty file", "", "image"),
     UNDECLARED: Kind(
-        "COCO entries of images that exist in no declared split, or of a declared split that is missing",
-        "nothing, or declare the split",
-        "",
-        "object",
+        "COCO entries of images of no split, or of a missing split", "nothing, or declare the split", "", "object"
     ),
-    FITTED: Kind(
-        "a box that exceeds its image is clipped; labels for another size of the image are scaled or turned",
-        "nothing if objects are cut off, else draw the box again",
-        "",
-        "object",
-    ),
-    DUPLICATE: Kind(
-        "trained on once, scored each time as in pycocotools; different polygons are different objects",
-        "delete the second row",
-        "",
-        "object",
-    ),
+    FITTED: Kind("clipped to the image, or scaled or turned to its size", "draw it again if cut off", "", "object"),
+    DUPLICATE: Kind("trained on once, scored each time, as in pycocotools", "delete the second row", "", "object"),
     UNSUPPORTED: Kind("an image format that is not read", "convert it, or delete it", "", "image"),
 }
 ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, BAD_BOX})  # a row that is no box
+WARNED_SHARE = 0.01  # what concerns at least this fraction of the images or objects is a warning, else information
+_SHOWN = 3  # kinds in a message
 
 
 class Finding(NamedTuple):
@@ -99,3 +87,177 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind}: {self.text}"
+
+
+class KindTotal(NamedTuple):
+    """The findings of one kind in a split."""
+
+    kind: str
+    number: int  # of images or objects, see `Kind.unit`
+    lost_images: int
+    lost_objects: int
+    first: str  # location and text of the first one
+
+
+@dataclass(frozen=True, slots=True)
+class FindingTable:
+    """The N findings of a report in columns. File names may contain any character, so lines of text could not be split
+    again."""
+
+    where: FlatStrings  # (N,) paths relative to the data set's folder
+    kind: FlatStrings  # (N,)
+    text: FlatStrings  # (N,)
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> FindingTable:
+        findings = list(findings)
+        return cls(
+            where=FlatStrings.of(finding.where for finding in findings),
+            kind=FlatStrings.of(finding.kind for finding in findings),
+            text=FlatStrings.of(finding.text for finding in findings),
+        )
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __getitem__(self, i: int) -> Finding:
+        return Finding(self.where[i], self.kind[i], self.text[i])
+
+    def __iter__(self) -> Iterator[Finding]:
+        return (self[i] for i in range(len(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport:
+    """The findings of a whole split, whatever part of it a run uses."""
+
+    findings: FindingTable
+    kinds: tuple[KindTotal, ...] = ()  # in the order of `KINDS`
+    used_images: int = 0
+    used_objects: int = 0  # including crowd regions and repeated boxes
+    advice: str = ""  # message about class ids that start at 1
+
+    @classmethod
+    def of(
+        cls, findings: Sequence[Finding], used_images: int = 0, used_objects: int = 0, advice: str = ""
+    ) -> ScanReport:
+        """Adds up all ``findings`` of a split."""
+        groups: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
+        for finding in findings:
+            groups[finding.kind].append(finding)
+        kinds = [
+            KindTotal(
+                kind=kind,
+                number=sum(finding.number for finding in group),
+                lost_images=sum(finding.lost_images for finding in group),
+                lost_objects=sum(finding.lost_objects for finding in group),
+                first=f"{group[0].where}: {group[0].text}",
+            )
+            for kind, group in groups.items()
+            if group
+        ]
+        return cls(FindingTable.of(findings), tuple(kinds), used_images, used_objects, advice)
+
+    def numbers(self) -> dict[str, Any]:
+        """Returns everything but the findings as plain data for JSON."""
+        return {
+            "kinds": self.kinds,
+            "used_images": self.used_images,
+            "used_objects": self.used_objects,
+            "advice": self.advice,
+        }
+
+    @classmethod
+    def from_numbers(cls, numbers: Mapping[str, Any], findings: FindingTable) -> ScanReport:
+        """Restores a report from its `numbers`."""
+        return cls(findings, **(dict(numbers) | {"kinds": tuple(KindTotal(*total) for total in numbers["kinds"])}))
+
+    @classmethod
+    def joined(cls, reports: Sequence[ScanReport], findings: Iterable[Finding]) -> ScanReport:
+        """Returns the report of several splits that are used as one. ``findings``: those of all reports."""
+        totals: dict[str, KindTotal] = {}
+        for total in (total for report in reports for total in report.kinds):
+            before = totals.get(total.kind, KindTotal(total.kind, 0, 0, 0, total.first))
+            totals[total.kind] = KindTotal(
+                total.kind,
+                before.number + total.number,
+                before.lost_images + total.lost_images,
+                before.lost_objects + total.lost_objects,
+                before.first,
+            )
+        return cls(
+            FindingTable.of(findings),
+            tuple(totals[kind] for kind in KINDS if kind in totals),
+            sum(report.used_images for report in reports),
+            sum(report.used_objects for report in reports),
+        )
+
+    @property
+    def lost_images(self) -> int:
+        return sum(total.lost_images for total in self.kinds)
+
+    @property
+    def lost_objects(self) -> int:
+        return sum(total.lost_objects for total in self.kinds)
+
+    @property
+    def images(self) -> int:
+        """Number of images of the split, including labeled images that it does not contain."""
+        return self.used_images + self.lost_images
+
+    @property
+    def objects(self) -> int:
+        """Number of labeled objects, without those in label files that cannot be parsed."""
+        return self.used_objects + self.lost_objects
+
+    @property
+    def lost_share(self) -> float:
+        """The lost fraction, 0 to 1, of the images or of the objects, whichever is larger: one image may have most of
+        the objects, and a lost label file none that can be counted."""
+        return max(self.lost_images / max(self.images, 1), self.lost_objects / max(self.objects, 1))
+
+    def has_lost_too_much(self, max_bad: float) -> bool:
+        """Returns whether more than the fraction ``max_bad`` is lost, or no image is left."""
+        return not self.used_images or self.lost_share > max_bad
+
+    def loss_summary(self) -> str:
+        """Returns what is lost and why, such as ``3 of 20 images and 45 of 100 objects can't be used: ...``."""
+        parts = []
+        if self.lost_images:
+            parts.append(f"{self.lost_images:,} of {counted(self.images, 'image')}")
+        if self.lost_objects:
+            parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'object')}")
+        lossy = [total for total in self.kinds if total.lost_images or total.lost_objects]
+        lossy.sort(key=lambda total: -max(total.lost_images / self.images, total.lost_objects / max(self.objects, 1)))
+        reasons = [_with_number(total) for total in lossy[:_SHOWN]]
+        if len(lossy) > _SHOWN:
+            reasons.append(f"and {counted(len(lossy) - _SHOWN, 'other kind')}")
+        return f"{' and '.join(parts)} can't be used: {'; '.join(reasons)}"
+
+    def lines(self) -> list[tuple[int, str]]:
+        """Returns the level and text of a line for the log about each kind of finding, and the advice. Images without
+        labels and labels without an image share a line (rule D3)."""
+        lines = []
+        is_loss_large = self.lost_share >= WARNED_SHARE
+        unmatched = [total for total in self.kinds if total.kind in (NO_LABEL, ORPHAN)]
+        if len(unmatched) == 2:
+            lines.append((logging.WARNING, "; ".join(map(_with_number, unmatched))))
+        for total in self.kinds:
+            if len(unmatched) == 2 and total in unmatched:
+                continue
+            kind = KINDS[total.kind]
+            share = total.number / max(self.images if kind.unit == "image" else self.objects, 1)
+            is_warning = is_loss_large if kind.costs else share >= WARNED_SHARE
+            level = logging.WARNING if is_warning else logging.INFO
+            lines.append((level, f"{_with_number(total)} ({kind.meaning})"))
+        if self.advice:
+            lines.append((logging.WARNING, self.advice))
+        return lines
+
+    def write(self, path: str | Path) -> None:
+        """Writes all findings to a text file."""
+        write_whole(path, "".join(f"{one_line(str(finding))}\n" for finding in self.findings))
+
+
+def _with_number(total: KindTotal) -> str:
+    return f"{total.kind}: {counted(total.number, KINDS[total.kind].unit)}, first {one_line(total.first)}"

@@ -11,7 +11,7 @@ The row number locates a row in its label file: the line in a text file, from 1;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -74,17 +74,24 @@ class LabelFileError(Exception):
         self.line = line  # line to correct, or -1
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRequest:
-    """A request to read the labels of a split. For the fields of its listing, see `data.listing.listing.Listing`."""
+@dataclass(frozen=True)
+class Listing:
+    """The images of a split, sorted by name, and their label files, as `data.listing.listing.list_split` finds them.
 
-    images: list[str]
-    labels: list[str]
-    label_stamps: np.ndarray
-    root: Path
-    names: tuple[str, ...] | None  # class names; None if every object is of class 0
-    json_images: Sequence[str] = ()
-    other_images: Sequence[str] | None = ()
+    Names are relative to `root`, with ``/``. Nothing else looks for files: labels, fingerprints and messages follow
+    from the listing.
+    """
+
+    root: Path  # the data set's folder
+    images: list[str]  # N
+    image_stamps: np.ndarray  # int64 (N, 2): size in bytes, modification time in ns
+    label_format: LabelFormat
+    labels: list[str]  # N: each image's label file, or where it would be; or one name: a JSON for all images
+    label_stamps: np.ndarray  # int64 (len(labels), 2); (-1, -1) where no file exists (a background)
+    findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
+    json_images: list[str] = field(default_factory=list)  # JSON only: images of all splits that name it, sorted
+    # JSON only: images beside them, of no split that names it, sorted; None if a split that names it has no images here
+    other_images: list[str] | None = None
 
 
 class LabelSource(Protocol):
@@ -111,7 +118,9 @@ class LabelFormat:
     suffix: str  # of its label files, lower case
     is_per_image: bool  # whether each image has a label file; else a split has one for all images
     in_annotations: bool  # whether 'annotations' in the YAML names the folder, or the file, of the labels
-    read: Callable[[LabelRequest], LabelSource]  # raises UserError for a label file of a split that is unusable
+    # Reads the labels of a split, for class names, or None if every object is of class 0. Raises UserError for an
+    # unusable label file of a split.
+    read: Callable[[Listing, tuple[str, ...] | None], LabelSource]
     num_objects: Callable[[bytes], int]  # number of objects in the content of a label file
     # Returns the class names in the annotations of the splits, ordered by id; None if annotations define no classes.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
@@ -123,13 +132,13 @@ class LabelPerImage:
     image_ids: list[int | str] | None = None
     categories: tuple[Category, ...] = ()
 
-    def __init__(self, request: LabelRequest, parse: Callable[[bytes], RawLabels], *, normalized: bool) -> None:
-        self.images = request.images
+    def __init__(self, listing: Listing, parse: Callable[[bytes], RawLabels], *, normalized: bool) -> None:
+        self.images = listing.images
         self.normalized = normalized
         self.findings: list[Finding] = []
-        self._labels = request.labels
-        self._exists = (request.label_stamps[:, 0] >= 0).tolist()
-        self._root = request.root
+        self._labels = listing.labels
+        self._exists = (listing.label_stamps[:, 0] >= 0).tolist()
+        self._root = listing.root
         self._parse = parse
         self._without_lines: set[int] = set()  # images whose row numbers are not lines, see `RawLabels.is_by_line`
 

@@ -1,6 +1,6 @@
-"""Finds the image of each entry of a COCO JSON.
+"""Reads the labels of formats with one file for all images (`LabelsPerSplit`), which several splits may share.
 
-An entry fits the image whose path ends with its file name, in whole folders:
+Rule D5: an entry of the file fits the image whose path ends with its file name, in whole folders:
 
     images: train/a/7.png, val/a/7.png, val/8.png
     "8.png", "val/8.png", "VAL/8.PNG"   val/8.png
@@ -14,12 +14,22 @@ Unicode composition. The first of these four that fits any image counts, if it f
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 
+from data.labels.categories import Category
+from data.labels.findings import NO_LABEL, ORPHAN, UNDECLARED, Finding
+from data.labels.label_format import Listing, RawLabels
+from utils.errors import UserError, one_line
 from utils.files.paths import casefold_nfc
+from utils.strings import counted
 
 NOT_FOUND = -1
 AMBIGUOUS = -2
@@ -78,3 +88,119 @@ class _Ends:
                 table[end] = AMBIGUOUS if end in table else number
             self._tables[num_parts, is_folded] = table
         return self._tables[num_parts, is_folded]
+
+
+@dataclass(slots=True)
+class ImageEntry:
+    """An image in the label file."""
+
+    file_name: str
+    image_id: int | str
+    labels: RawLabels
+
+
+@dataclass(slots=True)
+class SplitFile:
+    """The content of a label file."""
+
+    name: str  # relative to the data set's folder
+    entries: list[ImageEntry]
+    categories: tuple[Category, ...] = ()
+    annotation_ids: Sequence[Any] = ()  # by row number; empty if row numbers locate the rows
+    unmatched_annotations: list[Finding] = field(default_factory=list)  # annotations without an entry
+
+
+class LabelsPerSplit:
+    """A `LabelSource` that reads the labels of a split's images, in pixels, from one file. Images that it does not name
+    are left out."""
+
+    normalized = False
+
+    def __init__(self, listing: Listing, file: SplitFile) -> None:
+        """Matches entries with the images of all splits that name the file, so that each split gets the same answer.
+        Raises UserError if no entry is of an image of this split."""
+        self._file = file
+        self.categories = file.categories
+        images = listing.json_images or listing.images
+        file_names = [_below(entry.file_name, listing.root) for entry in file.entries]
+        image_of_entry = match_entries(file_names, images)
+        entry_of: dict[str, ImageEntry] = {}
+        orphans: list[Finding] = []
+        not_found: list[int] = []
+        # Entries with annotations first: without any, an image would be a background.
+        order = sorted(range(len(file.entries)), key=lambda i: not file.entries[i].labels.num_labeled)
+        for number in order:
+            entry = file.entries[number]
+            image = int(image_of_entry[number])
+            if image == AMBIGUOUS:
+                orphans += self._orphan(entry, "fits several images", lost_images=1)
+            elif image == NOT_FOUND:
+                not_found.append(number)
+            elif images[image] in entry_of:
+                orphans += self._orphan(entry, f"fits {images[image]}, which has another entry", lost_images=0)
+            else:
+                entry_of[images[image]] = entry
+        self.images = [name for name in listing.images if name in entry_of]
+        if not self.images:
+            raise UserError(
+                f"{file.name}: none of its {counted(len(file.entries), 'entry')}"
+                f"{_first([entry.file_name for entry in file.entries])} fits one of the split's "
+                f"{counted(len(listing.images), 'image')} (first: {listing.images[0]}); check 'annotations' and the "
+                "file names"
+            )
+        self._entries = [entry_of[name] for name in self.images]
+        self.image_ids: list[int | str] | None = [entry.image_id for entry in self._entries]
+        undeclared = [file.entries[number] for number in not_found]
+        if listing.other_images is not None:
+            others = match_entries([file_names[number] for number in not_found], listing.other_images)
+            for entry in itertools.compress(undeclared, others == NOT_FOUND):
+                orphans += self._orphan(entry, "is the file name of no image", lost_images=1)
+            for entry in itertools.compress(undeclared, others == AMBIGUOUS):
+                orphans += self._orphan(entry, "fits several images of no split", lost_images=1)
+            undeclared = list(itertools.compress(undeclared, others >= 0))
+        self.findings = [
+            *file.unmatched_annotations,
+            *orphans,
+            *self._undeclared(undeclared),
+            *(
+                Finding(name, NO_LABEL, f"not in {file.name}, left out")
+                for name in listing.images
+                if name not in entry_of
+            ),
+        ]
+
+    def read(self, i: int) -> RawLabels | None:
+        return self._entries[i].labels
+
+    def where(self, i: int, row_number: int | None = None) -> str:
+        if row_number is None:
+            return f"{self._file.name}: image {self._entries[i].image_id}"
+        if not self._file.annotation_ids:
+            return f"{self._file.name}:{row_number}"
+        return f"{self._file.name}: annotation {self._file.annotation_ids[row_number]}"
+
+    def _orphan(self, entry: ImageEntry, reason: str, *, lost_images: int) -> list[Finding]:
+        """Returns a finding about an entry that is not used, none if it has no annotation."""
+        count = entry.labels.num_labeled
+        where = f"{self._file.name}: image {entry.image_id}"
+        text = f"{one_line(entry.file_name)[:200]} {reason}"
+        return [Finding(where, ORPHAN, text, number=count, lost_images=lost_images, lost_objects=count)][: count > 0]
+
+    def _undeclared(self, entries: Sequence[ImageEntry]) -> list[Finding]:
+        """Returns one finding about all ``entries`` with annotations."""
+        labeled = [entry for entry in entries if entry.labels.num_labeled]
+        if not labeled:
+            return []
+        num_objects = sum(entry.labels.num_labeled for entry in labeled)
+        count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
+        text = f"{count}{_first([entry.file_name for entry in labeled])}"
+        return [Finding(self._file.name, UNDECLARED, text, number=num_objects)]
+
+
+def _below(file_name: str, root: Path) -> str:
+    """Returns an absolute path in the data set's folder relative to it, and any other file name as it is."""
+    return file_name[len(str(root)) :] if file_name.startswith(f"{root}{os.sep}") else file_name
+
+
+def _first(names: Sequence[str]) -> str:
+    return f" (first: {one_line(names[0])[:200]})" if names else ""

@@ -18,9 +18,9 @@ from data.labels.label_format import (
     LabelFileError,
     LabelFormat,
     LabelPerImage,
-    LabelRequest,
     LabelRow,
     LabelSource,
+    Listing,
     RawLabels,
     RowProblem,
     is_plain_number_text,
@@ -117,9 +117,9 @@ def object_names(data: bytes) -> set[str]:
     return {name.strip() for name in names} - {""}
 
 
-def _read(request: LabelRequest) -> LabelSource:
-    class_ids = None if request.names is None else {name: i for i, name in enumerate(request.names)}
-    return LabelPerImage(request, partial(parse_voc, class_ids=class_ids), normalized=False)
+def _read(listing: Listing, names: tuple[str, ...] | None) -> LabelSource:
+    class_ids = None if names is None else {name: i for i, name in enumerate(names)}
+    return LabelPerImage(listing, partial(parse_voc, class_ids=class_ids), normalized=False)
 
 
 def _num_objects(data: bytes) -> int:

@@ -15,9 +15,9 @@ from data.labels.label_format import (
     LabelFileError,
     LabelFormat,
     LabelPerImage,
-    LabelRequest,
     LabelRow,
     LabelSource,
+    Listing,
     RawLabels,
     RowProblem,
     is_plain_number_text,
@@ -92,9 +92,9 @@ def _not_numbers(fields: list[str], line: int) -> RowProblem:
     return RowProblem(line, BAD_ROW, f"not numbers separated by spaces: {' '.join(fields)[:60]!r}")
 
 
-def _read(request: LabelRequest) -> LabelSource:
-    parse = partial(parse_yolo, num_classes=None if request.names is None else len(request.names))
-    return LabelPerImage(request, parse, normalized=True)
+def _read(listing: Listing, names: tuple[str, ...] | None) -> LabelSource:
+    parse = partial(parse_yolo, num_classes=None if names is None else len(names))
+    return LabelPerImage(listing, parse, normalized=True)
 
 
 def _num_rows(data: bytes) -> int:

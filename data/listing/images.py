@@ -7,12 +7,13 @@ many leading folders all rows drop. In Pascal VOC's ImageSets, a row is the stem
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.dataset.spec import WITHOUT_VAL, DatasetSpec
+from data.dataset.spec import WITHOUT_VAL, DatasetSpec, FilesSplit
 from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes
 from data.labels.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding
 from data.listing.folders import ABSENT, Folders, stamp_of
@@ -58,18 +59,24 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     return images
 
 
-def find_other_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages | None:
-    """Returns the images of another split than the one that is listed, None if it has none. Its mistakes are reported
-    when it is listed."""
-    if split in spec.left_out:
-        return None
-    try:
-        return find_images(spec, split, folders)
-    except UserError:
-        return None
+def images_of_other_splits(
+    spec: DatasetSpec, split: str, folders: Folders
+) -> Iterator[tuple[FilesSplit, SplitImages | None]]:
+    """Yields the other splits that name the same JSON as ``split``, or a folder of annotations in or around its own,
+    with their images; None if a split has no images here. Its mistakes are reported when it is listed."""
+    annotations = spec.listed_splits[split].annotations
+    for name, other in (spec.splits | spec.left_out).items():
+        if name == split or not isinstance(other, FilesSplit) or annotations is None or other.annotations is None:
+            continue
+        if other.annotations.is_relative_to(annotations) or annotations.is_relative_to(other.annotations):
+            images = None
+            if name not in spec.left_out:
+                with contextlib.suppress(UserError):
+                    images = find_images(spec, name, folders)
+            yield other, images
 
 
-def find_images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders) -> SplitImages:
+def images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders) -> SplitImages:
     """Returns the images, without stamps, that are beside ``images`` and not among them: in the last folder ``images``
     or ``JPEGImages`` of their paths, or else in the folder above theirs. They may be of other splits, or of none."""
     beside = SplitImages()
@@ -93,13 +100,6 @@ def _tree_of(folder: str, root: Path) -> str:
         if parts[end - 1].lower() in _IMAGE_TREES:
             return os.path.join(*parts[:end])
     return os.path.dirname(folder) if is_inside and folder != str(root) else folder
-
-
-def is_missing_or_empty(entry: Path) -> bool:
-    """Returns whether an entry of a split does not exist, is a folder without entries, or an empty list."""
-    if os.path.isdir(entry):
-        return not any(not name.startswith(".") for name in os.listdir(entry))
-    return not os.path.exists(entry) or (entry.suffix.lower() == ".txt" and not entry.stat().st_size)
 
 
 def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], folders: Folders) -> None:

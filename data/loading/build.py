@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from data.cache.open import decoding_for, open_cache, open_tile_cache
 from data.dataset.spec import DatasetSpec
-from data.index.index import DatasetIndex, digest_of_arrays
-from data.index.index_settings import IndexSettings
-from data.index.load import build_index, map_index
+from data.index.index import DatasetIndex, IndexSettings, digest_of_arrays
+from data.index.load import load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from data.render.letterbox import CanvasRule
@@ -125,7 +124,7 @@ def open_run_val_reader(
         return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
     decoding = decoding_for(ctx, loader_workers(config.workers, ctx), antialias=False)
     cache = open_cache(ctx, config.cache, index, imgsz=config.imgsz, cache_dir=config.cache_dir, decoding=decoding)
-    return ImageReader(index, imgsz=config.imgsz, image_cache=cache, reduces=False)
+    return ImageReader(index, imgsz=config.imgsz, image_cache=cache, antialias=False)
 
 
 def open_tile_reader(
@@ -160,12 +159,12 @@ def _open_index(ctx: DistributedContext, spec: DatasetSpec, split: str, settings
     and publishes its cache files, which the others map."""
     key = f"index/{ctx.first_rank}/{ctx.node_rank}/{split}"
     with torch_distributed_zero_first(ctx):
-        if ctx.store is None or ctx.is_node_leader:
-            index, cache_files = build_index(spec, split, settings)
-            if ctx.store is not None:
-                ctx.store.set(key, json.dumps(cache_files))
-        else:
-            index = map_index(spec, split, settings, json.loads(ctx.store.get(key)))
+        cache_files: dict[str, str] = {}
+        if ctx.store is not None and not ctx.is_node_leader:
+            cache_files = json.loads(ctx.store.get(key))
+        index = load_index(spec, split, settings, cache_files)
+        if ctx.store is not None and ctx.is_node_leader:
+            ctx.store.set(key, json.dumps(cache_files))
     check_same_data(ctx, split, index)  # nodes may have separate copies
     return index
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from data.augment.plan import Layer, Patch, SamplePlan
 from data.augment.transforms import project_points
-from data.images.decode import with_channels
-from data.images.reduce import resize, resize_area
+from data.images.decode import resize, resize_area, with_channels
 from utils.pixels import RGB8, PixelFormat, padding_value
 
 _POLYGON_BITS = 4  # sub-pixel bits of OpenCV's polygon filler

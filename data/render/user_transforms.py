@@ -55,10 +55,8 @@ class UserTransforms:
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
         self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
-        rows = np.arange(len(boxes))
-        marked_rows = np.where(labels[:, 0] < 0, ~rows, rows)  # ``~row``, which is negative, marks an ignore region
         try:
-            result = self._compose(image=image, bboxes=boxes, rows=marked_rows)
+            result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)), regions=labels[:, 0] < 0)
         except Exception as error:  # the user's transforms may raise any error
             unusual = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
             raise UserError(f"hyper-parameter albumentations: {unusual}{_one_line(error)}") from error
@@ -70,7 +68,7 @@ class UserTransforms:
             )
         # Without a box, a transform that does not support boxes leaves results of shape (0,).
         boxes = np.asarray(result["bboxes"], np.float64).reshape(-1, 4)
-        rows = _label_rows(np.asarray(result["rows"]).reshape(-1))
+        rows = np.asarray(result["rows"]).reshape(-1).astype(np.int64)
         if changed.shape[:2] != (height, width):
             fit = fit_letterbox(changed.shape[:2], (height, width))
             gain_x = fit.width / changed.shape[1]
@@ -88,7 +86,7 @@ def _build(entries: list[dict]) -> Any:
     transforms = [_make(package, entry) for entry in entries]
     bbox_params = package.BboxParams(
         format="pascal_voc",
-        label_fields=["rows"],
+        label_fields=["rows", "regions"],
         min_visibility=MIN_VISIBLE_FRACTION,
         min_width=MIN_VISIBLE_SIDE_PX,
         min_height=MIN_VISIBLE_SIDE_PX,
@@ -104,29 +102,19 @@ def _build(entries: list[dict]) -> Any:
 
 
 def _filter_boxes(processor: Any, boxes: np.ndarray, shape: dict[str, int]) -> np.ndarray:
-    """Clips boxes and drops those below the pipeline's limits, but keeps every visible piece of an ignore region, as
+    """Filters objects as albumentations does, but keeps every visible piece of an ignore region, as
     `data.augment.labels.transform_labels` does: the objects in a dropped region would become background.
 
-    ``boxes``: (n, 5) of x1, y1, x2, y2, normalized, and the row of the label, which is negative for an ignore region.
+    ``boxes``: (n, 6) of x1, y1, x2, y2, normalized, the row of the label, and whether it is an ignore region.
     """
-    unchanged = type(processor).filter  # albumentations' own filter
+    plain_filter = type(processor).filter
     if not len(boxes):
-        return unchanged(processor, boxes, shape)
-    is_region = boxes[:, 4] < 0
-    if not is_region.any():
-        return unchanged(processor, boxes, shape)
-    objects = unchanged(processor, boxes[~is_region], shape).reshape(-1, boxes.shape[1])
+        return plain_filter(processor, boxes, shape)
+    is_region = boxes[:, 5] != 0
     regions = boxes[is_region]
     regions[:, :4] = regions[:, :4].clip(0, 1)
-    is_visible = (regions[:, 2] > regions[:, 0]) & (regions[:, 3] > regions[:, 1])
-    kept = np.concatenate([objects, regions[is_visible]])
-    return kept[np.argsort(_label_rows(kept[:, 4]), kind="stable")]
-
-
-def _label_rows(marked_rows: np.ndarray) -> np.ndarray:
-    """Returns the rows of labels from ``marked_rows``, in which ``~row`` marks an ignore region."""
-    rows = marked_rows.astype(np.int64)
-    return np.where(rows < 0, ~rows, rows)
+    is_visible = (regions[:, 2:4] > regions[:, :2]).all(1)
+    return np.concatenate([plain_filter(processor, boxes[~is_region], shape).reshape(-1, 6), regions[is_visible]])
 
 
 def _make(package: ModuleType, entry: Any) -> Any:

@@ -123,7 +123,7 @@ class AugmentedImages(LoadImagesAndLabels):
         pool = PartnerPool(self.weights)
         self.planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
         self._read = reader.read
-        if reader.decodes_files and hyp.mosaic_block and not rect:  # cached images need no second copy
+        if reader.image_cache is None and hyp.mosaic_block and not rect:  # cached images need no second copy
             # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
             self._read = RecentImages(reader, max_images=2 * hyp.mosaic_block).read
         self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data.images.reduce import read_source, reduced_sizes
+from data.images.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule
 from data.samples.tiles import TiledIndex, crop_tile
@@ -40,11 +40,11 @@ class SampleReader(ABC):
         imgsz: longer side of a letterboxed sample, pixels; None to keep the size of each.
         source_hw: int (N, 2), sizes of the source images that `read` returns.
         tiles: the tiles that are the samples; None if the samples are whole images.
-        decodes_files: whether `read` decodes a file, instead of using a cache.
+        image_cache: decoded images; None if `read` decodes files.
     """
 
     tiles: TiledIndex | None
-    decodes_files: bool
+    image_cache: ImageCache | None
 
     def __init__(
         self, image_index: DatasetIndex, sample_index: DatasetIndex, *, imgsz: int | None, source_hw: np.ndarray
@@ -87,23 +87,22 @@ class ImageReader(SampleReader):
         *,
         imgsz: int | None,
         image_cache: ImageCache | None = None,
-        reduces: bool = True,
+        antialias: bool = True,
     ) -> None:
         """
         Args:
             imgsz: longer side of source images and of letterboxed images, pixels; None to keep the size of each file.
             image_cache: made for the same index and imgsz; None to decode files.
-            reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
+            antialias: whether images are reduced to ``imgsz`` as for training, see `read_source`; otherwise
                 letterboxing resizes whole images, as detection does. A cache contains reduced images.
         """
-        if imgsz is None or (image_cache is None and not reduces):
+        if imgsz is None or (image_cache is None and not antialias):
             source_hw = image_index.image_hw
         else:
             source_hw = reduced_sizes(image_index.image_hw, imgsz)
         super().__init__(image_index, image_index, imgsz=imgsz, source_hw=source_hw)
         self.tiles = None
         self.image_cache = image_cache
-        self.decodes_files = image_cache is None
 
     def read(self, i: int, epoch: int) -> np.ndarray:
         if self.image_cache is not None:
@@ -153,6 +152,7 @@ class TileReader(SampleReader):
     """Cuts tiles from the cached images of a split."""
 
     tiles: TiledIndex
+    image_cache: ImageCache
 
     def __init__(self, tiles: TiledIndex, *, imgsz: int | None, image_cache: ImageCache) -> None:
         """
@@ -163,7 +163,6 @@ class TileReader(SampleReader):
         super().__init__(tiles.image_index, tiles.tile_index, imgsz=imgsz, source_hw=tiles.tile_index.image_hw)
         self.tiles = tiles
         self.image_cache = image_cache
-        self.decodes_files = False
 
     def read(self, i: int, epoch: int) -> np.ndarray:
         left, top = self.tiles.corners(np.array([i]), epoch)[0].tolist()

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.labels.coco_classes import coco_category_ids
 from engine.commands.detect_drawing import DrawnFrame
 from engine.commands.written_files import WrittenFiles, remove_written
+from engine.evaluation.coco_classes import coco_category_ids
 from engine.inference.results.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
 from engine.inference.results.result_names import UniqueStems, class_folders, written_suffix
 from engine.inference.results.video_writer import VideoFiles

@@ -125,9 +125,9 @@ def _open_reader(
     """Opens the samples that the model is scored on: images or, as in training, tiles, scaled to ``config.imgsz``; or
     images at their full size, which the model itself cuts into tiles."""
     if tiles is None:
-        return ImageReader(index, imgsz=config.imgsz, reduces=False)
+        return ImageReader(index, imgsz=config.imgsz, antialias=False)
     if not tiles.scaled:
-        return ImageReader(index, imgsz=None, reduces=False)
+        return ImageReader(index, imgsz=None, antialias=False)
     check_has_images(index, spec, config.task, "cut into tiles")
     tiled = TiledIndex(replace(index, tile=tiles.size), tiles.size, hyp=Hyperparameters(), overlap=tiles.overlap)
     return open_tile_reader(ctx, config, tiled, imgsz=config.imgsz, kind="none")

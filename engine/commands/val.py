@@ -7,11 +7,11 @@ from pathlib import Path
 
 from data.dataset.spec import DatasetSpec, DataSource
 from data.index.index import DatasetIndex
-from data.labels.coco_classes import coco_category_ids
 from engine.commands.scoring import SplitScores, score
 from engine.commands.written_files import listing_written, remove_written
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
+from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.matching import match_detections
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from data.dataset.spec import DatasetSpec
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from data.loading.worker import collate, new_pixels
 from data.render.letterbox import CanvasRule
@@ -74,7 +73,7 @@ def open_samples(index: DatasetIndex, *, imgsz: int, tile: int) -> SampleReader:
         tile: side of tiles, pixels; 0: whole images.
     """
     if not tile:
-        return ImageReader(index, imgsz=imgsz, reduces=False)
+        return ImageReader(index, imgsz=imgsz, antialias=False)
     return TileReader(_cut(index, tile), imgsz=imgsz, image_cache=_LastImage(index))
 
 

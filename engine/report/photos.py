@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from markupsafe import Markup
 
-from data.images.reduce import read_reduced
+from data.images.decode import read_reduced
 from utils.drawing.draw import draw_boxes
 from utils.drawing.page import CardPicture, embed_image
 from utils.errors import UserError

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from data.dataset.spec import DatasetSpec, class_names
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
-from data.index.shared_images import warn_of_shared_images
+from data.index.messages import warn_of_shared_images
 from data.loading.build import (
     build_run_val_loader,
     build_train_loader,

@@ -18,7 +18,7 @@ from benchmarks.accuracy.summary import VariantScores, difference, read_runs
 from benchmarks.accuracy.variants import Variant
 from benchmarks.entrypoint import run_benchmark
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from tests.helpers.tiny import write_dataset
 

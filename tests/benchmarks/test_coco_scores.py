@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.coco_scores import average_precision, read_detections
-from data.labels.coco_classes import COCO_IDS
+from engine.evaluation.coco_classes import COCO_IDS
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import write_predictions
 from tests.helpers.scoring import random_case

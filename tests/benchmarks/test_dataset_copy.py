@@ -9,7 +9,7 @@ import yaml
 
 from benchmarks.dataset_copy import copied, copy_dataset
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.listing.listing import list_split
 from tests.helpers.tiny import write_dataset

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from data.dataset.spec import DatasetSpec, DataSource
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from data.open import open_data
 from utils.distributed.context import DistributedContext

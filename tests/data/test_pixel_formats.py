@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
@@ -130,7 +130,7 @@ def batches_of(monkeypatch, tmp_path):
     """The first two training batches and the first validation batch of an index."""
 
     def batches(index, **options):
-        monkeypatch.setattr("data.loading.build.build_index", lambda *args, **kwargs: (index, []))
+        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
         config = TrainConfig(**(defaults | options))
         ctx = DistributedContext.single("cpu")

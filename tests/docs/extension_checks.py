@@ -16,7 +16,7 @@ from torch import nn
 import export
 import train
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from engine.inference.open_model import open_model

@@ -16,7 +16,7 @@ from data.cache.disk import DiskCache, open_disk_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.flat_strings import FlatStrings
 from data.index.index import DatasetIndex
-from data.labels.ledger import ScanReport
+from data.labels.findings import ScanReport
 from data.samples.dataset import LoadImagesAndLabels
 from utils.batches import BatchRequest, Sample, SampleKey
 from utils.distributed.context import DistributedContext

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from data.dataset.spec import IGNORED, DatasetSpec
-from data.index.index import Scan
-from data.index.index_settings import IndexSettings
-from data.index.load import scan_for_check
-from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
+from data.index.index import IndexSettings, Scan
+from data.index.load import read_split
+from data.index.messages import log_split, no_object, problems
+from data.labels.findings import UNKNOWN_CLASS, Finding
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED, UNREADABLE_SPLIT
 from utils.errors import UserError
@@ -45,13 +45,15 @@ def scan_splits(spec: DatasetSpec, names: Sequence[str], *, workers: int) -> tup
 
 def scan_split(spec: DatasetSpec, name: str, *, workers: int) -> CheckedSplit:
     """Scans a split as `scan_splits` does."""
-    scanned = scan_for_check(spec, name, IndexSettings(workers=workers))
+    settings = IndexSettings(workers=workers, decode_all=True, use_cache=False)
+    loaded = read_split(spec, name, settings)
+    log_split(loaded, title=name)
     return CheckedSplit(
         name=name,
-        index=scanned.index,
-        parts=scanned.scans,
-        refusals=scanned.refusals,
-        objects_problem=scanned.objects_problem,
+        index=loaded.used,
+        parts=loaded.scans,
+        refusals=tuple(problems(loaded, settings.max_bad)),
+        objects_problem=no_object(loaded),
     )
 
 
@@ -67,15 +69,10 @@ def refused_splits(splits: Iterable[CheckedSplit]) -> list[Issue]:
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
-    """Converts the findings of the scan to issues, sorted by kind; findings in shards name no images.
-
-    If no image has a label file, the split is refused, and the missing label files are one mistake, not one per image.
-    """
+    """Converts the findings of the scan to issues, sorted by kind; findings in shards name no images."""
     issues = []
     for part in split.parts:
         for finding in part.findings:
-            if finding.kind == NO_LABEL and not part.has_labels:
-                continue
             where = split.relative(part, finding.where)
             images: tuple[str, ...] = ()
             if part.source is not None and finding.image >= 0:

@@ -7,18 +7,11 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.convert.collect import Box, Entry, parse_boxes
+from tools.convert.entry import Box, Entry, parse_boxes
 from utils.errors import UserError
 from utils.files.safe_io import read_text
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-
-
-def is_csv(head: bytes) -> bool:
-    """Returns whether a CSV begins with a header that `read_csv` reads."""
-    header = next(csv.reader([head.decode("utf-8-sig", "replace").partition("\n")[0].replace("\0", "")]), [])
-    columns = {name.strip().lower() for name in header}
-    return columns.issuperset(_CORNERS) and bool(columns & {"imageid", "filename"})
 
 
 def read_csv(file: Path) -> Iterator[Entry]:
@@ -35,6 +28,11 @@ def read_csv(file: Path) -> Iterator[Entry]:
 
     lines = csv.DictReader(io.StringIO(read_text(file), newline=""))
     try:
+        columns = {name.strip().lower() for name in lines.fieldnames or ()}
+        if not columns.issuperset(_CORNERS) or not columns & {"imageid", "filename"}:
+            raise UserError(
+                f"{file}: has no columns ImageID or filename, xmin, ymin, xmax, ymax; is it a CSV of boxes?"
+            )
         for line in lines:
             row = {str(key).strip().lower(): (value or "") for key, value in line.items() if isinstance(value, str)}
             is_open_images = "imageid" in row

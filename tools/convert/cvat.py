@@ -8,15 +8,10 @@ from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from tools.convert.collect import Box, Entry, box_around, parse_boxes
+from tools.convert.entry import Box, Entry, box_around, parse_boxes
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.files.xml_files import XmlError, parse_xml
-
-
-def is_cvat(head: bytes) -> bool:
-    """Returns whether an XML begins like one of CVAT."""
-    return b"<annotations>" in head
 
 
 def read_cvat(file: Path) -> Iterator[Entry]:

@@ -8,23 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.convert.collect import Box, Entry, parse_boxes
+from tools.convert.entry import Box, Entry, parse_boxes
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.packages import require_package
 
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # possible names of the column
 _ROWS_AT_ONCE = 16
-
-
-def is_image_folder(head: bytes) -> bool:
-    """Returns whether a .jsonl begins like the metadata of an image folder."""
-    return b'"file_name"' in head
-
-
-def is_parquet(head: bytes) -> bool:
-    """Returns whether a file begins like a parquet file."""
-    return head.startswith(b"PAR1")
 
 
 def read_image_folder(file: Path) -> Iterator[Entry]:

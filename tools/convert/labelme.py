@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data.labels.json_files import load_json
-from tools.convert.collect import Box, Entry, box_around, parse_boxes
+from tools.convert.entry import Box, Entry, box_around, parse_boxes
 from utils.errors import UserError
-
-
-def is_labelme(head: bytes) -> bool:
-    """Returns whether a JSON begins like one of LabelMe."""
-    return b'"shapes"' in head
 
 
 def read_labelme(file: Path) -> Iterator[Entry]:

@@ -20,8 +20,7 @@ from data.dataset.spec import DatasetSpec, DataSource
 from data.flat_strings import FlatStrings
 from data.images.decode import read_bytes
 from data.images.shards import MEMBER_ARRAYS, SPAN, SUFFIX, VERSION
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from data.index.store import index_content
 from data.open import open_data, problem_of_output

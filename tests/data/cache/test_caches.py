@@ -21,7 +21,7 @@ import pytest
 from data.cache import mapped
 from data.cache.disk import CacheName, DiskCache, mapped_environment, open_disk_cache, open_full_size_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
-from data.images.reduce import read_source, reduced_sizes
+from data.images.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python

@@ -8,8 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.images.decode import read_image
-from data.images.reduce import read_reduced, read_source, resize_area
+from data.images.decode import read_image, read_reduced, read_source, resize_area
 from tests.data.images.pictures import gradient, noise
 from tests.helpers.exif import jpeg_with_exif
 from tests.helpers.messages import refused

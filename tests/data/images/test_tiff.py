@@ -10,8 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.images.decode import read_image
-from data.images.reduce import read_reduced
+from data.images.decode import read_image, read_reduced
 from data.images.verify import check_image
 from tests.data.images.pictures import encoded, gradient, noise
 from tests.helpers.messages import refused

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from data.index.shared_images import warn_of_shared_images
+from data.index.messages import warn_of_shared_images
 from data.labels.findings import BAD_IMAGE
 from tests.data.data_set import (
     BOX,

@@ -77,6 +77,15 @@ def test_entries_of_images_that_exist_but_are_not_declared_are_one_line_and_not_
     assert len(places(index, UNDECLARED)) == 1
 
 
+def test_an_entry_that_fits_several_undeclared_images_is_lost(shared):
+    """One that fits a declared image is its entry, whatever thumbnails or masks are beside it."""
+    shared.images("images/extra/1.png", "images/thumbnails/1.png", "images/thumbnails/8.png")
+    write(shared, ("1.png", TWO), ("8.png", ONE))
+    index = shared.index("val")
+    assert num_boxes(index) == {"images/val/8.png": 1, "images/val/v.png": 1}
+    assert (index.report.lost_images, index.report.lost_objects) == (1, 2)
+
+
 def test_entries_of_a_split_with_other_annotations_are_not_lost(shared):
     shared.file("val.json", coco([("val/v.png", TWO)]))
     shared.yaml(annotations={"train": "all.json", "val": "val.json"})

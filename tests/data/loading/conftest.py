@@ -26,7 +26,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def open_loader(index, monkeypatch):
-    monkeypatch.setattr("data.loading.build.build_index", lambda *args, **kwargs: (index, []))
+    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
 
     class Spec:
         source = "synthetic.yaml"
@@ -39,7 +39,7 @@ def open_loader(index, monkeypatch):
             canvases = CanvasRule(config.imgsz, 32, squares)
             if isinstance(config, TrainConfig):
                 return build_run_val_loader(ctx, config, hyp, Spec(), canvases)
-            reader = ImageReader(index, imgsz=config.imgsz, reduces=False)
+            reader = ImageReader(index, imgsz=config.imgsz, antialias=False)
             return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
         check_shards(ctx, config)
         check_loader_settings(config, hyp)

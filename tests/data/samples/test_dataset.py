@@ -136,7 +136,7 @@ def test_letterboxed_boxes_match_the_objects(index, canvas, imgsz):
 
 
 def test_letterbox_is_one_bilinear_resize(index):
-    dataset = LoadImagesAndLabels(ImageReader(index, imgsz=96, reduces=False))
+    dataset = LoadImagesAndLabels(ImageReader(index, imgsz=96, antialias=False))
     image = cv2.imread(index.path(3))[..., ::-1]  # 90 x 300
     picture = render_sample(dataset, SampleKey(3, 0, 3, (64, 96))).image
     assert np.array_equal(picture[17 : 17 + 29], cv2.resize(np.ascontiguousarray(image), (96, 29)))

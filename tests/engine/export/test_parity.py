@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from engine.export.differences import match_tables
 from engine.export.export_data import calibration_images, evenly_spaced, letterboxed, open_samples, select_checked

@@ -11,7 +11,7 @@ import yaml
 
 from data.dataset.spec import DatasetSpec, DataSource
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import classes_to_score, open_model_data

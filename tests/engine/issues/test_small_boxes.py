@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from engine.issues.small_boxes import remedy_for_small_boxes, warn_of_small_boxes
 from tests.helpers.tiny import write_dataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from engine.report.census import take_census
 from tests.helpers.tiny import write_dataset

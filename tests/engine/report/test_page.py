@@ -13,8 +13,7 @@ import torch
 import train
 import val
 from data.index.index import DatasetIndex
-from data.labels.findings import BAD_ROW, Finding
-from data.labels.ledger import ScanReport
+from data.labels.findings import BAD_ROW, Finding, ScanReport
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.matching import match_detections

@@ -15,8 +15,7 @@ import torch
 
 import train
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import DatasetIndex
-from data.index.index_settings import IndexSettings
+from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, call

@@ -12,8 +12,8 @@ import torch
 
 import detect
 from data.dataset.yaml_file import load_dataset_spec
-from data.labels.coco_classes import COCO_IDS
 from engine.commands import detect as detection
+from engine.evaluation.coco_classes import COCO_IDS
 from engine.inference.image_detector import ImageDetector
 from engine.inference.read_ahead import ReadAheadLimit
 from models.detector import build_detector

@@ -11,9 +11,9 @@ import yaml
 
 import val
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
-from data.labels.coco_classes import COCO_IDS
+from engine.evaluation.coco_classes import COCO_IDS
 from engine.evaluation.tables import write_predictions
 from models.detector import build_detector
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table

@@ -13,7 +13,7 @@ from torch import nn
 
 import val
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from engine.formats.runtimes import quiet
 from tests.helpers.same_content import read_csv

@@ -157,36 +157,3 @@ def test_hostile_names_are_text(data, tmp_path):
     assert (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8").count(HOSTILE) == 0
     assert "'><b onclick=x>" in read.sections["Images and boxes"]
     assert HOSTILE in read.sections["Data"]
-
-
-def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
-    images = 160
-    classes = 1203
-    rng = np.random.default_rng(0)
-    names = [f"a rather long class name {i}" for i in range(classes)]
-    data = EditableSet(tmp_path / "set")
-    data.describe(names)
-    files = [tmp_path / f"{i}.jpg" for i in range(20)]
-    errors = []
-    box = LabelBox(names[1], 1, (80.0, 80, 180, 180))
-    for file in files:
-        cv2.imwrite(str(file), rng.integers(0, 255, (240, 320, 3), dtype=np.uint8))
-    for i in range(images):
-        split = "train" if i % 2 else "val"
-        name = f"a-rather-long-file-name-{i}"
-        os.link(files[i % 20], data.root / "images" / split / f"{name}.jpg")
-        a, b, c, d = rng.integers(0, classes, 4)
-        rows = [f"{a} 0.3 0.3 0.3 0.3", f"{b} 0.301 0.3 0.3 0.3", f"{c} 0.97 0.5 0.3 0.3", f"{d} 0.5 0.5 0.002 0.002"]
-        rows += [f"{a} 0.{j:02} 0.{k} 0.02 0.04" for j in range(2, 98, 2) for k in range(6, 9)]
-        data.write(f"{split}/{name}", "\n".join(rows))
-        image = (f"images/{split}/{name}.jpg",)
-        errors.append(Issue(MISSING_LABEL, f"{names[a]} without a label", split, image, "", (), 0.9, box))
-    corners = np.c_[rng.uniform(60, 100, (300, 2)), rng.uniform(110, 200, (300, 2))]
-    image = np.repeat(np.arange(images // 2 + 4), 300)
-    boxes = np.tile(corners, (images // 2 + 4, 1))
-    table = DetectionTable(image, boxes, np.full(len(image), 0.9), np.ones(len(image), int))
-    _, issues = page_of(
-        data, tmp_path / "out", errors, {split: DrawnDetections(table, 0.25) for split in ("train", "val")}
-    )
-    assert len(issues) > 2 * images
-    assert (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import FITTED
 from tests.helpers.three_formats import write_three_formats

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from tests.helpers.messages import refused
 from tools.convert.to_coco import FORMATS, convert

@@ -14,7 +14,7 @@ import pytest
 from data.dataset.yaml_file import load_dataset_spec
 from data.folds.assign import assign_folds, class_counts
 from data.folds.groups import groups_of
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from engine.evaluation.fitness import Fitness
 from tests.data.folds.eighteen_images import write_eighteen_images

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from engine.evaluation.metrics import score_detections
 from tests.helpers import scripts
 from tests.helpers.preloaded import python

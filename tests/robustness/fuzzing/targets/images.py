@@ -13,8 +13,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from data.images.decode import read_image
-from data.images.reduce import read_source, reduced_sizes
+from data.images.decode import read_image, read_source, reduced_sizes
 from data.images.verify import check_image
 from tests.robustness.fuzzing.inputs import change_bytes
 from tests.robustness.fuzzing.targets.case import REFUSED, Case, must_work
