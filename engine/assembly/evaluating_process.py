@@ -75,7 +75,7 @@ class RunScorer:
         if evaluation is None or self._has_plots:
             return evaluation
         no_detections = DetectionTable.concatenate([])  # only plots show them
-        return replace(evaluation, scored=no_detections, shown=no_detections, preview=None)
+        return replace(evaluation, for_ap=no_detections, detected=no_detections, preview=None)
 
 
 def _check_facts(index: DatasetIndex, facts: dict[str, str]) -> None:

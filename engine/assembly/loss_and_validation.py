@@ -6,8 +6,6 @@ for a batch size (batch_size.py) measures the loss of the run itself.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from data.dataset.spec import DatasetSpec
@@ -15,13 +13,14 @@ from data.index.index import DatasetIndex
 from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from engine.assembly.weights_probe import WeightsProbe
-from engine.evaluation.evaluator import build_evaluator
+from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.run.run import RunSettings
 from engine.train.validation import RunValidation
 from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
+from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
@@ -99,5 +98,13 @@ def build_validation(
     config = settings.config
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
     loader = build_run_val_loader(ctx, config, settings.hyp, spec, canvases)
-    evaluator = build_evaluator(ctx, loader, model.nms_iou, ValidationSettings())
-    return RunValidation(loader, replace(evaluator, criterion=criterion, fuses=True))
+    evaluator = Evaluator(
+        ground_truth=loader.index.ground_truth(),
+        num_classes=len(loader.index.names),
+        postprocess=select_for_validation,
+        ctx=ctx,
+        tiles=tile_stitcher(loader, model.nms_iou, ValidationSettings()),
+        criterion=criterion,
+        fuses=True,
+    )
+    return RunValidation(loader, evaluator)

@@ -24,9 +24,9 @@ from engine.evaluation.matching import (
     Objects,
     Pairs,
     overlapping_pairs,
-    sort_by_class,
 )
-from engine.evaluation.metrics import interpolated_precision, nanmean
+from engine.evaluation.metrics import ApMatches, interpolated_precision, nanmean
+from engine.evaluation.result import ErrorSplit, SizeScores
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
@@ -35,43 +35,21 @@ FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
 SIZES = ("all", "small", "medium", "large")  # names of `AREA_RANGES`
 
 
-class SizeScores(NamedTuple):
-    """Scores of each class and size; nan where there is no object."""
-
-    targets: np.ndarray  # int64 (C, A)
-    ap: np.ndarray  # float64 (C, A) IoU 0.50:0.95
-    ap50: np.ndarray  # float64 (C, A)
-    ap75: np.ndarray  # float64 (C, A)
-    recall: np.ndarray  # float64 (C, A) COCO's AR: recall of all detections that count, mean over IoU 0.50:0.95
-
-
-def score_sizes(matches: Matches) -> SizeScores:
+def score_sizes(scores: ApMatches) -> SizeScores:
     """Computes COCO's scores for its four sizes. Means over the classes that have objects equal pycocotools'."""
-    outcomes = sort_by_class(matches)
-    targets = matches.targets()
-    precision = interpolated_precision(outcomes, targets)
+    outcomes = scores.outcomes
+    targets = scores.matches.targets()
     hits = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
     recall = np.full(targets.shape, np.nan)
     has_objects = targets > 0
     recall[has_objects] = (hits[has_objects] / targets[has_objects][:, None]).mean(-1)
     return SizeScores(
         targets=targets,
-        ap=nanmean(precision, axis=(2, 3)),
-        ap50=nanmean(precision[:, :, IOU_50], axis=2),
-        ap75=nanmean(precision[:, :, IOU_75], axis=2),
+        ap=nanmean(scores.precision, axis=(2, 3)),
+        ap50=nanmean(scores.precision[:, :, IOU_50], axis=2),
+        ap75=nanmean(scores.precision[:, :, IOU_75], axis=2),
         recall=recall,
     )
-
-
-class ErrorSplit(NamedTuple):
-    """Errors of each kind and their costs; the 6 columns are `KINDS`. Means leave out classes without objects."""
-
-    ap: float  # at IoU 0.5
-    counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object
-    class_cost: np.ndarray  # float64 (C, 6) rise of AP; nan where there is no object
-    cost: np.ndarray  # float64 (6,) mean over the classes
-    false_positive_cost: float  # rise of AP without any false positive
-    false_negative_cost: float  # rise of AP without the objects that no detection matches
 
 
 class Errors(NamedTuple):

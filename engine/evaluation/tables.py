@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.render.letterbox import CanvasRule
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, SIZES, ErrorSplit, SizeScores
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, nanmean
@@ -53,6 +54,17 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
         for name, by_size, values in zip(["all", *names], [totals, *sizes.targets], [means, *scores])
         for size, count, row in zip(SIZES, by_size.tolist(), values.tolist())
     ]
+
+
+def protocol_text(canvases: CanvasRule, split: str = "") -> str:
+    """Words how scores were measured, because a model has another AP on other canvases: "val split, 640 px rectangles"
+    or "160x160 squares"."""
+    if canvases.fixed_hw is not None or canvases.is_square:
+        height, width = canvases.canvas_hw((1, 1))
+        canvas = f"{height}x{width} " + ("squares" if height == width else "rectangles (height x width)")
+    else:
+        canvas = f"{canvases.imgsz} px rectangles"
+    return f"{split} split, {canvas}" if split else canvas
 
 
 def format_table(rows: Sequence[Row]) -> list[str]:

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from data.loading.build import MAX_VALIDATION_BATCH
-from engine.commands.scoring import score
-from engine.commands.val import open_model_and_data
+from engine.commands.val import open_model_and_data, score
 from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
 from utils.config.parser import parse_config
@@ -79,5 +78,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         report_begun(Path(validation.project, validation.name))
         scores = score(scored_as, model, spec, ctx)
         assert scores is not None, "the only process has the scores"
-        fold = ScoredFold(scores.truth, scores.evaluation.scored, scores.evaluation.shown)
+        fold = ScoredFold(scores.truth, scores.evaluation.for_ap, scores.evaluation.detected)
         write_fold(Path(validation.project, validation.name, DETECTIONS_FILE), fold)
