@@ -14,6 +14,7 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from engine.assembly.weights_probe import WeightsProbe
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
+from engine.evaluation.tables import protocol_text
 from engine.run.run import RunSettings
 from engine.train.validation import RunValidation
 from models.autoanchor import check_anchors
@@ -106,5 +107,6 @@ def build_validation(
         tiles=tile_stitcher(loader, model.nms_iou, ValidationSettings()),
         criterion=criterion,
         fuses=True,
+        protocol=protocol_text(canvases, box_voting=model.nms_iou is not None, tile=loader.index.tile),
     )
     return RunValidation(loader, evaluator)

@@ -177,10 +177,10 @@ def score(
             raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
         detector = TestTimeAugmentation(model.detector)
     select = partial(select_for_validation, settings=settings)
+    for_ap, detected = settings.selections(model.nms_iou)
     tiled: TiledDetector | None = None
     if tiles is not None and not tiles.scaled:
         batch = CPU_CHUNK if ctx.device.type == "cpu" else config.batch_size
-        for_ap, detected = settings.selections(model.nms_iou)
         tiled = TiledDetector(
             detector,
             select,
@@ -196,6 +196,12 @@ def score(
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         tiles=tile_stitcher(loader, model.nms_iou, settings),
         explains=explains,
+        protocol=tables.protocol_text(
+            canvases,
+            box_voting=model.has_builtin_voting or (config.box_voting and for_ap.iou_thres is not None),
+            tile=tiles.size if tiles else 0,
+            tta=config.tta,
+        ),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )
     evaluation = evaluator.run(tiled or detector, loader)
@@ -250,7 +256,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     assert sizes_by_class, "with the same flag"
     rows = tables.result_rows(result, truth, names)
     sizes = tables.size_rows(sizes_by_class, names)
-    get_logger().info("%s: %s", subject.title, tables.protocol_text(scores.canvases, config.task))
+    get_logger().info("%s on the %s split (%s):", Path(config.weights).name, config.task, result.protocol)
     for line in (*tables.format_table(rows), *tables.format_summary(result, names), *tables.format_errors(errors)):
         get_logger().info("%s", line)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)

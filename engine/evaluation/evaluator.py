@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -57,6 +57,7 @@ class Evaluator:
     criterion: Criterion | None = None  # as in training; adds validation losses to the result
     fuses: bool = False  # fuse the model, a `Detector`, for each run
     explains: bool = False  # also find the errors by kind and the scores by size
+    protocol: str = ""  # how AP is measured, for the result; see `protocol_text`
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
 
     def run(
@@ -164,6 +165,7 @@ class Evaluator:
         for_ap = _sorted_table(arrays, "for_ap")
         detected = _sorted_table(arrays, "detected")
         result, matches = score_and_match(self.ground_truth, for_ap, self.num_classes, detected, plain)
+        result = replace(result, protocol=self.protocol)
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
             in_order = np.argsort(arrays["first_images"])  # an order that does not depend on the number of ranks

@@ -45,6 +45,7 @@ class EvalResult:
     num_images: int
     scored_confidence: float | None = None  # `threshold` of the detections for AP
     plain_confidence: float | None = None  # `threshold` without box voting; None: unknown
+    protocol: str = ""  # how AP was measured, see `protocol_text`
     extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds per image
 
     @property
@@ -106,7 +107,7 @@ class SizeScores(NamedTuple):
 
 
 class ErrorSplit(NamedTuple):
-    """Errors of each kind and their costs; the 6 columns are the kinds of analysis.py. Means leave out classes without objects."""
+    """Errors of each of the 6 kinds (analysis.py) and their costs. Means leave out classes without objects."""
 
     ap: float  # at IoU 0.5
     counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object

@@ -41,7 +41,7 @@ class ClassScores(Hook):
             model = "last.pt"
         else:
             model = "newest validation"
-        get_logger().info("%s, after epoch %d:", model, self._epoch)
+        get_logger().info("%s, after epoch %d (%s):", model, self._epoch, self._result.protocol)
         for line in format_table(result_rows(self._result, self._truth, self._names)):
             get_logger().info("%s", line)
 
