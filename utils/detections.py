@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -21,6 +22,15 @@ class Detections(NamedTuple):
     scores: Tensor  # float32 (B, K), descending
     classes: Tensor  # int64 (B, K)
     counts: Tensor  # int64 (B,)
+
+
+def to_host(*selections: Detections) -> list[Detections]:
+    """Copies detections to the CPU. The host waits once for the device."""
+    copies = [Detections(*(column.to("cpu", non_blocking=True) for column in detections)) for detections in selections]
+    device = selections[0].counts.device
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 @dataclass(frozen=True, slots=True)

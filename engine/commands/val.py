@@ -1,36 +1,65 @@
-"""Implements val.py: validation of checkpoints and exported files on a split."""
+"""Implements val.py: scores a checkpoint or an exported file on a split, with tiles and test-time augmentation."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+
+from torch import nn
 
 from data.dataset.spec import DatasetSpec, DataSource
 from data.index.index import DatasetIndex
-from engine.commands.scoring import SplitScores, score
-from engine.commands.written_files import listing_written, remove_written
+from data.loading.build import (
+    build_val_loader,
+    check_has_images,
+    check_same_data,
+    log_loader_workers,
+    open_tile_reader,
+    open_val_index,
+)
+from data.loading.loader import ValidationLoader
+from data.render.letterbox import CanvasRule
+from data.samples.readers import ImageReader, SampleReader
+from data.samples.tiles import TiledIndex
+from engine.commands.written_files import remove_written
 from engine.evaluation import tables
-from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.coco_classes import coco_category_ids
-from engine.evaluation.matching import match_detections
-from engine.inference.model import InferenceModel
-from engine.inference.model_data import open_model_data
+from engine.evaluation.evaluator import Evaluator, tile_stitcher
+from engine.evaluation.result import Evaluation
+from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
+from engine.inference.model_data import class_columns, open_model_data
 from engine.inference.open_model import is_exported, open_model
 from engine.inference.settings import check_box_voting, resolve_imgsz, warn_of_unused_flags
 from engine.issues.issue import CheckedSplit
 from engine.report.environment import machine_facts
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
+from models.detector import CPU_CHUNK
+from models.postprocess.detections import Selected, select_for_validation
+from models.postprocess.selection import ValidationSettings
+from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
+from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
-from utils.config.settings import ValConfig
-from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.config.settings import Hyperparameters, ValConfig
+from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.distributed.join import check_same_model, check_same_start
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir, increment_path
 from utils.labels import GroundTruth
-from utils.logger import get_logger
+from utils.logger import get_logger, progress
 from utils.machine.packages import require_package
 from utils.process.child import write_result
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """The scores of a model on a split, and the detections that were scored."""
+
+    evaluation: Evaluation
+    truth: GroundTruth
+    index: DatasetIndex
+    canvases: CanvasRule
 
 
 def validate(config: ValConfig, ctx: DistributedContext) -> None:
@@ -44,7 +73,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
-    scores = score(config, model, spec, ctx)
+    scores = score(config, model, spec, ctx, explains=True)
     if scores is None:  # not the main process
         return
     canvases = scores.canvases
@@ -59,12 +88,11 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         train=None,
         validated=CheckedSplit(config.task, scores.index),
     )
-    folder = _open_folder(config)
-    with listing_written(folder):
-        _write_report(folder, config, subject, scores)
-        if config.save_json:
-            truth = with_coco_ids(scores.truth, scores.index, spec)
-            tables.write_predictions(folder / "predictions.json", scores.evaluation.scored, truth)
+    folder = increment_path(config.project, config.name, config.exist_ok)
+    _write_report(folder, config, subject, scores)
+    if config.save_json:
+        truth = with_coco_ids(scores.truth, scores.index, spec)
+        tables.write_predictions(folder / "predictions.json", scores.evaluation.for_ap, truth)
     get_logger().info("results are in %s", folder)
     write_result(folder=str(folder))
 
@@ -119,6 +147,102 @@ def _open_folder(config: ValConfig) -> Path:
     return folder
 
 
+def score(
+    config: ValConfig,
+    model: InferenceModel,
+    spec: DatasetSpec,
+    ctx: DistributedContext,
+    *,
+    index: DatasetIndex | None = None,
+    explains: bool = False,
+) -> SplitScores | None:
+    """Scores a model on the split ``config.task``. Every process of the run must call this; all but rank 0 get None.
+
+    | tiles                         | who cuts them   | their size for the model | who joins the detections |
+    | ----------------------------- | --------------- | ------------------------ | ------------------------ |
+    | of the training (`scaled`)    | the loader      | scaled to ``imgsz``      | the evaluator            |
+    | of ``--tile N``               | `TiledDetector` | N pixels                 | `TiledDetector`          |
+
+    ``index``: index of the split, if it is already open. ``explains``: see `Evaluator`.
+    """
+    canvases = model.canvases(resolve_imgsz(config.imgsz, model), rect=config.rect)
+    config = replace(config, imgsz=canvases.imgsz)
+    tiles = Tiles.from_config(config, model.tile or spec.tile)
+    if tiles is not None:
+        tiles.check(model.stride, model.input_hw)
+    loader = _open_loader(ctx, config, spec, canvases, tiles=tiles, index=index)
+    settings = ValidationSettings(
+        conf_thres=config.conf_thres,
+        iou_thres=config.iou_thres,
+        max_det=config.max_det,
+        single_cls=config.single_cls,
+        classes=class_columns(model, spec),
+        box_voting=config.box_voting and not model.has_builtin_voting,  # boxes vote once
+    )
+    detector: nn.Module = model
+    if config.tta:
+        if not isinstance(model, CheckpointModel):
+            raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
+        detector = TestTimeAugmentation(model.detector)
+    select = partial(select_for_validation, settings=settings)
+    for_ap, detected = settings.selections(model.nms_iou)
+    tiled: TiledDetector | None = None
+    if tiles is not None and not tiles.scaled:
+        batch = CPU_CHUNK if ctx.device.type == "cpu" else config.batch_size
+        tiled = TiledDetector(
+            detector,
+            select,
+            tiles=tiles,
+            view_input=ViewInput(stride=model.stride, imgsz=config.imgsz, only_hw=model.input_hw, batch=batch),
+            settings=[for_ap, detected, detected],
+        )
+    evaluator = Evaluator(
+        ground_truth=loader.index.ground_truth(),
+        num_classes=len(loader.index.names),
+        postprocess=select if tiled is None else lambda _, raw: Selected(*tiled.stitch(raw)),
+        ctx=ctx,
+        amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
+        tiles=tile_stitcher(loader, model.nms_iou, settings),
+        explains=explains,
+        protocol=tables.protocol_text(
+            canvases,
+            box_voting=model.has_builtin_voting or (config.box_voting and for_ap.iou_thres is not None),
+            tile=tiles.size if tiles else 0,
+            tta=config.tta,
+        ),
+        progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
+    )
+    evaluation = evaluator.run(tiled or detector, loader)
+    if evaluation is None:
+        return None
+    return SplitScores(evaluation, evaluator.ground_truth, loader.index, canvases)
+
+
+def _open_loader(
+    ctx: DistributedContext,
+    config: ValConfig,
+    spec: DatasetSpec,
+    canvases: CanvasRule,
+    *,
+    tiles: Tiles | None,
+    index: DatasetIndex | None,
+) -> ValidationLoader:
+    """Opens the split, unless it is open already as ``index``, and a loader of what the model is scored on: images or,
+    as in training, tiles, scaled to ``config.imgsz``; or images at their full size, which the model itself cuts into
+    tiles."""
+    log_loader_workers(config.workers, ctx, config.task)
+    if index is None:
+        index = open_val_index(ctx, config, spec, config.task)
+    else:
+        check_same_data(ctx, config.task, index)
+    reader: SampleReader = ImageReader(index, imgsz=None if tiles else config.imgsz, antialias=False)
+    if tiles is not None and tiles.scaled:
+        check_has_images(index, spec, config.task, "cut into tiles")
+        tiled = TiledIndex(replace(index, tile=tiles.size), tiles.size, hyp=Hyperparameters(), overlap=tiles.overlap)
+        reader = open_tile_reader(ctx, config, tiled, imgsz=config.imgsz, kind="none")
+    return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
+
+
 def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> GroundTruth:
     """Sets COCO's category ids if the labels of ``index`` have COCO's classes and are not from a COCO JSON, which has
     its own ids."""
@@ -134,11 +258,13 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     result = scores.evaluation.result
     truth = scores.truth
     names = subject.validated.index.names
-    # Matched again: the evaluator has released its matches, which would double the memory of the detections.
-    matches = match_detections(truth, scores.evaluation.scored, len(names))
+    evaluation = scores.evaluation
+    errors, sizes_by_class = evaluation.errors, evaluation.sizes
+    assert errors, "the evaluator explains its scores"
+    assert sizes_by_class, "with the same flag"
     rows = tables.result_rows(result, truth, names)
-    sizes = tables.size_rows(score_sizes(matches), names)
-    errors = split_errors(matches)
+    sizes = tables.size_rows(sizes_by_class, names)
+    get_logger().info("%s on the %s split (%s):", Path(config.weights).name, config.task, result.protocol)
     for line in (*tables.format_table(rows), *tables.format_summary(result, names), *tables.format_errors(errors)):
         get_logger().info("%s", line)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)

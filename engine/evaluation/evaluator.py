@@ -7,9 +7,10 @@ before they are scored, and loss sums by batch before they are added.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -17,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from data.loading.prefetcher import Prefetcher
-from engine.evaluation.metrics import best_threshold, score_detections
-from engine.evaluation.phase_timer import PhaseTimer
+from engine.evaluation.analysis import score_sizes, split_errors
+from engine.evaluation.metrics import best_threshold, score_and_match
 from engine.evaluation.result import Evaluation, Preview
-from engine.evaluation.shards import TIMES, JoinedShards, Shard, Stitch
 from models.detector import CPU_CHUNK, Detector
 from models.losses.base import LossOutput
 from models.modules import eval_mode, unwrap
-from models.postprocess.detections import select_for_validation
-from models.postprocess.selection import SCORED, SHOWN, SHOWN_UNVOTED, ValidationSettings
-from models.postprocess.stitching import TileStitcher
+from models.postprocess.detections import Selected
+from models.postprocess.selection import ValidationSettings
+from models.postprocess.tiles import TileStitcher
 from utils.batches import Batch, to_float
-from utils.detections import Detections
+from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.detections import Detections, DetectionTable, to_host
 from utils.distributed.context import DistributedContext, gather_arrays
 from utils.labels import GroundTruth
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from data.loading.loader import ValidationLoader
     from models.losses.base import Criterion
 
-Postprocess = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
+Postprocess = Callable[[nn.Module, list[Tensor]], Selected]
+PHASES = ("inference", "nms", "wait", "total")  # whose seconds are measured
+_COLUMNS = DetectionTable.__slots__
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,24 +48,22 @@ class Evaluator:
 
     ground_truth: GroundTruth  # objects in all images; the loaders of all ranks together yield each image once
     num_classes: int
-    # Maps the model and its raw outputs (float32) to detections in canvas pixels, by the names in `SELECTIONS`, see
+    # Maps the model and its raw outputs (float32) to detections in canvas pixels, see
     # `models.postprocess.detections.select_for_validation`.
     postprocess: Postprocess
     ctx: DistributedContext  # this process, with the model's device; every rank must call `run`
     amp_dtype: torch.dtype | None = None  # autocast type of the forward pass; None: no autocast
-    # Joins the detections of tiles, by the names in `SELECTIONS`, if the loaders yield tiles instead of images.
-    stitch: Mapping[str, Stitch] | None = None
+    tiles: TileStitcher | None = None  # joins the detections in tiles, if the loaders yield tiles instead of images
     criterion: Criterion | None = None  # as in training; adds validation losses to the result
     fuses: bool = False  # fuse the model, a `Detector`, for each run
+    explains: bool = False  # also find the errors by kind and the scores by size
+    protocol: str = ""  # how AP is measured, for the result; see `protocol_text`
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
 
     def run(
         self, model: nn.Module, loader: Iterable[Batch], *, should_stop: Callable[[], bool] = lambda: False
     ) -> Evaluation | None:
         """Scores ``model`` on ``loader``. Modules keep their training modes.
-
-        The detections of each of `SELECTIONS` are matched with the objects: `SCORED` for AP, `SHOWN` for precision,
-        recall, F1 and their threshold, `SHOWN_UNVOTED` for its threshold alone.
 
         ``result.extras`` holds, per image, ``ms/inference`` and ``ms/nms`` (of one device) and ``ms/total`` (wall clock
         of all ranks); ``data_wait``, the fraction of time spent waiting for batches; and with a criterion ``val/total``
@@ -77,28 +78,103 @@ class Evaluator:
         if self.fuses:
             model = cast(Detector, model).fuse(one_to_one=None)  # `unwrap` returns any module
         with eval_mode(model) as bare:
-            shard = self._run_shard(bare, loader, should_stop)
-        num_losses = len(self.criterion.names) if self.criterion else 0
-        gathered = gather_arrays(self.ctx, shard.take_arrays(num_losses=num_losses, stitch=self.stitch))
-        if gathered is None:
+            arrays, preview = self._run_shard(bare, loader, should_stop)
+        shards = gather_arrays(self.ctx, arrays)
+        if shards is None:
             return None
-        shards = JoinedShards(gathered)
-        return self._score(shards, shard.preview) if shards.is_complete else None
+        arrays = shards[0] if len(shards) == 1 else _concatenated(shards)
+        return self._score(arrays, preview) if arrays["is_complete"].all() else None
 
-    def _score(self, shards: JoinedShards, preview: Preview | None) -> Evaluation:
-        """Scores the detections in ``shards``, and takes them from there."""
-        self._check_visits(shards.visited)
-        # Taken first and dropped, to free its memory.
-        plain_confidence = best_threshold(self.ground_truth, shards.take_table(SHOWN_UNVOTED), self.num_classes)
-        scored = shards.take_table(SCORED)
-        shown = shards.take_table(SHOWN)
-        result = score_detections(
-            self.ground_truth, scored, self.num_classes, shown=shown, plain_confidence=plain_confidence
-        )
-        result.extras.update(self._times(shards.seconds))
+    @torch.no_grad()
+    def _run_shard(
+        self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]
+    ) -> tuple[dict[str, np.ndarray], Preview | None]:
+        """Runs the model on this rank's batches. Returns arrays that can be concatenated over ranks, and the preview.
+
+        The arrays are the columns of each selection of `Selected`, ``visited`` images, ``is_complete``, the seconds of
+        `PHASES`, and of each batch with a loss its first image and (2 + P,) total, normalizer and parts.
+        """
+        timer = PhaseTimer(self.ctx.device)
+        channels_last = is_channels_last(model)
+        is_complete = True
+        preview: Preview | None = None
+        tables: dict[str, list[DetectionTable]] = {name: [] for name in Selected._fields}
+        visited = [np.zeros(0, np.int64)]
+        first_images: list[int] = []
+        losses: list[Tensor] = []
+        started = time.perf_counter()
+        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
+        for batch in batches:
+            if should_stop():
+                is_complete = False
+                break
+            if batch.images.shape[0] == 0:
+                continue
+            images = to_float(batch.images, self.ctx.device, torch.float32, channels_last)
+            with timer.phase("inference"), self._autocast():
+                raw = [level.float() for level in _forward_in_chunks(model, images)]
+            batches.prefetch(1)  # before NMS, for which the host waits
+            with timer.phase("nms"):
+                selected = self.postprocess(model, raw)
+            selected = Selected(*to_host(*selected))
+            if preview is None:
+                preview = Preview.of(batch, selected.detected)
+            for name, detections in selected._asdict().items():
+                tables[name].append(_to_table(detections, batch))
+            visited.append(batch.indices.numpy())
+            if self.criterion is not None:
+                first_images.append(int(batch.indices[0]))
+                losses.append(self._loss(self.criterion, raw, images, batch))
+        seconds = timer.seconds() | {"wait": batches.pop_wait_time(), "total": time.perf_counter() - started}
+        arrays = {
+            "visited": np.concatenate(visited),
+            "is_complete": np.array([is_complete]),
+            "seconds": np.array([[seconds.get(name, 0.0) for name in PHASES]]),
+            "first_images": np.array(first_images, dtype=np.int64),
+            "losses": np.zeros((0, 2 + (len(self.criterion.names) if self.criterion else 0))),
+        }
+        if losses:
+            arrays["losses"] = torch.stack(losses).double().cpu().numpy()
+        if self.tiles is not None and is_complete:
+            arrays["visited"] = self.tiles.images_of(arrays["visited"])
+        # Tables take gigabytes for a large split: those of batches are released one selection after another.
+        for number, name in enumerate(Selected._fields):
+            table = DetectionTable.concatenate(tables.pop(name))
+            if self.tiles is not None and is_complete:
+                table = self.tiles.stitch(table, self.tiles.settings[number])
+            for column in _COLUMNS:
+                arrays[f"{name}/{column}"] = getattr(table, column)
+        return arrays, preview
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+
+    def _loss(self, criterion: Criterion, raw: list[Tensor], images: Tensor, batch: Batch) -> Tensor:
+        """Returns total, normalizer and parts of the loss of the raw maps of ``images``: float32 (2 + P,)."""
+        with self._autocast():
+            teacher_maps = criterion.teacher_maps(images)
+        loss: LossOutput = criterion(raw, batch.targets, teacher_maps)
+        scalars = torch.stack([loss.total.float(), loss.normalizer.float()])
+        return torch.cat([scalars, loss.parts.float()])
+
+    def _score(self, arrays: dict[str, np.ndarray], preview: Preview | None) -> Evaluation:
+        """Scores the detections of all ranks, and takes them from ``arrays``."""
+        self._check_visits(arrays["visited"])
+        # Scored first and dropped.
+        plain = best_threshold(self.ground_truth, _sorted_table(arrays, "detected_unvoted"), self.num_classes)
+        for_ap = _sorted_table(arrays, "for_ap")
+        detected = _sorted_table(arrays, "detected")
+        result, matches = score_and_match(self.ground_truth, for_ap, self.num_classes, detected, plain)
+        result = replace(result, protocol=self.protocol)
+        result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
-            result.extras.update(_mean_losses(self.criterion.names, shards.loss_sums()))
-        return Evaluation(result, scored, shown, preview)
+            in_order = np.argsort(arrays["first_images"])  # an order that does not depend on the number of ranks
+            total, normalizer, *parts = arrays["losses"][in_order].sum(0).tolist()
+            sums = {"total": total, **dict(zip(self.criterion.names, parts))}
+            result.extras.update({f"val/{name}": value / max(normalizer, 1.0) for name, value in sums.items()})
+        errors = split_errors(matches.matches) if self.explains else None
+        sizes = score_sizes(matches) if self.explains else None
+        return Evaluation(result, for_ap, detected, preview, errors, sizes)
 
     def _check_visits(self, visited: np.ndarray) -> None:
         """Raises RuntimeError unless the loaders of all ranks have yielded each image once."""
@@ -110,7 +186,7 @@ class Evaluator:
             raise RuntimeError(f"expected {images} images exactly once each, {len(wrong)} had other counts ({first})")
 
     def _times(self, seconds: np.ndarray) -> dict[str, float]:
-        """Returns the times for ``result.extras``. ``seconds``: (ranks, 4), columns as in `TIMES`."""
+        """Returns the times for ``result.extras``. ``seconds``: (ranks, 4), columns as in `PHASES`."""
         inference, nms, wait, total = seconds.T
         per_image = 1000 / max(self.ground_truth.num_images, 1)
         return {
@@ -120,67 +196,51 @@ class Evaluator:
             "data_wait": float(wait.sum() / max(total.sum(), 1e-9)),
         }
 
-    @torch.no_grad()
-    def _run_shard(self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]) -> Shard:
-        """Runs the model on this rank's batches."""
-        timer = PhaseTimer(self.ctx.device)
-        shard = Shard()
-        channels_last = is_channels_last(model)
-        started = time.perf_counter()
-        batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
-        for batch in batches:
-            if should_stop():
-                shard.is_complete = False
-                break
-            if batch.images.shape[0] == 0:
-                continue
-            images = to_float(batch.images, self.ctx.device, torch.float32, channels_last)
-            with timer.phase("inference"), self._autocast():
-                raw = [level.float() for level in _forward_in_chunks(model, images)]
-            batches.prefetch(1)  # before NMS, for which the host waits
-            with timer.phase("nms"):
-                selections = self.postprocess(model, raw)
-            selections = {name: _to_host(detections) for name, detections in selections.items()}
-            shard.add(batch, selections, self._loss(raw, images, batch))
-        seconds = timer.seconds() | {"wait": batches.pop_wait_time(), "total": time.perf_counter() - started}
-        shard.seconds = [seconds.get(name, 0.0) for name in TIMES]
-        return shard
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
-
-    def _loss(self, raw: list[Tensor], images: Tensor, batch: Batch) -> LossOutput | None:
-        """Computes the loss of the raw maps of ``images``; None without a criterion."""
-        if self.criterion is None:
-            return None
-        with self._autocast():
-            teacher_maps = self.criterion.teacher_maps(images)
-        return self.criterion(raw, batch.targets, teacher_maps)
-
-
-def build_evaluator(
-    ctx: DistributedContext, loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
-) -> Evaluator:
-    """Builds an evaluator for the data of ``loader``, in float32 and without a loss. ``nms_iou``: the model's."""
-    return Evaluator(
-        ground_truth=loader.index.ground_truth(),
-        num_classes=len(loader.index.names),
-        postprocess=partial(select_for_validation, settings=settings),
-        ctx=ctx,
-        stitch=stitchers_of(loader, nms_iou, settings),
-    )
-
-
-def stitchers_of(
-    loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
-) -> dict[str, Stitch] | None:
-    """Returns the functions that join the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the
-    model's."""
+def tile_stitcher(loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings) -> TileStitcher | None:
+    """Returns what joins the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the model's."""
     tiles = loader.samples.tiles
     if tiles is None:
         return None
-    selections = settings.selections(nms_iou)
-    return {name: TileStitcher(tiles.image, tiles.windows, selection) for name, selection in selections.items()}
+    for_ap, detected = settings.selections(nms_iou)
+    return TileStitcher(tiles.image, tiles.windows, [for_ap, detected, detected])
+
+
+class PhaseTimer:
+    """Measures the phases of a loop over batches. On CUDA it records events, so that the host does not wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._totals: dict[str, float] = defaultdict(float)  # seconds
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the duration of the block to phase ``name``."""
+        if self._device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._events.append((name, start, end))
+        else:
+            started = self._now()
+            yield
+            self._totals[name] += self._now() - started
+
+    def _now(self) -> float:
+        if self._device.type == "mps":
+            torch.mps.synchronize()
+        return time.perf_counter()
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the totals of all phases so far. Waits for the device."""
+        totals = dict(self._totals)
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        for name, start, end in self._events:
+            totals[name] = totals.get(name, 0.0) + start.elapsed_time(end) / 1000
+        return totals
 
 
 def is_channels_last(model: nn.Module) -> bool:
@@ -201,12 +261,30 @@ def _forward_in_chunks(model: nn.Module, images: Tensor) -> list[Tensor]:
     return [torch.cat(levels) for levels in zip(*outputs)]
 
 
-def _mean_losses(names: Sequence[str], loss_sums: np.ndarray) -> dict[str, float]:
-    """Returns the losses for ``result.extras``. ``loss_sums``: see `JoinedShards.loss_sums`."""
-    total, normalizer, *parts = loss_sums.tolist()
-    sums = {"total": total, **dict(zip(names, parts))}
-    return {f"val/{name}": value / max(normalizer, 1.0) for name, value in sums.items()}
+def _to_table(detections: Detections, batch: Batch) -> DetectionTable:
+    """Converts detections of a batch, on the host, to original pixels, clipped to the image."""
+    boxes, scores, classes, counts = (t.numpy() for t in detections)
+    row, slot = np.nonzero(np.arange(boxes.shape[1]) < counts[:, None])
+    gains_and_pads = batch.letterbox.numpy()[row].T
+    height, width = batch.original_hw.numpy().astype(np.float64)[row].T
+    original = letterbox_to_original(boxes[row, slot].astype(np.float64), *gains_and_pads)
+    return DetectionTable(
+        image_index=batch.indices.numpy().astype(np.int64)[row],
+        boxes_xyxy_px=clip_xyxy(original, width, height),
+        scores=scores[row, slot].astype(np.float64),
+        classes=classes[row, slot].astype(np.int64),
+    )
 
 
-def _to_host(detections: Detections) -> Detections:
-    return Detections(*(values.cpu() for values in detections))
+def _concatenated(shards: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Concatenates the arrays of all ranks, and removes them from ``shards``."""
+    return {key: np.concatenate([shard.pop(key) for shard in shards]) for key in list(shards[0])}
+
+
+def _sorted_table(arrays: dict[str, np.ndarray], name: str) -> DetectionTable:
+    """Takes the detections of a selection from ``arrays``, sorted by image."""
+    table = DetectionTable(*(arrays.pop(f"{name}/{column}") for column in _COLUMNS))
+    image = table.image_index
+    if (image[1:] >= image[:-1]).all():  # one rank has seen all images in order; sorting would copy the table
+        return table
+    return table.take(np.argsort(image, kind="stable"))

@@ -4,7 +4,7 @@ Only the few detections that overlap an object of their group by at least the lo
 is a pair of image and class, or an image where classes do not matter.
 
 Legend: D detections, M objects, P pairs of the two, N detections that overlap an object, C classes, A area ranges, T
-IoU thresholds, L objects that a detection overlaps.
+IoU thresholds.
 """
 
 from __future__ import annotations
@@ -107,25 +107,17 @@ def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -
             span = f"{classes.min()}..{classes.max()}"
             raise ValueError(f"class ids of the {owner} span {span}, expected 0..{num_classes - 1}")
     rank_of_image = image_ranks(gt.image_ids)
-    ranked = _rank_detections(table, rank_of_image[table.image_index] * num_classes + table.classes, gt.max_det)
-    objects, ignored = _group_objects(gt, rank_of_image[gt.image_of_box] * num_classes + gt.classes)
+    group = rank_of_image[table.image_index] * num_classes + table.classes
+    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
+    order = order[_position_in_run(group[order]) < gt.max_det]
+    ranked = Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
+    group = rank_of_image[gt.image_of_box] * num_classes + gt.classes
+    order = np.argsort(group, kind="stable")
+    objects = Objects(group[order], gt.boxes_xywh_px[order], gt.crowd[order])
+    ignored = objects.crowd[:, None] | _out_of_range(gt.area_px[order])
     pairs = overlapping_pairs(ranked.group, ranked.boxes_xyxy, objects, float(IOU_THRESHOLDS[0]))
     assignment = _assign_coco(ranked.group, pairs, objects.crowd, ignored)
     return Matches(ranked, objects, ignored, assignment, num_classes)
-
-
-def _rank_detections(table: DetectionTable, group: np.ndarray, max_det: int) -> Ranked:
-    """Sorts detections by ``group``, int64 (N,), then by score, and keeps the ``max_det`` best of each group."""
-    order = np.lexsort((-table.scores, group))  # stable: equal scores in the order of the table
-    order = order[_position_in_run(group[order]) < max_det]
-    return Ranked(group[order], table.boxes_xyxy_px[order], table.scores[order], table.classes[order])
-
-
-def _group_objects(gt: GroundTruth, group: np.ndarray) -> tuple[Objects, np.ndarray]:
-    """Sorts the objects by ``group``, int64 (M,). Returns them, and which do not count: bool (M, A)."""
-    order = np.argsort(group, kind="stable")
-    objects = Objects(group[order], gt.boxes_xywh_px[order], gt.crowd[order])
-    return objects, objects.crowd[:, None] | _out_of_range(gt.area_px[order])
 
 
 def image_ranks(image_ids: tuple[int | str, ...]) -> np.ndarray:
@@ -186,63 +178,35 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
 
     ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
-    overlapping, overlapped, pairs = _compact(pairs)
-    rank = _position_in_run(group[overlapping])  # rank by score among the overlapping detections of a group
-    step_of_pair = rank[pairs.detection]
-    # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
-    candidates = pairs.take(np.lexsort((pairs.target, pairs.overlap, pairs.detection, step_of_pair)))
-    step_ends = np.cumsum(np.bincount(step_of_pair))
-    state = _CocoState(len(overlapping), crowd[overlapped], target_ignored[overlapped])
-    for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
-        state.step(candidates.take(slice(low, high)))
-    target = np.where(state.target >= 0, overlapped[state.target], -1)
-    return CocoAssignment(overlapping, state.matched, state.ignored, target)
-
-
-class _CocoState:
-    """The assignment of N detections to L objects, which grows with each step.
-
-    Attributes:
-        matched, ignored: see `CocoAssignment`.
-        target: int64 (N,), as in `CocoAssignment`, but one of the L objects.
-    """
-
-    def __init__(self, detections: int, crowd: np.ndarray, target_ignored: np.ndarray) -> None:
-        """Starts with nothing assigned. ``detections``: N; ``crowd``: bool (L,); ``target_ignored``: bool (L, A)."""
-        shape = (target_ignored.shape[1], IOU_THRESHOLDS.size)
-        self._crowd = crowd
-        self._target_ignored = target_ignored
-        self._is_taken = np.zeros((len(crowd), *shape), dtype=bool)
-        self.matched = np.zeros((detections, *shape), dtype=bool)
-        self.ignored = np.zeros_like(self.matched)
-        self.target = np.full(detections, -1, dtype=np.int64)
-
-    def step(self, pairs: Pairs) -> None:
-        """Matches the detections of ``pairs``, at most one of each group, to objects that are free or crowd.
-
-        Pairs are sorted by detection, then by ascending overlap. No object is in two pairs, because an object has one
-        group, so plain indexed assignment is safe.
-        """
-        is_available = ~self._is_taken[pairs.target] | self._crowd[pairs.target, None, None]
-        is_ignored = self._target_ignored[pairs.target]
-        chosen = _choose_objects(pairs, is_available, is_ignored)
-        self._is_taken[pairs.target] |= chosen
-        at_first = np.flatnonzero(chosen[:, ALL_SIZES, IOU_50])
-        self.target[pairs.detection[at_first]] = pairs.target[at_first]
-        starts = _run_starts(pairs.detection)
-        detections = pairs.detection[starts]
-        self.matched[detections] = np.logical_or.reduceat(chosen, starts, axis=0)
-        self.ignored[detections] = np.logical_or.reduceat(chosen & is_ignored[:, :, None], starts, axis=0)
-
-
-def _compact(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, Pairs]:
-    """Renumbers the detections and objects that are in a pair, without gaps.
-
-    Returns the rows of these detections int64 (N,) and objects int64 (L,), ascending, and pairs that index them.
-    """
+    # Only detections and objects in a pair are numbered, without gaps.
     overlapping, detection = np.unique(pairs.detection, return_inverse=True)
     overlapped, target = np.unique(pairs.target, return_inverse=True)
-    return overlapping, overlapped, Pairs(detection, target, pairs.overlap)
+    crowd = crowd[overlapped]
+    target_ignored = target_ignored[overlapped]
+    shape = (target_ignored.shape[1], IOU_THRESHOLDS.size)
+    is_taken = np.zeros((len(overlapped), *shape), dtype=bool)
+    matched = np.zeros((len(overlapping), *shape), dtype=bool)
+    ignored = np.zeros_like(matched)
+    matched_target = np.full(len(overlapping), -1, dtype=np.int64)
+    rank = _position_in_run(group[overlapping])  # rank by score among the overlapping detections of a group
+    step_of_pair = rank[detection]
+    # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
+    order = np.lexsort((target, pairs.overlap, detection, step_of_pair))
+    candidates = Pairs(detection, target, pairs.overlap).take(order)
+    step_ends = np.cumsum(np.bincount(step_of_pair))
+    for low, high in zip(np.r_[0, step_ends[:-1]], step_ends):
+        step = candidates.take(slice(low, high))  # one detection of each group, and so no object twice
+        is_available = ~is_taken[step.target] | crowd[step.target, None, None]
+        is_ignored = target_ignored[step.target]
+        chosen = _choose_objects(step, is_available, is_ignored)
+        is_taken[step.target] |= chosen
+        at_first = np.flatnonzero(chosen[:, ALL_SIZES, IOU_50])
+        matched_target[step.detection[at_first]] = overlapped[step.target[at_first]]
+        starts = _run_starts(step.detection)
+        rows = step.detection[starts]
+        matched[rows] = np.logical_or.reduceat(chosen, starts, axis=0)
+        ignored[rows] = np.logical_or.reduceat(chosen & is_ignored[:, :, None], starts, axis=0)
+    return CocoAssignment(overlapping, matched, ignored, matched_target)
 
 
 def _choose_objects(pairs: Pairs, is_available: np.ndarray, is_ignored: np.ndarray) -> np.ndarray:

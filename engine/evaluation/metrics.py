@@ -90,46 +90,29 @@ class Metric(NamedTuple):
     values: Callable[[ConfidenceCurves, np.ndarray], np.ndarray]
 
 
-def _precision(curves: ConfidenceCurves, _: np.ndarray) -> np.ndarray:
-    return curves.precision[:, curves.best]
-
-
-def _recall(curves: ConfidenceCurves, _: np.ndarray) -> np.ndarray:
-    return curves.recall[:, curves.best]
-
-
-def _f1(curves: ConfidenceCurves, _: np.ndarray) -> np.ndarray:
-    return curves.f1[:, curves.best]
-
-
-def _ap50(_: ConfidenceCurves, interpolated: np.ndarray) -> np.ndarray:
-    return interpolated[:, ALL_SIZES, IOU_50]
-
-
-def _ap75(_: ConfidenceCurves, interpolated: np.ndarray) -> np.ndarray:
-    return interpolated[:, ALL_SIZES, IOU_75]
-
-
-def _ap(_: ConfidenceCurves, interpolated: np.ndarray) -> np.ndarray:
-    return interpolated[:, ALL_SIZES]
-
-
 METRICS = (
-    Metric("precision", "P", "precision", "precision at IoU 0.5", _precision),
-    Metric("recall", "R", "recall", "recall at IoU 0.5", _recall),
-    Metric("f1", "F1", "F1", "F1 at IoU 0.5", _f1),
-    Metric("AP50", "AP50", "AP50", "AP at IoU 0.5", _ap50),
-    Metric("AP75", "AP75", "AP75", "AP at IoU 0.75", _ap75),
-    Metric("AP", "AP", "AP", "AP at IoU 0.50:0.95", _ap),
+    Metric("precision", "P", "precision", "precision at IoU 0.5", lambda curves, _: curves.precision[:, curves.best]),
+    Metric("recall", "R", "recall", "recall at IoU 0.5", lambda curves, _: curves.recall[:, curves.best]),
+    Metric("f1", "F1", "F1", "F1 at IoU 0.5", lambda curves, _: curves.f1[:, curves.best]),
+    Metric("AP50", "AP50", "AP50", "AP at IoU 0.5", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_50]),
+    Metric("AP75", "AP75", "AP75", "AP at IoU 0.75", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_75]),
+    Metric("AP", "AP", "AP", "AP at IoU 0.50:0.95", lambda _, interpolated: interpolated[:, ALL_SIZES]),
 )
+
+
+class ApMatches(NamedTuple):
+    """The matches from which AP follows, for what else is asked of them (analysis.py)."""
+
+    matches: Matches
+    outcomes: DetectionOutcomes
+    precision: np.ndarray  # `interpolated_precision`
 
 
 def score_detections(
     gt: GroundTruth,
-    table: DetectionTable,
+    for_ap: DetectionTable,
     num_classes: int,
-    *,
-    shown: DetectionTable | None = None,
+    detected: DetectionTable | None = None,
     plain_confidence: float | None = None,
 ) -> EvalResult:
     """Scores detections against labels.
@@ -143,17 +126,34 @@ def score_detections(
     precision of a class without a detection, whose recall and F1 are 0.
 
     Args:
-        table: detections whose AP is computed.
-        shown: detections as detect.py finds them, for precision, recall, F1 and the confusion matrix; None: ``table``.
-        plain_confidence: `best_threshold` of ``shown`` without box voting, which the result holds; None: unknown.
+        for_ap: detections whose AP is computed.
+        detected: detections as detect.py finds them, for all other scores; None: the same.
+        plain_confidence: `best_threshold` of those without box voting, which the result holds; None: unknown.
     """
-    precision, scored = _precision_and_shown(gt, table, num_classes)
-    curves, shown_confidence, confusion = scored if shown is None else _shown_scores(gt, shown, num_classes)
+    return score_and_match(gt, for_ap, num_classes, detected, plain_confidence)[0]
+
+
+def score_and_match(
+    gt: GroundTruth,
+    for_ap: DetectionTable,
+    num_classes: int,
+    detected: DetectionTable | None,
+    plain_confidence: float | None,
+) -> tuple[EvalResult, ApMatches]:
+    """Returns `score_detections`, and the matches of ``for_ap``. Matches take gigabytes for a large split, so those of
+    ``detected`` are dropped before."""
+    f1_scores = None if detected is None else _f1_scores(match_detections(gt, detected, num_classes))
+    matches = match_detections(gt, for_ap, num_classes)
+    outcomes = sort_by_class(matches)
+    precision = interpolated_precision(outcomes, matches.targets())
+    curves, shown_confidence, confusion = f1_scores or _f1_scores(matches)
     values = {m.name: m.values(curves, precision) for m in METRICS}
-    return EvalResult(
+    result = EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         threshold=curves.threshold,
+        scored_confidence=_curves(matches, outcomes).threshold,
+        plain_confidence=plain_confidence,
         shown_confidence=shown_confidence,
         ap_small=float(nanmean(precision[:, SMALL])),
         ap_medium=float(nanmean(precision[:, MEDIUM])),
@@ -166,46 +166,32 @@ def score_detections(
         pr_recall=RECALL_POINTS.copy(),
         pr_precision=precision[:, ALL_SIZES, IOU_50].copy(),
         num_images=gt.num_images,
-        scored_confidence=scored.curves.threshold,
-        plain_confidence=plain_confidence,
     )
+    return result, ApMatches(matches, outcomes, precision)
 
 
 def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
     """Finds the confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
     matches = match_detections(gt, table, num_classes)
-    return ConfidenceCurves.of(sort_by_class(matches), matches.targets()[:, ALL_SIZES]).threshold
+    return _curves(matches, sort_by_class(matches)).threshold
 
 
-class _ShownScores(NamedTuple):
-    """The scores of detections besides AP."""
+class _F1Scores(NamedTuple):
+    """The scores at IoU 0.5."""
 
     curves: ConfidenceCurves
     confidence: float  # of the confusion matrix
     confusion: np.ndarray  # int64 (C + 1, C + 1)
 
-    @staticmethod
-    def of(matches: Matches, outcomes: DetectionOutcomes) -> _ShownScores:
-        curves = ConfidenceCurves.of(outcomes, matches.targets()[:, ALL_SIZES])
-        confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
-        return _ShownScores(curves, confidence, confusion_matrix(matches, confidence))
+
+def _curves(matches: Matches, outcomes: DetectionOutcomes) -> ConfidenceCurves:
+    return ConfidenceCurves.of(outcomes, matches.targets()[:, ALL_SIZES])
 
 
-# The matches of a large split take gigabytes. The next two functions return without them, so that the matches of only
-# one of a validation's selections are in memory at a time (`Evaluator.run`).
-
-
-def _precision_and_shown(gt: GroundTruth, table: DetectionTable, num_classes: int) -> tuple[np.ndarray, _ShownScores]:
-    """Computes `interpolated_precision` and the other scores of detections."""
-    matches = match_detections(gt, table, num_classes)
-    outcomes = sort_by_class(matches)
-    return interpolated_precision(outcomes, matches.targets()), _ShownScores.of(matches, outcomes)
-
-
-def _shown_scores(gt: GroundTruth, table: DetectionTable, num_classes: int) -> _ShownScores:
-    """Computes the scores of detections besides AP."""
-    matches = match_detections(gt, table, num_classes)
-    return _ShownScores.of(matches, sort_by_class(matches))
+def _f1_scores(matches: Matches) -> _F1Scores:
+    curves = _curves(matches, sort_by_class(matches))
+    confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
+    return _F1Scores(curves, confidence, confusion_matrix(matches, confidence))
 
 
 def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The result of a validation: its scores, and the detections that they are about.
 
-Legend: C classes, S confidences of a curve.
+Legend: C classes, S confidences of a curve, A area ranges.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class EvalResult:
     pr_recall: np.ndarray  # float64 (101,)
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
     num_images: int
-    # `threshold` of the scored detections, and of those shown without box voting; None: unknown.
-    scored_confidence: float | None = None
-    plain_confidence: float | None = None
+    scored_confidence: float | None = None  # `threshold` of the detections for AP
+    plain_confidence: float | None = None  # `threshold` without box voting; None: unknown
+    protocol: str = ""  # how AP was measured, see `protocol_text`
     extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds per image
 
     @property
@@ -82,7 +82,7 @@ class Preview(NamedTuple):
     """The first images of a batch that was validated, and its detections, on the host."""
 
     batch: Batch  # ``images`` has at most `PREVIEW_IMAGES`
-    detections: Detections  # `SHOWN`, canvas pixels
+    detections: Detections  # as detect.py finds them, canvas pixels
 
     @staticmethod
     def of(batch: Batch, detections: Detections) -> Preview:
@@ -96,14 +96,37 @@ def _host_copy(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", copy=True)
 
 
+class SizeScores(NamedTuple):
+    """Scores of each class and size; nan where there is no object."""
+
+    targets: np.ndarray  # int64 (C, A)
+    ap: np.ndarray  # float64 (C, A) IoU 0.50:0.95
+    ap50: np.ndarray  # float64 (C, A)
+    ap75: np.ndarray  # float64 (C, A)
+    recall: np.ndarray  # float64 (C, A) COCO's AR: recall of all detections that count, mean over IoU 0.50:0.95
+
+
+class ErrorSplit(NamedTuple):
+    """Errors of each of the 6 kinds (analysis.py) and their costs. Means leave out classes without objects."""
+
+    ap: float  # at IoU 0.5
+    counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object
+    class_cost: np.ndarray  # float64 (C, 6) rise of AP; nan where there is no object
+    cost: np.ndarray  # float64 (6,) mean over the classes
+    false_positive_cost: float  # rise of AP without any false positive
+    false_negative_cost: float  # rise of AP without the objects that no detection matches
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The result of a validation. The detections are named in models/postprocess/selection.py."""
+    """The result of a validation, with the detections that it is about, sorted by image."""
 
     result: EvalResult
-    scored: DetectionTable  # `SCORED`, sorted by image
-    shown: DetectionTable  # `SHOWN`, sorted by image
+    for_ap: DetectionTable
+    detected: DetectionTable  # as detect.py finds them: P, R, F1 and the confusion matrix
     preview: Preview | None  # of the first batch on rank 0; None: rank 0 had no images
+    errors: ErrorSplit | None = None  # where AP is lost, and AP by size, if the evaluator explains its scores
+    sizes: SizeScores | None = None
 
 
 def f1_score(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:

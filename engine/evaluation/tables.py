@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.render.letterbox import CanvasRule
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, SIZES, ErrorSplit, SizeScores
 from engine.evaluation.matching import AREA_RANGES
 from engine.evaluation.metrics import METRICS, nanmean
@@ -53,6 +54,19 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
         for name, by_size, values in zip(["all", *names], [totals, *sizes.targets], [means, *scores])
         for size, count, row in zip(SIZES, by_size.tolist(), values.tolist())
     ]
+
+
+def protocol_text(canvases: CanvasRule, *, box_voting: bool, tile: int = 0, tta: bool = False) -> str:
+    """Words how an AP is measured, because a model has others on other canvases or without box voting: "640 px
+    rectangles, box voting". ``tile``: side of tiles, pixels; 0: whole images."""
+    if tile:
+        canvas = f"tiles of {tile} px"
+    elif canvases.fixed_hw is not None or canvases.is_square:
+        height, width = canvases.canvas_hw((1, 1))
+        canvas = f"{height}x{width} squares" if height == width else f"{height}x{width} (height x width)"
+    else:
+        canvas = f"{canvases.imgsz} px rectangles"
+    return ", ".join([canvas, "box voting" if box_voting else "no box voting", *(["several views"] if tta else [])])
 
 
 def format_table(rows: Sequence[Row]) -> list[str]:
@@ -137,6 +151,7 @@ def write_results_json(
     content = {
         **{name: plain_number(value) for name, value in overall.items()},
         "best_confidence": result.threshold,  # null: no detection is correct
+        "protocol": result.protocol,
         "images": result.num_images,
         "classes": _json_rows(COLUMNS, class_rows),
         "confusion": {

@@ -18,9 +18,9 @@ from engine.export.export_data import letterboxed
 from engine.export.parity import Parity, Tolerance
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import InferenceModel
-from models.postprocess.detections import detections_to_score, select_for_validation
-from models.postprocess.selection import SCORED, SELECTIONS, ValidationSettings
-from utils.detections import Detections, DetectionTable
+from models.postprocess.detections import Selected, detections_to_score, select_for_validation
+from models.postprocess.selection import ValidationSettings
+from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.labels import GroundTruth
@@ -55,8 +55,8 @@ class Reference:
         self._truth = _ground_truth_of(reader)
         settings = ValidationSettings(iou_thres=options.nms_iou, box_voting=options.box_voting)
 
-        def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
-            return select_for_validation(model, raw) | {SCORED: detections_to_score(model, raw, settings)}
+        def postprocess(model: nn.Module, raw: list[Tensor]) -> Selected:
+            return select_for_validation(model, raw)._replace(for_ap=detections_to_score(model, raw, settings))
 
         self.shown, self.table = self._score(model, postprocess)
         self.result = score_detections(self._truth, self.table, model.num_classes)
@@ -78,8 +78,8 @@ class Reference:
             threshold = self.result.shown_confidence
         settings = ValidationSettings(iou_thres=exported.nms_iou, box_voting=False)
 
-        def postprocess(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
-            return dict.fromkeys(SELECTIONS, detections_to_score(model, raw, settings))
+        def postprocess(model: nn.Module, raw: list[Tensor]) -> Selected:
+            return Selected(*[detections_to_score(model, raw, settings)] * 3)
 
         result, table = self._score(exported, postprocess)
         differences = match_tables(self.table, table, allowed.min_iou)
@@ -115,7 +115,7 @@ class Reference:
         evaluation = evaluator.run(model, self._letterboxed())
         if evaluation is None:
             raise RuntimeError("a single process has no scores")
-        return evaluation.result, evaluation.scored
+        return evaluation.result, evaluation.for_ap
 
 
 def _ground_truth_of(reader: SampleReader) -> GroundTruth:

@@ -25,8 +25,8 @@ def trained_thresholds(model: CheckpointModel, options: ResolvedExport) -> Thres
 def output_threshold(scores: EvalResult | CheckpointModel, options: ResolvedExport, *, votes: bool) -> float | None:
     """Returns the threshold for the output of a file as it is; None: unknown.
 
-    No stored threshold matches a file's output exactly. An end2end file is closest to `SCORED` if both use box voting
-    or neither does; everything else is closest to `SHOWN_UNVOTED` (models/postprocess/selection.py). That the NMS
+    No stored threshold matches a file's output exactly. An end2end file is closest to the detections for AP if both use
+    box voting or neither does; everything else is closest to those of detect.py without box voting. That the NMS
     differs matters less: for yolov8n on COCO128, the threshold is 0.289 with votes, and without votes 0.203 under one
     kind of NMS, 0.205 under the other.
 

@@ -17,11 +17,9 @@ from engine.inference.model import InferenceModel
 from engine.inference.settings import ResolvedSettings
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import select_detections
-from models.postprocess.selection import SHOWN
-from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector, ViewInput
+from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
-from utils.detections import Detections, DetectionTable
+from utils.detections import Detections, DetectionTable, to_host
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
 
@@ -162,8 +160,8 @@ class ImageDetector:
                 raw = (tiled or self.model)(pixels)
             computed_at = self._now()
             raw = [level.float() for level in raw]
-            detections = tiled.stitch(raw)[SHOWN] if tiled else _select(self.model, raw, settings)
-            detections = Detections(*(t.cpu() for t in detections))
+            detections = tiled.stitch(raw)[0] if tiled else _select(self.model, raw, settings)
+            (detections,) = to_host(detections)
             self._warn_of_outputs(raw, detections)
         return _Output(detections, copied_at, computed_at)
 
@@ -190,7 +188,7 @@ class ImageDetector:
         on_cpu = self.model.device.type == "cpu"
         return TiledDetector(
             self.model,
-            lambda _, raw: {SHOWN: _select(self.model, raw, settings)},
+            lambda _, raw: [_select(self.model, raw, settings)],
             tiles=tiles,
             view_input=ViewInput(
                 stride=self.model.stride,
@@ -198,7 +196,7 @@ class ImageDetector:
                 only_hw=self.model.input_hw,
                 batch=CPU_CHUNK if on_cpu else BATCH_SIZE,
             ),
-            selections={SHOWN: settings.postprocess},
+            settings=[settings.postprocess],
         )
 
     def _now(self) -> float:

@@ -79,8 +79,8 @@ class ScoredValidation:
     def of(evaluation: Evaluation, *, epoch: int = 0, errors: ErrorSplit | None = None) -> ScoredValidation:
         return ScoredValidation(
             result=evaluation.result,
-            scored=evaluation.scored,
-            shown=evaluation.shown,
+            scored=evaluation.for_ap,
+            shown=evaluation.detected,
             epoch=epoch,
             errors=errors,
             preview=evaluation.preview,

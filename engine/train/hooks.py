@@ -161,7 +161,7 @@ class EndLog(Hook):
         progress = trainer.progress
         if self._result is not None and self._result.class_targets.any():
             model = "best.pt" if self._epoch == progress.best_epoch else "last.pt"
-            log.info("%s, after epoch %d:", model, self._epoch)
+            log.info("%s, after epoch %d (%s):", model, self._epoch, self._result.protocol)
             for line in format_table(result_rows(self._result, self._truth, self._names)):
                 log.info("%s", line)
         done = counted(progress.epoch, "epoch")

@@ -28,9 +28,10 @@ from data.loading.build import (
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
 from data.render.letterbox import CanvasRule
-from engine.evaluation.evaluator import Evaluator, build_evaluator
+from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import Evaluation
+from engine.evaluation.tables import protocol_text
 from engine.export.options import require_packages
 from engine.export.trial import try_export
 from engine.issues.small_boxes import warn_of_small_boxes
@@ -61,6 +62,7 @@ from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
+from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
 from utils.config.settings import FIND_BATCH_SIZE, RunSettings, TrainConfig, changed_settings, names_with
@@ -368,8 +370,17 @@ def build_validation(
     """
     canvases = CanvasRule(settings.config.imgsz, model.stride, model.head.squares)
     loader = build_run_val_loader(ctx, settings.config, settings.hyp, spec, canvases)
-    evaluator = build_evaluator(ctx, loader, model.nms_iou, ValidationSettings())
-    return loader, replace(evaluator, criterion=criterion, fuses=True)
+    evaluator = Evaluator(
+        ground_truth=loader.index.ground_truth(),
+        num_classes=len(loader.index.names),
+        postprocess=select_for_validation,
+        ctx=ctx,
+        tiles=tile_stitcher(loader, model.nms_iou, ValidationSettings()),
+        criterion=criterion,
+        fuses=True,
+        protocol=protocol_text(canvases, box_voting=model.nms_iou is not None, tile=loader.index.tile),
+    )
+    return loader, evaluator
 
 
 def build_hooks(
@@ -511,6 +522,6 @@ def build_scorer(ctx: DistributedContext, config: TrainConfig, explicit_flags: C
         if evaluation is None or config.plots:
             return evaluation
         no_detections = DetectionTable.concatenate([])  # only plots show them
-        return replace(evaluation, scored=no_detections, shown=no_detections, preview=None)
+        return replace(evaluation, for_ap=no_detections, detected=no_detections, preview=None)
 
     return score

@@ -1,29 +1,27 @@
-"""Decoded boxes to detections: by threshold and non-maximum suppression (suppression.py) or, for end-to-end heads, by
-rank alone. selection.py defines the settings, and the three selections that a validation makes of the same boxes.
+"""Decoded boxes to detections: candidates above a threshold, non-maximum suppression unless the head needs none, box
+voting, and the best of what is left.
 
-Legend: B images, N boxes, C classes, L classes with which a box may be detected (its labels), M pairs of both in an
-image.
+Legend: B images, N boxes, C classes, L classes with which a box may be detected (its labels), M candidates of all
+images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from models.postprocess.selection import (
-    SCORED,
-    SELECTIONS,
-    SHOWN,
-    SHOWN_UNVOTED,
-    VALIDATION_DEFAULTS,
-    PostprocessSettings,
-    ValidationSettings,
-)
-from models.postprocess.suppression import class_mask, eligible_labels, order_sides, suppress
+from models.postprocess.box_voting import MIN_VOTING_SCORE, VOTERS, BoxGroups, vote
+from models.postprocess.nms import nms_keep
+from models.postprocess.selection import PostprocessSettings, ValidationSettings
+from utils.config.settings import MAX_CANDIDATES
 from utils.detections import Detections
+from utils.errors import UserError
+
+_MAX_VOTED = 300  # kept boxes per image that voting may move, the best before voting; independent of max_det
+_FIRST_CANDIDATES = 4096  # candidates per image in the first NMS; a second one runs only if slots stay empty
 
 
 class BoxDecoder(Protocol):
@@ -39,12 +37,34 @@ class BoxDecoder(Protocol):
         ...
 
 
+class Selected(NamedTuple):
+    """What a validation selects from the same boxes, see selection.py."""
+
+    for_ap: Detections
+    detected: Detections  # as detect.py finds them
+    detected_unvoted: Detections  # as detect.py finds them without box voting
+
+
+class _Candidates(NamedTuple):
+    """(Box, label) pairs of all images, sorted by image, then by descending score; equal scores by (box, class)."""
+
+    image: Tensor  # int64 (M,)
+    rank: Tensor  # int64 (M,) in the image, from 0
+    boxes: Tensor  # float32 (M, 4)
+    scores: Tensor  # float32 (M,)
+    classes: Tensor  # int64 (M,)
+
+    def take(self, rows: Tensor) -> _Candidates:
+        """Selects ``rows``: a mask, bool (M,), or indices."""
+        index = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
+        return _Candidates(*(column.index_select(0, index) for column in self))
+
+
 @torch.no_grad()
 def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings) -> Detections:
     """Selects the best boxes of each image. Among equal scores, the first (box, class) pair ranks first.
 
-    A box with swapped sides (regressed distances may be negative) becomes a box without area. Without NMS, no shape
-    depends on values, and the host does not wait for the device.
+    A box with swapped sides (regressed distances may be negative) becomes a box without area.
 
     Args:
         boxes_xyxy: (B, N, 4) canvas pixels.
@@ -52,59 +72,32 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
 
     Raises UserError for classes that the model does not have.
     """
-    if settings.iou_thres is None:
-        return _select_by_rank(boxes_xyxy, scores, settings)
-    return suppress(boxes_xyxy, scores, settings, settings.iou_thres).detections(voted=settings.box_voting)
+    return _select(boxes_xyxy, scores, settings, [settings.box_voting])[0]
+
+
+def detections_to_score(model: nn.Module, raw: list[Tensor], settings: ValidationSettings | None = None) -> Detections:
+    """Selects the detections whose AP is computed, from the raw maps of ``model``, a `BoxDecoder`."""
+    settings = settings or ValidationSettings()
+    for_ap, _ = settings.selections(cast(BoxDecoder, model).nms_iou)
+    return _renumber_classes(select_detections(*_decode(model, raw, settings), for_ap), for_ap.classes)
 
 
 @torch.no_grad()
-def select_with_and_without_voting(
-    boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings
-) -> tuple[Detections, Detections]:
-    """Returns `select_detections` with and without box voting, which share one NMS. If ``settings`` rule out voting,
-    both are the same object."""
-    if settings.iou_thres is None or not settings.box_voting:
-        detections = select_detections(boxes_xyxy, scores, settings)
-        return detections, detections
-    # Voting needs candidates below the confidence threshold. They rank last, so without voting they change nothing.
-    suppressed = suppress(boxes_xyxy, scores, settings, settings.iou_thres)
-    return suppressed.detections(voted=True), suppressed.detections(voted=False)
+def select_for_validation(model: nn.Module, raw: list[Tensor], settings: ValidationSettings | None = None) -> Selected:
+    """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`."""
+    settings = settings or ValidationSettings()
+    boxes, scores = _decode(model, raw, settings)
+    for_ap, as_detected = settings.selections(cast(BoxDecoder, model).nms_iou)
+    selected = [
+        *_select(boxes, scores, for_ap, [for_ap.box_voting]),
+        *_select(boxes, scores, as_detected, [as_detected.box_voting, False]),
+    ]
+    return Selected(*(_renumber_classes(detections, for_ap.classes) for detections in selected))
 
 
-def detections_to_score(
-    model: nn.Module, raw: list[Tensor], settings: ValidationSettings = VALIDATION_DEFAULTS
-) -> Detections:
-    """Selects the detections whose AP is computed, from the raw maps of ``model``, a `BoxDecoder`."""
-    decoder = _as_decoder(model)
-    boxes, scores = _decode(decoder, raw, settings)
-    selection = settings.selections(decoder.nms_iou)[SCORED]
-    return _renumber_classes(select_detections(boxes, scores, selection), selection.classes)
-
-
-def select_for_validation(
-    model: nn.Module, raw: list[Tensor], settings: ValidationSettings = VALIDATION_DEFAULTS
-) -> dict[str, Detections]:
-    """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`. Returns them by name:
-
-    - `SCORED`: see `detections_to_score`.
-    - `SHOWN`: the detections of detect.py, for their best threshold, the confusion matrix and pictures.
-    - `SHOWN_UNVOTED`: the same without box voting, for the best threshold of runtimes that have none.
-    """
-    decoder = _as_decoder(model)
-    boxes, scores = _decode(decoder, raw, settings)
-    selections = settings.selections(decoder.nms_iou)
-    shown, unvoted = select_with_and_without_voting(boxes, scores, selections[SHOWN])
-    selected = {SCORED: select_detections(boxes, scores, selections[SCORED]), SHOWN: shown, SHOWN_UNVOTED: unvoted}
-    return {name: _renumber_classes(selected[name], selections[name].classes) for name in SELECTIONS}
-
-
-def _as_decoder(model: nn.Module) -> BoxDecoder:
-    return cast(BoxDecoder, model)  # to torch's stubs, any attribute of a module is a Tensor or a Module
-
-
-def _decode(decoder: BoxDecoder, raw: list[Tensor], settings: ValidationSettings) -> tuple[Tensor, Tensor]:
+def _decode(model: nn.Module, raw: list[Tensor], settings: ValidationSettings) -> tuple[Tensor, Tensor]:
     """Decodes raw maps as `BoxDecoder.decode` does; with ``single_cls``, a box has the best score of its classes."""
-    boxes, scores = decoder.decode(raw)
+    boxes, scores = cast(BoxDecoder, model).decode(raw)  # to torch's stubs, attributes of a module are no methods
     if settings.single_cls:
         if settings.classes is not None:
             scores = scores[..., list(settings.classes)]
@@ -121,51 +114,125 @@ def _renumber_classes(detections: Detections, classes: Sequence[int] | None) -> 
     return detections._replace(classes=position[detections.classes])
 
 
-def _top_positions(scores: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """Returns positions (B, count) of the highest scores (B, M); ties are broken by the lowest ``numbers`` (B, M).
+def _select(
+    boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, voting: Sequence[bool]
+) -> list[Detections]:
+    """Implements `select_detections`. Returns detections with or without box voting, as ``voting`` says, from one NMS:
+    voting needs candidates below the confidence threshold, which rank last, so without voting they change nothing."""
+    batch, _, num_classes = scores.shape
+    unknown = set(settings.classes or ()).difference(range(num_classes))
+    if unknown:
+        raise UserError(f"class {min(unknown)}: the model has classes 0 to {num_classes - 1}")
+    iou_thres = settings.iou_thres
+    voting = [voted and iou_thres is not None for voted in voting]
+    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if any(voting) else settings.conf_thres
+    candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings.multi_label, lowest_score)
+    group = candidates.image if settings.agnostic else candidates.image * num_classes + candidates.classes
+    keep = None
+    if iou_thres is not None:
+        needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
+        keep = _keep(candidates, group, counts, iou_thres=iou_thres, needed=needed, voted=any(voting))
+    selected = []
+    for voted in voting:
+        kept = candidates if keep is None else candidates.take(keep)
+        if voted and keep is not None and iou_thres is not None:
+            kept = _vote(candidates, kept, keep, group, iou_thres, batch)
+        if settings.classes is not None:
+            wanted = torch.tensor([c in settings.classes for c in range(num_classes)], device=scores.device)
+            kept = kept.take(wanted[kept.classes])
+        selected.append(_fill_slots(kept, batch, settings))
+    return selected
 
-    A float32 from 0 on sorts like its bits read as an integer, so one int64 key holds both. The bits of -1, the score
-    of excluded pairs, are a negative integer, which ranks below all others.
-    """
-    keys = (scores.view(torch.int32).long() << 32) - numbers
-    return keys.topk(count, dim=1).indices
 
-
-def _select_by_rank(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings) -> Detections:
-    """Implements `select_detections` without NMS."""
-    label_scores, classes = eligible_labels(scores.float(), settings.multi_label)
-    is_eligible = label_scores > settings.conf_thres
-    if settings.classes is not None:
-        is_eligible &= class_mask(settings.classes, scores)[classes]
-    label_scores = torch.where(is_eligible, label_scores, -1.0)
-    return _best_pairs(order_sides(boxes_xyxy.float()), label_scores, classes, settings.max_det)
-
-
-def _best_pairs(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, max_det: int) -> Detections:
-    """Returns the ``max_det`` (box, label) pairs of each image with the highest ``scores``. A negative score excludes a
-    pair. ``scores``, ``classes``: (B, N, L)."""
-    batch, count, labels = scores.shape
-    # The best pairs belong to the boxes with the best highest scores, so only those boxes' pairs are ranked.
-    numbers = torch.arange(count, device=scores.device).expand(batch, -1)
-    best = _top_positions(scores.amax(-1), numbers, min(max_det, count))[..., None]
-    best_labels = best.expand(-1, -1, labels)
-    pair_scores = scores.gather(1, best_labels).flatten(1)
-    pair_classes = classes.gather(1, best_labels).flatten(1)
-    pair_numbers = (best * labels + torch.arange(labels, device=scores.device)).flatten(1)
-    chosen = _top_positions(pair_scores, pair_numbers, min(max_det, pair_scores.shape[1]))
-    chosen_scores = pair_scores.gather(1, chosen)
-    box = pair_numbers.gather(1, chosen).div(labels, rounding_mode="floor")
-    kept = chosen_scores >= 0
-    boxes = torch.where(kept[..., None], boxes_xyxy.gather(1, box[..., None].expand(-1, -1, 4)), 0.0)
-    return Detections(
-        boxes_xyxy=_pad_slots(boxes, max_det),
-        scores=_pad_slots(chosen_scores * kept, max_det),
-        classes=_pad_slots(pair_classes.gather(1, chosen) * kept, max_det),
-        counts=kept.sum(1),
+def _collect_candidates(
+    boxes: Tensor, scores: Tensor, multi_label: bool, lowest_score: float
+) -> tuple[_Candidates, Tensor]:
+    """Collects the (box, label) pairs with ``scores`` (B, N, C) above ``lowest_score``, at most the `MAX_CANDIDATES`
+    best of each image. Without ``multi_label``, the label of a box is its best class. Also returns how many pairs of
+    each image are above: int64 (B,)."""
+    batch = boxes.shape[0]
+    best_class = None
+    if not multi_label:
+        scores, best_class = scores.max(-1, keepdim=True)  # (B, N, L)
+    allowed = scores > lowest_score
+    image, box, label = allowed.nonzero(as_tuple=True)
+    counts = _starts(image, batch).diff()
+    is_crowded = max(counts.tolist(), default=0) > MAX_CANDIDATES
+    if is_crowded:  # sorting millions takes seconds, finding the worst score to keep does not
+        last = torch.where(allowed, scores, -1.0).flatten(1).topk(MAX_CANDIDATES).values[:, -1]
+        image, box, label = (allowed & (scores >= last[:, None, None])).nonzero(as_tuple=True)
+    score = scores[image, box, label]
+    order = _best_first(image, score)  # equal scores in the order of (box, label)
+    image, box, label = image[order], box[order], label[order]
+    low, high = boxes[image, box].split(2, -1)
+    candidates = _Candidates(
+        image=image,
+        rank=_numbers_in_image(image, batch),
+        boxes=torch.cat((low, torch.maximum(low, high)), -1),  # swapped sides: no area
+        scores=score[order],
+        classes=label if best_class is None else best_class[image, box, 0],
     )
+    return candidates.take(candidates.rank < MAX_CANDIDATES) if is_crowded else candidates, counts
 
 
-def _pad_slots(values: Tensor, max_det: int) -> Tensor:
-    """Appends zeros to ``values`` (B, n, ...) up to ``max_det`` slots."""
-    batch, count, *rest = values.shape
-    return torch.cat((values, values.new_zeros((batch, max_det - count, *rest))), 1)
+def _keep(
+    candidates: _Candidates, group: Tensor, counts: Tensor, *, iou_thres: float, needed: int, voted: bool
+) -> Tensor:
+    """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first, and all
+    only if fewer than ``needed`` of these are kept. ``counts``: see `_collect_candidates`."""
+    max_kept = max(needed, _MAX_VOTED) if voted else needed
+    if max(counts.tolist(), default=0) <= _FIRST_CANDIDATES:
+        return nms_keep(candidates.boxes, group, iou_thres, max_kept)
+    is_first = candidates.rank < _FIRST_CANDIDATES
+    # NMS keeps a box among the best candidates exactly if it keeps it among all.
+    keep = torch.zeros_like(is_first)
+    keep[is_first] = nms_keep(candidates.boxes[is_first], group[is_first], iou_thres, max_kept)
+    kept = torch.zeros_like(counts).index_add_(0, candidates.image, keep.long())
+    needs_all = ((counts > _FIRST_CANDIDATES) & (kept < needed))[candidates.image]
+    keep[needs_all] = nms_keep(candidates.boxes[needs_all], group[needs_all], iou_thres, max_kept)
+    return keep
+
+
+def _vote(
+    candidates: _Candidates, kept: _Candidates, keep: Tensor, group: Tensor, iou_thres: float, batch: int
+) -> _Candidates:
+    """Lets suppressed candidates vote on those to ``keep``, bool (M,). Returns these, sorted by their new scores."""
+    votes = ~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE)
+    moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < _MAX_VOTED)
+    kept_boxes = BoxGroups(kept.boxes, kept.scores, group[keep])
+    voters = BoxGroups(candidates.boxes[votes], candidates.scores[votes], group[votes])
+    boxes, scores = vote(kept_boxes, voters, moves, iou_thres)
+    return kept._replace(boxes=boxes, scores=scores).take(_best_first(kept.image, scores))
+
+
+def _fill_slots(kept: _Candidates, batch: int, settings: PostprocessSettings) -> Detections:
+    """Pads to `Detections` the first ``max_det`` candidates of each image with scores above ``conf_thres``."""
+    max_det = settings.max_det
+    slot = _numbers_in_image(kept.image, batch)
+    is_returned = (kept.scores > settings.conf_thres) & (slot < max_det)
+    row = torch.where(is_returned, kept.image * max_det + slot, batch * max_det)  # the last row is dropped
+
+    def padded(values: Tensor) -> Tensor:
+        rows = values.new_zeros((batch * max_det + 1, *values.shape[1:]))
+        rows[row] = values
+        return rows[:-1].view(batch, max_det, *values.shape[1:])
+
+    counts = kept.image.new_zeros(batch).index_add_(0, kept.image, is_returned.long())
+    return Detections(padded(kept.boxes), padded(kept.scores), padded(kept.classes), counts)
+
+
+def _starts(image: Tensor, batch: int) -> Tensor:
+    """Returns where each image starts in ascending ``image`` (M,): int64 (batch + 1,), the last one M. Unlike
+    bincount, this does not make the host wait."""
+    return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
+
+
+def _numbers_in_image(image: Tensor, batch: int) -> Tensor:
+    """Numbers the elements of each image from 0, in ascending ``image`` (M,): int64 (M,)."""
+    return torch.arange(len(image), device=image.device) - _starts(image, batch)[image]
+
+
+def _best_first(image: Tensor, score: Tensor) -> Tensor:
+    """Returns the order (M,) by image, then by descending score. The sort is stable."""
+    order = score.argsort(descending=True, stable=True)
+    return order[image[order].argsort(stable=True)]

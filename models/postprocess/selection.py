@@ -1,15 +1,9 @@
 """Settings with which detections are selected from decoded boxes and scores.
 
-A validation selects detections from the same boxes in three ways (`ValidationSettings.selections`). Each has a
-confidence threshold with the best F1; a checkpoint stores them, and a `CheckpointModel` and an `EvalResult` have them:
-
-    SCORED          what AP needs: nearly all boxes, every class of a box      scored_confidence
-    SHOWN           what detect.py shows: one class of a box, NMS at 0.45      confidence (`EvalResult.threshold`)
-    SHOWN_UNVOTED   the same without box voting                                plain_confidence
-
-detect.py shows detections that score above ``confidence`` or, without box voting, above ``plain_confidence``, unless
-the user chooses another threshold (`InferenceModel.threshold`). An exported file states the one that fits its output
-(engine/export/thresholds.py).
+A validation selects from the same boxes what AP needs, nearly all boxes with every class of a box, and what detect.py
+finds, one class of a box and NMS at 0.45 (`ValidationSettings.selections`). The second selection has a confidence
+threshold with the best mean F1, and another one without box voting, which lowers the scores. A checkpoint stores both,
+as defaults of detect.py (`InferenceModel.threshold`) and of exported files (engine/export/thresholds.py).
 """
 
 from __future__ import annotations
@@ -21,10 +15,6 @@ from utils.config.settings import MAX_DETECTIONS
 
 DETECTION_IOU = 0.45  # NMS threshold of detect.py, lower than in validation, as in YOLOv5 and YOLOv8
 DEFAULT_CONFIDENCE = 0.25  # confidence threshold of detect.py if validation has found none
-SCORED = "scored"
-SHOWN = "shown"
-SHOWN_UNVOTED = "shown_unvoted"
-SELECTIONS = (SCORED, SHOWN, SHOWN_UNVOTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +38,23 @@ class ValidationSettings:
     """Settings with which a validation selects detections. The default confidence keeps nearly the whole PR curve."""
 
     conf_thres: float = 0.001
-    iou_thres: float | None = None  # None: the model's for `SCORED`, `detection_iou` for the other selections
+    iou_thres: float | None = None  # None: the model's for AP, `detection_iou` for what detect.py finds
     max_det: int = MAX_DETECTIONS
     single_cls: bool = False  # treat all classes as one
     classes: Sequence[int] | None = None  # the model's classes to detect, renumbered in this order; None: all
     box_voting: bool = True
 
-    def selections(self, nms_iou: float | None) -> dict[str, PostprocessSettings]:
-        """Returns the settings of each of `SELECTIONS`. ``nms_iou``: the model's."""
-        scored_iou = nms_iou if self.iou_thres is None else self.iou_thres
-        shown_iou = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
-        scored = PostprocessSettings(
+    def selections(self, nms_iou: float | None) -> tuple[PostprocessSettings, PostprocessSettings]:
+        """Returns the settings for AP and those of detect.py. ``nms_iou``: the model's."""
+        for_ap = PostprocessSettings(
             conf_thres=self.conf_thres,
-            iou_thres=scored_iou,
+            iou_thres=nms_iou if self.iou_thres is None else self.iou_thres,
             max_det=self.max_det,
             classes=None if self.single_cls else self.classes,
             box_voting=self.box_voting,
         )
-        shown = replace(scored, iou_thres=shown_iou, multi_label=False)
-        return {SCORED: scored, SHOWN: shown, SHOWN_UNVOTED: replace(shown, box_voting=False)}
-
-
-VALIDATION_DEFAULTS = ValidationSettings()
+        iou_thres = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
+        return for_ap, replace(for_ap, iou_thres=iou_thres, multi_label=False)
 
 
 def detection_iou(nms_iou: float | None) -> float | None:

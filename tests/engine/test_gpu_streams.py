@@ -21,8 +21,7 @@ from engine.inference import image_detector
 from engine.inference.model import CheckpointModel, autocast_type
 from engine.inference.settings import DetectionSettings
 from models.detector import build_detector
-from models.postprocess.detections import select_for_validation
-from models.postprocess.selection import SELECTIONS
+from models.postprocess.detections import Selected
 from tests.engine.gpu_cases import ALONE, CUDA, IGNORE, MODELS
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.fake_streams import StreamOrder
@@ -65,14 +64,14 @@ def test_batches_are_copied_on_a_stream_of_their_own(order):
 
 
 def decoded(model: nn.Module, raw: list[Tensor]) -> Detections:
-    """Stands in for the box selection of a head that needs NMS, whose shapes depend on values."""
+    """Stands in for the selection of boxes, in which shapes depend on values."""
     boxes, scores = model.decode(raw)
     slots = boxes[:, :5], scores[:, :5].amax(-1), scores[:, :5].argmax(-1)
     return Detections(*slots, torch.zeros(len(boxes), dtype=torch.long, device=boxes.device))
 
 
-def decoded_for_validation(model: nn.Module, raw: list[Tensor]) -> dict[str, Detections]:
-    return {name: decoded(model, raw) for name in SELECTIONS}
+def decoded_for_validation(model: nn.Module, raw: list[Tensor]) -> Selected:
+    return Selected(*(decoded(model, raw) for _ in Selected._fields))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_validation_waits_only_for_results(order, kind, amp_dtype):
             np.zeros((0, 4)), classes=none, crowd=none, area=none, image=none, num_images=12, num_classes=2
         ),
         num_classes=2,
-        postprocess=select_for_validation if kind == "yolo26" else decoded_for_validation,
+        postprocess=decoded_for_validation,
         ctx=ALONE,
         amp_dtype=amp_dtype,
         criterion=criterion,
@@ -111,9 +110,8 @@ def test_validation_waits_only_for_results(order, kind, amp_dtype):
     assert result.num_images == 12
     assert {f"val/{name}" for name in criterion.names} < set(result.extras)
     assert order.kernels[SIDE] == 2 * len(batches)  # copies of images and of targets
-    # Detections of each batch (boxes, scores, classes, counts), the sums of all losses, images and targets of the
-    # preview; the times.
-    assert order.waits == {"copy": len(SELECTIONS) * 4 * len(batches) + 1 + 2, "device": 1}
+    # All detections of each batch; the sums of all losses, images and targets of the preview; the times.
+    assert order.waits == {"stream": len(batches), "copy": 1 + 2, "device": 1}
 
 
 class SynchronousExecutor:
@@ -139,8 +137,7 @@ class SynchronousExecutor:
 )
 def test_detection_waits_only_for_results(order, monkeypatch, kind, amp):
     monkeypatch.setattr(image_detector, "ThreadPoolExecutor", SynchronousExecutor)
-    if kind != "yolo26":
-        monkeypatch.setattr(image_detector, "_select", lambda model, raw, settings: decoded(model, raw))
+    monkeypatch.setattr(image_detector, "_select", lambda model, raw, settings: decoded(model, raw))
     with unset_fake_temporarily():
         detector = build_detector(MODELS[kind], 2, seed=1).fuse()
     model = CheckpointModel(detector, {"imgsz": 64}, Path("x.pt"), CUDA)
@@ -154,4 +151,4 @@ def test_detection_waits_only_for_results(order, monkeypatch, kind, amp):
     canvases = 1 if detector.head.squares else 2
     assert len([entry for entry in order.log if entry.name == "copy"]) == canvases
     # The times of copies and of the model; detections; as nothing is found, whether outputs are NaN.
-    assert order.waits == {"stream": 2 * canvases, "copy": 4 * canvases, "value": canvases}
+    assert order.waits == {"stream": 3 * canvases, "value": canvases}

@@ -18,7 +18,7 @@ from utils.labels import GroundTruth
 def evaluation_of(result: EvalResult) -> Evaluation:
     """Returns the evaluation with this result and no detections."""
     no_detections = DetectionTable.concatenate([])
-    return Evaluation(result, scored=no_detections, shown=no_detections, preview=None)
+    return Evaluation(result, for_ap=no_detections, detected=no_detections, preview=None)
 
 
 def make_ground_truth(boxes, *, classes, area, image, num_images, num_classes, crowd=None, ids=None):

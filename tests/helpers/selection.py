@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.postprocess.detections import select_detections
 from models.postprocess.selection import PostprocessSettings
-from models.postprocess.stitching import stitch_views
+from models.postprocess.tiles import stitch_views
 from utils.detections import Detections, DetectionTable
 
 

@@ -49,7 +49,7 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(inputs, tmp_path, monk
 
     def recorded(evaluator, *args, **more):
         evaluation = original(evaluator, *args, **more)
-        tables.append(evaluation.scored)
+        tables.append(evaluation.for_ap)
         return evaluation
 
     monkeypatch.setattr(Evaluator, "run", recorded)

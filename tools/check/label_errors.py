@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data.dataset.spec import DatasetSpec
-from engine.commands.scoring import score
+from engine.commands.val import score
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.result import EvalResult
 from engine.inference.model import InferenceModel
@@ -48,8 +48,8 @@ def examine_labels(
         settings = replace(config, task=split.name, max_det=max_det)
         scores = score(settings, model, spec, DistributedContext.single(model.device), index=split.index)
         assert scores is not None, "the only process has the scores"
-        scored = scores.evaluation.scored
-        shown = scores.evaluation.shown
+        scored = scores.evaluation.for_ap
+        shown = scores.evaluation.detected
         result = scores.evaluation.result
         class_metrics = result.class_metrics
         if max_det > MAX_DETECTIONS:  # labels are judged by all detections; the scores are those of val.py
@@ -57,7 +57,7 @@ def examine_labels(
             truth = replace(scores.truth, max_det=max_det)
             class_metrics = score_detections(truth, scored, num_classes).class_metrics
             shown = shown.top_per_image(MAX_DETECTIONS)
-            result = score_detections(scores.truth, scored.top_per_image(MAX_DETECTIONS), num_classes, shown=shown)
+            result = score_detections(scores.truth, scored.top_per_image(MAX_DETECTIONS), num_classes, detected=shown)
         issues += find_label_errors(split, scored, class_metrics, min_score)
         is_known = model.confidence is not None
         threshold = model.threshold(box_voting=True) if is_known else result.shown_confidence

@@ -9,8 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from data.loading.build import MAX_VALIDATION_BATCH
-from engine.commands.scoring import score
-from engine.commands.val import open_model_and_data
+from engine.commands.val import open_model_and_data, score
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
 from utils.config.parser import parse_config
 from utils.config.settings import FIND_BATCH_SIZE, DataFlags, ValConfig
@@ -69,5 +68,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         report_begun(Path(validation.project, validation.name))
         scores = score(scored_as, model, spec, ctx)
         assert scores is not None, "the only process has the scores"
-        fold = ScoredFold(scores.truth, scores.evaluation.scored, scores.evaluation.shown)
+        fold = ScoredFold(scores.truth, scores.evaluation.for_ap, scores.evaluation.detected)
         write_fold(Path(validation.project, validation.name, DETECTIONS_FILE), fold)

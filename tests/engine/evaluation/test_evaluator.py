@@ -1,7 +1,5 @@
 """The evaluator: frames, modes, losses, and the same bits on any number of ranks."""
 
-import tracemalloc
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +9,8 @@ from torch import nn
 
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
-from engine.evaluation.result import PREVIEW_IMAGES
 from models.losses.base import Criterion, LossOutput
-from models.postprocess.selection import SCORED, SHOWN, SHOWN_UNVOTED
-from tests.helpers import ranks
+from models.postprocess.detections import Selected
 from tests.helpers.scoring import make_ground_truth
 from utils.batches import Batch, Targets
 from utils.boxes import scale_boxes, xywh_to_xyxy
@@ -76,8 +72,8 @@ class TinyNet(nn.Module):
 
 
 class Oracle:
-    """Postprocessing that returns each image's labels in canvas pixels, and one wrong box with a low score; shown ones
-    have half the score, plain ones a quarter of it."""
+    """Postprocessing that returns each image's labels in canvas pixels, and one wrong box with a low score; detected
+    ones have half the score, without voting a quarter of it."""
 
     def __init__(self, gt, letterbox):
         self.gt = gt
@@ -103,11 +99,10 @@ class Oracle:
             scores[b, n] = 0.1
             classes[b, :n] = torch.from_numpy(self.gt.classes[rows])
             counts[b] = n + 1
-        gains = {SCORED: 1.0, SHOWN: 0.5, SHOWN_UNVOTED: 0.25}
-        return {
-            name: Detections(*(t.to(raw[0].device) for t in (boxes, scores * gain, classes, counts)))
-            for name, gain in gains.items()
-        }
+        device = raw[0].device
+        return Selected(
+            *(Detections(*(t.to(device) for t in (boxes, scores * gain, classes, counts))) for gain in (1.0, 0.5, 0.25))
+        )
 
 
 class Moments(Criterion):
@@ -167,15 +162,15 @@ def test_boxes_are_mapped_back_to_original_pixels(device):
     result = evaluation.result
     assert result.num_images == 9
     assert result.ap == pytest.approx(1)
-    table = evaluation.scored
+    table = evaluation.for_ap
     assert (np.diff(table.image_index) >= 0).all()
     last = np.flatnonzero(np.r_[np.diff(table.image_index) > 0, True])
     height, width = gt.image_hw.astype(float).T
     np.testing.assert_array_equal(table.boxes_xyxy_px[last], np.c_[0 * width, 0 * width, width, height])
     right = np.delete(table.boxes_xyxy_px, last, axis=0)
     np.testing.assert_allclose(right, xywh_to_xyxy(gt.boxes_xywh_px), atol=1e-3)
-    np.testing.assert_array_equal(evaluation.shown.scores, table.scores * 0.5)
-    np.testing.assert_array_equal(evaluation.shown.boxes_xyxy_px, table.boxes_xyxy_px)
+    np.testing.assert_array_equal(evaluation.detected.scores, table.scores * 0.5)
+    np.testing.assert_array_equal(evaluation.detected.boxes_xyxy_px, table.boxes_xyxy_px)
     # The worst right score is 0.2, the best wrong one 0.1; of those that are shown, half as much.
     expected = {"scored_confidence": 0.15, "threshold": 0.075, "plain_confidence": 0.0375}
     for name, confidence in expected.items():
@@ -184,31 +179,11 @@ def test_boxes_are_mapped_back_to_original_pixels(device):
     assert detections.scores.max() == pytest.approx(0.45)
     np.testing.assert_array_equal(batch.indices, make_batches(gt, letterbox)[0].indices)
     assert len(detections.counts) == 2
+    assert batch.images.untyped_storage().nbytes() == batch.images.nbytes  # it is kept while the next epoch is trained
     times = {"ms/inference", "ms/nms", "ms/total", "data_wait"}
     assert set(result.extras) == times | {"val/total", "val/box", "val/cls"}
     assert all(result.extras[name] > 0 for name in times)
     assert 0 <= result.extras["data_wait"] <= 1
-
-
-def test_the_time_of_inference_is_without_the_teacher(monkeypatch):
-    events = []
-
-    class Timer(evaluator_module.PhaseTimer):
-        @contextmanager
-        def phase(self, name):
-            with super().phase(name):
-                yield
-            events.append(name)
-
-    class Taught(Moments):
-        def teacher_maps(self, images):
-            events.append("teacher")
-
-    monkeypatch.setattr(evaluator_module, "PhaseTimer", Timer)
-    gt, letterbox = make_split(2)
-    evaluator = make_evaluator(gt, letterbox, DistributedContext.single("cpu"), Taught())
-    evaluator.run(TinyNet(), make_batches(gt, letterbox))
-    assert events == ["inference", "nms", "teacher"]
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 4, 7])
@@ -219,77 +194,12 @@ def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
         sharded = run_ranks(monkeypatch, gt, letterbox, world)
         losses = assert_same(sharded.result, alone.result)
         for name in ("image_index", "boxes_xyxy_px", "scores", "classes"):
-            np.testing.assert_array_equal(getattr(sharded.scored, name), getattr(alone.scored, name))
-        assert set(losses) == {"val/total", "val/box", "val/cls"}
-
-
-def test_scoring_takes_less_than_three_times_the_memory_of_the_detections():
-    """Detections of 50,000 images with 300 each take 2.5 GB, most of the memory of a validation."""
-    slots = 300
-    gt, letterbox = make_split(400)
-    generator = torch.Generator().manual_seed(0)
-
-    def postprocess(model, raw):
-        images = len(raw[0])
-        corners = torch.rand(images, slots, 4, generator=generator) * CANVAS / 2
-        corners[..., 2:] += CANVAS / 2
-        classes = torch.randint(CLASSES, (images, slots), generator=generator)
-        scores = torch.rand(images, slots, generator=generator).sort(1, descending=True).values
-        detections = Detections(corners, scores, classes, torch.full((images,), slots))
-        return dict.fromkeys((SCORED, SHOWN, SHOWN_UNVOTED), detections)
-
-    evaluator = Evaluator(
-        ground_truth=gt, num_classes=CLASSES, postprocess=postprocess, ctx=DistributedContext.single(CPU)
-    )
-    batches = make_batches(gt, letterbox, batch_size=40)
-    tracemalloc.start()
-    evaluation = evaluator.run(TinyNet(), batches)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    shown = evaluation.shown
-    columns = (shown.image_index, shown.boxes_xyxy_px, shown.scores, shown.classes)
-    table_bytes = sum(column.nbytes for column in columns)
-    assert table_bytes == gt.num_images * slots * 56
-    assert peak < 3 * (3 * table_bytes)  # three tables
-
-
-def test_the_preview_holds_its_few_images_alone():
-    """It is kept while the next epoch is trained, and sent to other processes."""
-    gt, letterbox = make_split(12)
-    (batch,) = make_batches(gt, letterbox, batch_size=12)
-    evaluation = make_evaluator(gt, letterbox, DistributedContext.single(CPU)).run(TinyNet(), [batch])
-    images = evaluation.preview.batch.images
-    assert torch.equal(images, batch.images[:PREVIEW_IMAGES])
-    assert images.untyped_storage().nbytes() == images.nbytes < batch.images.nbytes
-
-
-def test_losses_are_sums_over_the_sum_of_normalizers(monkeypatch):
-    gt, letterbox = make_split(5)
-    result = run_ranks(monkeypatch, gt, letterbox, 2).result
-    value = np.arange(5) / 255 * (CANVAS - 2) ** 2
-    normalizer = 5 + 0.1 * 3  # three batches
-    assert result.extras["val/box"] == pytest.approx(value.sum() / normalizer, rel=1e-5)
-    assert result.extras["val/cls"] == pytest.approx((value**2).sum() / normalizer, rel=1e-5)
-    assert result.extras["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / normalizer, rel=1e-5)
-
-
-def _validate_on_rank(ctx, num_images):
-    gt, letterbox = make_split(num_images)
-    batches = make_batches(gt, letterbox)[ctx.rank :: ctx.world_size]
-    evaluation = make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), batches)
-    if evaluation is None:
-        return None
-    result = evaluation.result
-    return result.ap, result.metrics["f1"], result.extras["val/total"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_images", [5, 2, 0])  # 2 images are one batch: the second rank has none
-def test_two_gloo_processes_score_like_one(num_images):
-    expected = _validate_on_rank(DistributedContext.single(CPU), num_images)
-    first, second = ranks.run_ranks(2, _validate_on_rank, num_images)
-    np.testing.assert_array_equal(first, expected)
-    assert second is None
+            np.testing.assert_array_equal(getattr(sharded.for_ap, name), getattr(alone.for_ap, name))
+        if num_images == 7:  # four batches
+            value = np.arange(7) / 255 * (CANVAS - 2) ** 2
+            assert losses["val/box"] == pytest.approx(value.sum() / 7.4, rel=1e-5)
+            assert losses["val/cls"] == pytest.approx((value**2).sum() / 7.4, rel=1e-5)
+            assert losses["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / 7.4, rel=1e-5)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -335,27 +245,6 @@ def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored():
     assert scored == [2, 3, 4, 5, 5]
     expected = make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), make_batches(gt, letterbox))
     assert assert_same(evaluation.result, expected.result)
-
-
-def test_autocast_applies_to_the_model_but_not_to_postprocessing():
-    gt, letterbox = make_split(3)
-    seen = []
-
-    class Spy(TinyNet):
-        def forward(self, images):
-            raw = super().forward(images)
-            seen.append(raw[0].dtype)
-            return raw
-
-    def postprocess(model, raw):
-        seen.append(raw[0].dtype)
-        return Oracle(gt, letterbox)(model, raw)
-
-    given = {"ground_truth": gt, "num_classes": CLASSES, "ctx": DistributedContext.single(CPU)}
-    evaluator = Evaluator(**given, postprocess=postprocess, amp_dtype=torch.bfloat16)
-    evaluator.run(Spy(), make_batches(gt, letterbox))
-    assert set(seen[0::2]) == {torch.bfloat16}
-    assert set(seen[1::2]) == {torch.float32}
 
 
 def test_an_image_seen_twice_or_never_is_refused_and_restores_the_training_mode():

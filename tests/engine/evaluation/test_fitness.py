@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import train
-from engine.evaluation import evaluator
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import score_detections
-from engine.train.checkpoint import Progress
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_content, read_csv, without_times
 from tests.helpers.scoring import coco_evaluate, random_case
-from tests.helpers.scripts import SMALL, call, error_of
+from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 
@@ -81,17 +78,6 @@ def test_the_fitness_of_a_class_is_that_of_pycocotools():
         Fitness.parse(names[-1], names).check_objects(gt)
 
 
-def test_the_best_epoch_is_the_first_with_the_highest_fitness():
-    values = [0.30, 0.25, 0.35, float("nan"), 0.39, 0.39, 0.45, 0.46]
-    progress = Progress()
-    best = []
-    for epoch, value in enumerate(values, 1):
-        progress.epoch = epoch
-        best.append(progress.record_fitness(value))
-    assert best == [True, False, True, False, True, False, True, True]
-    assert (progress.best_epoch, progress.best_fitness) == (8, 0.46)
-
-
 @pytest.fixture(scope="module")
 def root_and_flags(tmp_path_factory):
     root = tmp_path_factory.mktemp("fitness")
@@ -137,25 +123,3 @@ def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(r
     line = error_of(capsys, train.main, *flags, "--fitness", "AP:drak", "--name", "unknown")
     assert "--fitness drak: the data set has no class of this name (did you mean 'dark'?)" in line
     assert not (root / "unknown").exists()
-
-
-def test_checkpoints_store_the_threshold_of_their_validation(tmp_path, monkeypatch):
-    true_score = evaluator.score_detections
-    scores = iter([({"AP": 0.9, "f1": 0.6}, 0.375), ({"AP": 0.1, "f1": 0.4}, 0.5)])
-
-    def score(*arguments, **tables):
-        result = true_score(*arguments, **tables)
-        metrics, confidence = next(scores)
-        others = {"plain_confidence": confidence / 2, "scored_confidence": confidence / 4}
-        return replace(result, metrics=result.metrics | metrics, threshold=confidence, **others)
-
-    monkeypatch.setattr(evaluator, "score_detections", score)
-    data = write_dataset(tmp_path / "set")
-    model = write_model(tmp_path / "tiny.yaml")
-    call(
-        train.main, "--project", tmp_path, "--data", data, "--model", model, *SMALL, "--epochs", "3", "--val-every", "2"
-    )
-    for name, confidence in (("best.pt", 0.375), ("last.pt", 0.5)):
-        progress = read_checkpoint(tmp_path / "exp" / name)["progress"]
-        stored = [progress[key] for key in ("confidence", "plain_confidence", "scored_confidence")]
-        assert stored == [confidence, confidence / 2, confidence / 4]

@@ -19,8 +19,7 @@ from engine.inference.read_ahead import ReadAheadLimit
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
 from models.postprocess.selection import PostprocessSettings
-from models.postprocess.tiles import Tiles
-from models.postprocess.tiling import TiledDetector, ViewInput
+from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
 from tests.helpers.scripts import call

@@ -76,26 +76,6 @@ def test_some_classes_are_scored_as_among_all(tmp_path):
         scored("none", "--classes", "fly")
 
 
-def test_classes_that_differ_from_the_models_are_refused(tiny, tmp_path):
-    for names, message in (
-        (
-            ["disc", "ball"],
-            "best.pt and .../other.yaml do not have the same classes (class 1 is 'box' against 'ball'); name "
-            "its own data set with --data (val.py: or score common --classes, or all classes as one with "
-            "--single-cls)",
-        ),
-        (
-            ["disc"],
-            "best.pt and .../other.yaml do not have the same classes (2 classes against 1); name its own data "
-            "set with --data (val.py: or score common --classes, or all classes as one with --single-cls)",
-        ),
-    ):
-        other = tmp_path / "other.yaml"
-        other.write_text(yaml.safe_dump({"path": str(tiny[0].parent), "val": "images/val", "names": names}))
-        with refused(message):
-            val.main(flags(tiny, tmp_path, "--data", str(other)))
-
-
 def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys):
     """This also holds after resuming, and for an exported file."""
     runs = tmp_path / "runs"

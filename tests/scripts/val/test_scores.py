@@ -18,7 +18,7 @@ from data.index.load import load_index
 from engine.formats.runtimes import quiet
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate
-from tests.helpers.scripts import call, error_of
+from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_weights
 from tests.scripts.val.validation import NAMES, SIZE, flags, read, render_set
 
@@ -115,36 +115,6 @@ def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precis
     counts = np.array(results["confusion"]["counts"])
     assert (counts.diagonal() / np.maximum(counts.sum(0), 1)).tolist() == [1, 1, 0, 0]  # recall
     assert counts.sum(1).tolist() == [images, 2 * images, 0, images]  # detections; objects that are not found
-
-
-def test_exist_ok_says_what_it_replaces_and_leaves_nothing_of_it(tiny, tmp_path, capsys):
-    other = render_set(tmp_path / "other", images=5)
-    fixed = ["--name", "fixed", "--exist-ok"]
-    call(val.main, *flags(tiny, tmp_path, *fixed))
-    folder = tmp_path / "runs" / "fixed"
-    (folder / "notes.txt").write_text("mine")
-    before = {path.name for path in folder.iterdir()}
-    assert {"predictions.json", "predictions.jpg", "report.html", "results.json"} <= before
-    capsys.readouterr()
-    call(val.main, *flags(tiny, tmp_path, *fixed, "--data", other, "--noplots", "--no-save-json"))
-    line = f"warning: {folder}: has results on other data, {tiny[0]}; they are replaced (--exist-ok)"
-    assert line in capsys.readouterr().out
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"classes.csv", "sizes.csv", "results.json", "notes.txt", ".written"}
-    call(val.main, *flags(tiny, tmp_path, *fixed, "--data", other, "--noplots"))
-    assert "warning" not in capsys.readouterr().out
-
-
-def test_half_on_a_cpu_and_nms_for_a_model_with_one_branch_do_nothing(tiny, tmp_path, capsys):
-    for name, more in {"plain": [], "half": ["--half"], "nms": ["--nms"]}.items():
-        val.main(flags(tiny, tmp_path, "--noplots", "--name", name, *more))
-    printed = capsys.readouterr().out
-    assert (
-        printed.count("\nwarning: float16 (--half, --amp fp16) is not supported on CPUs; computing in float32\n") == 1
-    )
-    assert printed.count("best.pt: --nms does nothing: the model has one branch") == 1
-    plain, *others = (read(tmp_path / "runs" / name) for name in ("plain", "half", "nms"))
-    assert others == [plain, plain]
 
 
 def test_spreadsheets_compute_no_class_name(tmp_path):

@@ -39,14 +39,14 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     cases = [random_case(seed, num_images=n) for seed, n in ((0, 7), (1, 12), (2, 5))]
     pooled = join_folds([ScoredFold(gt, table, table.take(table.scores > 0.5)) for gt, table, _ in cases])
     assert pooled.truth.num_images == 24
-    stats, precision = coco_evaluate(pooled.truth, pooled.scored)
-    result = score_detections(pooled.truth, pooled.scored, 4)
+    stats, precision = coco_evaluate(pooled.truth, pooled.for_ap)
+    result = score_detections(pooled.truth, pooled.for_ap, 4)
     assert result.ap == pytest.approx(stats[0], abs=1e-12)
     assert result.metrics["AP50"] == pytest.approx(stats[1], abs=1e-12)
     assert result.ap_large == pytest.approx(stats[5], abs=1e-12)
     np.testing.assert_allclose(result.class_ap[:3], precision[:, :, :3, 0].mean((0, 1)), atol=1e-12)
     assert pooled.result().ap == result.ap
-    shown = pooled.scored.take(pooled.scored.scores > 0.5)
+    shown = pooled.for_ap.take(pooled.for_ap.scores > 0.5)
     assert pooled.result().metrics["f1"] == score_detections(pooled.truth, shown, 4).metrics["f1"]
     apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
     assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
@@ -96,7 +96,7 @@ def test_folds_are_scored_alone_and_together(whole):
     rows = table(folder)
     assert [(row["fold"], row["images"]) for row in rows] == [("1", "6"), ("2", "6"), ("pooled", "12")]
     pooled = join_folds([read_fold(folder / f"fold{n}" / "detections.npz") for n in (1, 2)])
-    stats, _ = coco_evaluate(pooled.truth, pooled.scored)
+    stats, _ = coco_evaluate(pooled.truth, pooled.for_ap)
     assert float(rows[-1]["AP"]) == pytest.approx(max(stats[0], 0), abs=1e-6)
     assert all(word in printed for word in ("fold 1", "fold 2", "mean", "std", "pooled", "light", "dark"))
 
