@@ -9,7 +9,6 @@ from data.dataset.spec import DatasetSpec, DataSource
 from data.index.index import DatasetIndex
 from data.labels.coco_classes import coco_category_ids
 from engine.commands.scoring import SplitScores, score
-from engine.commands.written_files import listing_written, remove_written
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.matching import match_detections
@@ -61,11 +60,10 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         validated=CheckedSplit(config.task, scores.index),
     )
     folder = _open_folder(config)
-    with listing_written(folder):
-        _write_report(folder, config, subject, scores)
-        if config.save_json:
-            truth = with_coco_ids(scores.truth, scores.index, spec)
-            tables.write_predictions(folder / "predictions.json", scores.evaluation.scored, truth)
+    _write_report(folder, config, subject, scores)
+    if config.save_json:
+        truth = with_coco_ids(scores.truth, scores.index, spec)
+        tables.write_predictions(folder / "predictions.json", scores.evaluation.scored, truth)
     get_logger().info("results are in %s", folder)
     write_result(folder=str(folder))
 
@@ -114,12 +112,11 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
 
 
 def _open_folder(config: ValConfig) -> Path:
-    """Creates the folder for the results. With ``--exist-ok``, it removes the files of an earlier validation."""
+    """Creates the folder for the results. With ``--exist-ok``, files of an earlier validation are overwritten."""
     folder = increment_path(config.project, config.name, config.exist_ok)
     previous = previous_data(folder)
     if is_other_data(previous, config.data):
         get_logger().warning("%s: has results on other data, %s; they are replaced (--exist-ok)", folder, previous)
-    remove_written(folder)
     return folder
 
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.evaluator import Evaluator
-from engine.inference import image_detector
+from engine.inference import detector as image_detector
 from engine.inference.model import CheckpointModel, autocast_type
 from engine.inference.settings import DetectionSettings
 from models.detector import build_detector

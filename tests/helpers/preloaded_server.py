@@ -46,7 +46,7 @@ _PRELOADED = (
     "matplotlib.backends.backend_agg",
     "engine.assembly.build",
     "engine.commands.val",
-    "engine.commands.detect",
+    "engine.inference.detect",
     "engine.commands.export",
 )
 

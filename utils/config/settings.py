@@ -228,9 +228,7 @@ class _RunConfig(Downloads):
     name: str = setting(
         "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="fixed"
     )
-    exist_ok: bool = setting(
-        False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
-    )
+    exist_ok: bool = setting(False, help="write into an existing run folder, and overwrite its files", scope="run")
 
 
 @dataclass(frozen=True, kw_only=True)
