@@ -7,9 +7,8 @@ import errno
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
@@ -35,17 +34,9 @@ from utils.machine.threads import map_ahead
 from utils.pixels import as_rgb8
 from utils.strings import counted
 
+# A frame with its detections or its problem; the drawing, uint8 (H, W, 3) RGB; and the drawing as an image file.
+DrawnFrame: TypeAlias = tuple[FrameDetections | FileProblem, np.ndarray | None, bytes]
 LOGGED_FRAMES = 5  # each of the first frames gets a line; the later ones share one
-
-
-@dataclass(frozen=True)
-class DrawnFrame:
-    """A frame with its detections, and the drawing or the error that prevented it."""
-
-    detected: FrameDetections
-    drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes; None: it is not needed
-    encoded: bytes = b""  # the drawing as an image file
-    error: Exception | None = None
 
 
 def detect(config: DetectConfig) -> Path | None:
@@ -73,10 +64,8 @@ def detect(config: DetectConfig) -> Path | None:
     threshold = settings.selection.conf_thres
     detector = ImageDetector(model, autocast_type(model, config.amp), Tiles.from_config(config, model.tile))
     if config.conf_thres is None:
-        source = (
-            "the best F1 in validation" if model.confidence is not None else "the weights do not store a better one"
-        )
-        get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, source)
+        reason = "the weights store no better one" if model.confidence is None else "the best F1 in validation"
+        get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
     warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=settings.selection.iou_thres)
 
     # The window shows a frame before the next one is processed.
@@ -96,31 +85,42 @@ def detect(config: DetectConfig) -> Path | None:
     seen: set[str] = set()  # files that had frames
     failed: dict[str, str] = {}  # files that could not be used, and why
 
-    def draw(item: FrameDetections | FileProblem) -> DrawnFrame | FileProblem:
-        return item if isinstance(item, FileProblem) else _drawn(item, model.names, config)
+    def draw(item: FrameDetections | FileProblem) -> DrawnFrame:
+        if isinstance(item, FileProblem) or (config.nosave and not config.view_img):
+            return item, None, b""
+        frame = item.frame
+        try:
+            drawing = draw_detections(
+                as_rgb8(frame.image),
+                item.table.boxes_xyxy_px,
+                classes=item.table.classes,
+                scores=None if config.hide_conf else item.table.scores,
+                tracks=item.tracks,
+                names=None if config.hide_labels else model.names,
+                line_width=config.line_thickness,
+            )
+            if config.nosave or frame.is_video:
+                return item, drawing, b""
+            return item, drawing, encode_image(drawing, written_suffix(frame.path), frame.path)
+        except Exception as error:
+            return problem_of(error, frame.path), None, b""
 
-    def write(item: DrawnFrame | FileProblem) -> DrawnFrame | None:
-        """Logs and writes the next frame. Returns None if its file has failed."""
-        if isinstance(item, FileProblem):
-            problem = item
-        else:
-            path = item.detected.frame.path
-            if path in failed:  # a later frame of a video
-                return None
-            seen.add(path)
+    def write(drawn: DrawnFrame) -> DrawnFrame:
+        """Logs and writes the next frame, and notes the problems."""
+        item, drawing, encoded = drawn
+        if isinstance(item, FrameDetections) and item.frame.path not in failed:
+            seen.add(item.frame.path)
             files.open_folder()
             try:
-                if item.error is not None:
-                    raise item.error
-                log.add(item.detected)
-                files.add(item.detected, item.drawing, item.encoded)
-                return item
+                log.add(item)
+                files.add(item, drawing, encoded)
             except Exception as error:
-                problem = FileProblem(path, reason_of(error, path), is_skipped=True)
-        problem.log()
-        if problem.is_skipped:
-            failed[problem.path] = problem.reason
-        return None
+                item = problem_of(error, item.frame.path)
+        if isinstance(item, FileProblem) and item.path not in failed:  # a video may have failed already
+            item.log()
+            if item.is_skipped:
+                failed[item.path] = item.reason
+        return item, drawing, b""
 
     with contextlib.ExitStack() as stack:
         # On exit, waits for the files that are being written, then completes them, then closes the source.
@@ -131,10 +131,10 @@ def detect(config: DetectConfig) -> Path | None:
         stack.enter_context(contextlib.closing(files))
         drawn = stack.enter_context(contextlib.closing(map_ahead(draw, stream, threads=detector.threads, ahead=ahead)))
         written = stack.enter_context(contextlib.closing(map_ahead(write, drawn, threads=1, ahead=ahead)))
-        for item in written:
-            if window is None or item is None or item.drawing is None:
+        for item, drawing, _ in written:
+            if window is None or drawing is None or isinstance(item, FileProblem):
                 continue
-            if not window.show(item.drawing, wait=not item.detected.frame.is_video):
+            if not window.show(drawing, wait=not item.frame.is_video):
                 break
     log.summarize()
     if files.folder is not None:
@@ -145,38 +145,17 @@ def detect(config: DetectConfig) -> Path | None:
     return files.folder
 
 
-def _drawn(item: FrameDetections, names: tuple[str, ...], config: DetectConfig) -> DrawnFrame:
-    """Draws and encodes the boxes of a frame, as the flags request. Several threads may call it at once."""
-    if config.nosave and not config.view_img:
-        return DrawnFrame(item)
-    table = item.table
-    try:
-        drawing = draw_detections(
-            as_rgb8(item.frame.image),
-            table.boxes_xyxy_px,
-            classes=table.classes,
-            scores=None if config.hide_conf else table.scores,
-            tracks=item.tracks,
-            names=None if config.hide_labels else names,
-            line_width=config.line_thickness,
-        )
-        encoded = b""
-        if not config.nosave and not item.frame.is_video:
-            encoded = encode_image(drawing, written_suffix(item.frame.path), item.frame.path)
-    except Exception as error:
-        return DrawnFrame(item, error=error)
-    return DrawnFrame(item, drawing if item.frame.is_video or config.view_img else None, encoded)
-
-
-def reason_of(error: Exception, path: str) -> str:
+def problem_of(error: Exception, path: str) -> FileProblem:
     """Returns why a file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
     if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
-        return f"{path}: its results cannot be written ({os_reason(error)})"
-    if isinstance(error, MemoryError | cv2.error):
-        return f"{path}: drawing or writing failed ({getattr(error, 'err', '') or error})"
-    raise error
+        reason = str(error)
+    elif isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+        reason = f"{path}: its results cannot be written ({os_reason(error)})"
+    elif isinstance(error, MemoryError | cv2.error):
+        reason = f"{path}: drawing or writing failed ({getattr(error, 'err', '') or error})"
+    else:
+        raise error
+    return FileProblem(path, reason, is_skipped=True)
 
 
 class FrameLog:

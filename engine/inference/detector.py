@@ -144,9 +144,9 @@ class ImageDetector:
             boxes = torch.cat(columns, -1).cpu().numpy()  # one copy from the device
             if not self._has_warned:
                 is_empty = not boxes[..., 4].any()
-                damaged = any(level.isnan().any() for level in raw) if is_empty else np.isnan(boxes).any()
-                self._has_warned = bool(damaged)
-                if damaged:
+                has_nan = _any_nan(raw) if is_empty else np.isnan(boxes).any()
+                self._has_warned = bool(has_nan)
+                if self._has_warned:
                     get_logger().warning(
                         "%s: its outputs are not numbers (NaN), so %s; its weights are damaged, or too large for half "
                         "precision: export without --half, or use --amp off",
@@ -183,6 +183,10 @@ def model_thread(device: torch.device) -> ThreadPoolExecutor | None:
     would never be freed (pytorch#169153).
     """
     return ThreadPoolExecutor(1) if device.type == "cuda" else None
+
+
+def _any_nan(levels: list[Tensor]) -> Tensor:
+    return torch.stack([level.isnan().any() for level in levels]).any()
 
 
 def _select(model: InferenceModel, raw: list[Tensor], settings: ResolvedSettings) -> Detections:

@@ -50,7 +50,8 @@ class Yolov5Results(ResultList):
 
     def _rows(self, form: str) -> list[Tensor]:
         """Returns boxes in a form of `Boxes`, confidence and class."""
-        return [torch.cat([getattr(result.boxes, form), result.boxes.data[:, -2:]], 1) for result in self]
+        columns = ((getattr(result.boxes, form), result.boxes.data[:, -2:]) for result in self)
+        return [torch.cat([torch.as_tensor(column) for column in pair], 1) for pair in columns]
 
     def pandas(self) -> SimpleNamespace:
         """Returns ``xyxy``, ``xyxyn``, ``xywh`` and ``xywhn`` as DataFrames, one for each image. Columns: the box,

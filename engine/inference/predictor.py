@@ -14,7 +14,7 @@ from engine.inference.images import Color, Source, as_frames, as_images
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.open_model import open_weights
 from engine.inference.results import Boxes, ResultList, Results
-from engine.inference.settings import DetectionSettings, ResolvedSettings
+from engine.inference.settings import DetectionSettings
 from engine.inference.sources import FileProblem, Frame, ReadAhead, SourceOptions, open_source
 from engine.inference.tracks import ObjectTracks, TrackerSource
 from models.postprocess.tiles import Tiles
@@ -137,8 +137,7 @@ class Predictor:
         Raises UserError for settings that do not fit and a source that cannot be used: at the call if it is missing or
         cannot be opened, in the iteration if it cannot be read.
         """
-        resolved = self.settings.changed(settings).resolve(self.model)
-        return self._stream(source, resolved, vid_stride=_checked_stride(vid_stride), color=color, tracks=None)
+        return self._stream(source, settings, vid_stride=vid_stride, color=color, tracker=None)
 
     def track(
         self,
@@ -164,21 +163,24 @@ class Predictor:
 
         Raises UserError like `stream`, and at the call if the package is missing.
         """
-        resolved = self.settings.changed(settings).resolve(self.model)
-        stride = _checked_stride(vid_stride)
-        tracks = ObjectTracks(tracker, resolved.selection.conf_thres, vid_stride=stride)
-        return self._stream(source, resolved, vid_stride=stride, color=color, tracks=tracks)
+        return self._stream(source, settings, vid_stride=vid_stride, color=color, tracker=tracker)
 
     def _stream(
         self,
         source: str | os.PathLike[str] | int | Iterable[Source],
-        settings: ResolvedSettings,
+        keywords: dict[str, Any],
         *,
         vid_stride: int,
         color: Color | None,
-        tracks: ObjectTracks | None,
+        tracker: TrackerSource | None,
     ) -> Iterator[Results]:
-        """Opens a source and returns an iterator over its results. ``tracks``: see `detect_frames`."""
+        """Opens a source and returns an iterator over its results. ``keywords``: settings. ``tracker``: see `track`;
+        None: objects are not tracked."""
+        settings = self.settings.changed(keywords).resolve(self.model)
+        vid_stride = checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
+        tracks = None
+        if tracker is not None:
+            tracks = ObjectTracks(tracker, settings.selection.conf_thres, vid_stride=vid_stride)
         if isinstance(source, str | os.PathLike | int):
             ahead = ReadAhead(self.image_detector.images_at_once())
             options = SourceOptions(
@@ -225,10 +227,6 @@ def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
         return Tiles.as_trained(model.tile) if model.tile else None
     size = 0 if plain is False else checked_value("tiles", plain, Count)
     return Tiles(size) if size else None
-
-
-def _checked_stride(vid_stride: int) -> int:
-    return checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
 
 
 def load(

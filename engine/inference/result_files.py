@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +52,25 @@ class UniqueStems:
         """Returns the stem of ``source``, always the same one. Frames of a video are STEM_000123."""
         if source not in self._stems:
             own = _stem_of(source, is_video=is_video)
-            base = safe_name(own)
-            for stem in itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2))):
+
+            def is_free(stem: str) -> bool:
                 key = stem.casefold()
                 frame = re.compile(re.escape(key) + r"_\d{6,}")
-                is_other = stem != own and key in self._own
-                if key not in self._taken and not is_other and not (is_video and any(map(frame.fullmatch, self._own))):
-                    break
-            self._taken.add(key)
+                is_of_other = (stem != own and key in self._own) or (is_video and any(map(frame.fullmatch, self._own)))
+                return key not in self._taken and not is_of_other
+
+            stem = _numbered(safe_name(own), is_free)
+            self._taken.add(stem.casefold())
             self._stems[source] = stem
             if stem != own and Path(source).stem == own:
                 self.renamed[source] = stem
         return self._stems[source]
+
+
+def _numbered(name: str, is_free: Callable[[str], bool]) -> str:
+    """Returns ``name``, or the first of NAME-2, NAME-3, ... that is free."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(filter(is_free, names))
 
 
 def _stem_of(source: str, *, is_video: bool) -> str:
@@ -83,9 +90,7 @@ def class_folders(names: Mapping[int, str]) -> dict[int, str]:
     folders: dict[int, str] = {}
     taken: set[str] = set()
     for c, name in names.items():
-        base = safe_name(name)
-        numbered = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-        folders[c] = next(folder for folder in numbered if folder.casefold() not in taken)
+        folders[c] = _numbered(safe_name(name), lambda folder: folder.casefold() not in taken)
         taken.add(folders[c].casefold())
     return folders
 

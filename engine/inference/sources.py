@@ -143,9 +143,8 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
     if not files:
         if is_folder:
             raise UserError(f"{source}: no image or video in this folder; its subfolders: --source '{source}/**/*'")
-        raise UserError(
-            f"--source {source}: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL"
-        )
+        kinds = "an image, folder, glob, video, list, webcam or URL"
+        raise UserError(f"{source or '--source'}: no such file or folder; a source is {kinds}")
     return files
 
 

@@ -154,4 +154,4 @@ def test_detection_waits_only_for_results(order, monkeypatch, kind, amp):
     canvases = 1 if detector.head.squares else 2
     assert len([entry for entry in order.log if entry.name == "copy"]) == canvases
     # The times of copies and of the model; detections; as nothing is found, whether outputs are NaN.
-    assert order.waits == {"stream": 2 * canvases, "copy": 4 * canvases, "value": canvases}
+    assert order.waits == {"stream": 2 * canvases, "copy": canvases, "value": canvases}

@@ -81,22 +81,6 @@ def test_settings_are_attributes(model, files):
     assert model.conf == 0.25
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("conf", 2, "conf: must be at most 1, got 2"),
-        ("iou", "a", "iou: must be a number, got 'a'"),
-        ("classes", ["cat"], "has no class of this name"),
-        ("max_det", 0, "max_det: must be at least 1"),
-    ],
-)
-def test_settings_are_checked_when_they_are_assigned(model, name, value, message):
-    before = getattr(model, name)
-    with pytest.raises(UserError, match=message):
-        setattr(model, name, value)
-    assert getattr(model, name) == before
-
-
 def test_unsupported_attributes_name_the_alternative(model, results):
     with pytest.raises(AttributeError, match=r'lockstep.load\(FILE, amp="fp16"\)'):
         model.half()

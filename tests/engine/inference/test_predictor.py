@@ -23,7 +23,6 @@ from engine.inference.detector import model_thread
 from engine.inference.hub import load_yolov5
 from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
-from models.postprocess.tiles import Tiles
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.exif import jpeg_with_exif
 from tests.helpers.messages import refused
@@ -350,16 +349,6 @@ def test_unusable_images_are_refused(predictor, source):
         predictor(source)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 5000, 3), (5000, 1, 3), (3, 2), (2, 3, 4)])
-def test_odd_shapes(predictor, shape):
-    image = np.asfortranarray(np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8))
-    (result,) = predictor(image, color="bgr")
-    assert result.orig_shape == shape[:2]
-    assert (result.boxes.xyxy >= 0).all()
-    assert (result.boxes.xyxy <= torch.tensor([shape[1], shape[0]] * 2)).all()
-    assert result.plot().shape == (*shape[:2], 3)
-
-
 @pytest.mark.parametrize(
     ("settings", "plain"),
     [
@@ -407,18 +396,6 @@ def test_unfit_settings_are_refused(weights, predictor, name, value):
 def test_text_is_not_taken_as_trust(weights):
     with pytest.raises(UserError, match=r"^trust"):
         load(weights, device="cpu", trust="no")
-
-
-def test_tiles_are_a_size_or_settings(weights):
-    def tiles(value: object) -> Tiles | None:
-        return load(weights, device="cpu", tiles=value).image_detector.tiles
-
-    assert tiles(64) == tiles(np.int64(64)) == Tiles(64)
-    assert [tiles(value) for value in (True, False, None, 0)] == [None] * 4
-    assert tiles(Tiles(64, overlap=0.5)) == Tiles(64, overlap=0.5)
-    for mistake in ("640", 64.5, -64, 33):
-        with pytest.raises(UserError, match="tile"):
-            tiles(mistake)
 
 
 @pytest.mark.parametrize("stored", [{"confidence": 0.5}, {}])

@@ -19,19 +19,6 @@ from utils.errors import UserError
 from utils.logger import configure_logging
 
 
-def test_streams_are_read_one_by_one(predictor, tmp_path):
-    for i in range(4):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
-    stream = predictor.stream(tmp_path)
-    first = next(stream)
-    (tmp_path / "3.png").unlink()
-    cv2.imwrite(str(tmp_path / "3.png"), picture(30, 30)[..., ::-1])  # not read before it is its turn
-    later = list(stream)
-    assert [first.path, *(r.path for r in later)] == [str(tmp_path / f"{i}.png") for i in range(4)]
-    assert rows([first]) == rows(predictor(tmp_path / "0.png"))
-    assert later[2].orig_shape == (30, 30)
-
-
 @pytest.mark.parametrize("size", [1, 4])
 def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys, size):
     """A damaged file has its place between the others."""
@@ -78,21 +65,6 @@ def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monk
     own.image_detector.model.register_forward_pre_hook(wait_for_next)
     assert rows(own.stream(tmp_path)) == expected
     assert next(started) == 5
-
-
-def test_frames_of_a_live_stream_are_not_collected(predictor):
-    """Each is processed before the next one is asked for, whatever the size of a batch of files."""
-    asked = []
-
-    def frames():
-        for number in range(3):
-            asked.append(number)
-            yield Frame("rtsp://camera", picture(), number, 25.0, True, None, is_live=True)
-
-    settings = predictor.settings.resolve(predictor.model)
-    stream = detect_frames(frames(), predictor.image_detector, settings, ahead=ReadAhead(4))
-    for number, detected in enumerate(stream):
-        assert (detected.frame.index, asked) == (number, list(range(number + 1)))
 
 
 def test_an_image_of_an_iterable_is_asked_for_after_the_result_of_the_one_before(predictor):

@@ -1,6 +1,5 @@
 """The frames of all kinds of sources, in order, and the problems of their files."""
 
-import itertools
 import re
 import threading
 import time
@@ -149,28 +148,6 @@ def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name,
     assert name in problem.reason
 
 
-def test_a_truncated_video_is_reported(video, monkeypatch):
-    class Short:
-        """A capture that claims twenty frames and delivers ten."""
-
-        def __init__(self, path):
-            self._inner = true_capture(path)
-
-        def __getattr__(self, name):
-            return getattr(self._inner, name)
-
-        def get(self, what):
-            return 20.0 if what == cv2.CAP_PROP_FRAME_COUNT else self._inner.get(what)
-
-    true_capture = cv2.VideoCapture
-    monkeypatch.setattr(sources.cv2, "VideoCapture", Short)
-    *frames, problem = open_source(str(video))
-    assert len(frames) == 10
-    reason = f"{video}: ends after 10 of 20 frames (damaged, or OpenCV cannot read the rest)"
-    assert problem == FileProblem(str(video), reason, is_skipped=False)
-    assert len(list(open_source(str(video), SourceOptions(max_frames=3)))) == 3
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("ahead", [0, 1, 5])
 def test_reading_ahead_changes_neither_the_frames_nor_their_order(tmp_path, video, threads, ahead):
@@ -191,27 +168,6 @@ def test_reading_ahead_changes_neither_the_frames_nor_their_order(tmp_path, vide
     assert [item.path[-6:] for item in items if isinstance(item, FileProblem)] == ["03.jpg"]
     assert len(items) == 12 + 10
     assert content(threads=threads, ahead=lambda: ahead) == items
-
-
-def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
-    for number in range(20):
-        save_image(tmp_path / f"{number:02d}.jpg", number)
-    read = []
-    monkeypatch.setattr(sources, "read_image", lambda path, *_: read.append(path) or np.zeros((4, 4, 3), np.uint8))
-    before = set(threading.enumerate())
-    frames = open_source(str(tmp_path), SourceOptions(threads=2, ahead=lambda: 3))
-    for taken in range(1, 6):
-        next(frames)
-        assert taken <= len(read) <= taken + 3
-    frames.close()
-    assert set(threading.enumerate()) <= before
-    retrieved = []
-    to_format = sources.to_format
-    monkeypatch.setattr(sources, "to_format", lambda *args: retrieved.append(1) or to_format(*args))
-    frames = open_source(str(video), SourceOptions(ahead=lambda: 3))
-    next(frames)
-    frames.close()
-    assert len(retrieved) <= 4
 
 
 class Camera:
@@ -275,22 +231,3 @@ def test_a_silent_stream_and_one_without_a_server_are_refused(monkeypatch):
     for source, message in (("97", "webcam 97"), ("http://me:secret@127.0.0.1:9/a.jpg", "http://127.0.0.1:9/a.jpg")):
         with pytest.raises(UserError, match=f"^{message}: "):
             open_source(source)
-
-
-def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monkeypatch):
-    camera = Camera(5)
-    monkeypatch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
-    monkeypatch.setattr(sources, "LOST_SOURCE_S", 0)
-    camera.gate.release()
-    seen = []
-    with refused("rtsp://camera/1: was lost, and is not back after 0 s"):
-        for frame in open_source("rtsp://camera/1", SourceOptions(vid_stride=2)):
-            seen.append(frame.index)
-            assert frame.is_live
-            camera.gate.release()
-            camera.gate.release()
-    assert seen[0] == 0
-    assert all(b - a >= 2 for a, b in itertools.pairwise(seen))
-    assert frame.fps == sources.DEFAULT_FPS
-    assert frame.total is None
-    assert camera.released

@@ -30,7 +30,6 @@ from tests.helpers.moving_scene import (
 )
 from tests.helpers.tiny import write_weights
 from utils.config.settings import OBJECT_TRACKERS
-from utils.drawing.draw import class_colors
 from utils.errors import UserError
 
 # Imported where they are used: they take seconds, and every process of pytest-xdist reads this file.
@@ -155,23 +154,6 @@ def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
     assert {1.0, 2.0} <= set(results[19].boxes.id.tolist())
 
 
-def test_a_list_may_mix_sequences_and_spell_a_folder_in_two_ways(frames, scene_weights, tmp_path, monkeypatch):
-    """Each image has its number in the folder, and the tracks are those of one folder after the other."""
-    for name in ("a", "b"):
-        write_images(tmp_path / name, frames[:20])
-    flags = ["--weights", scene_weights, "--project", tmp_path / "runs", "--track", "--save-txt", "--nosave"]
-    run(frames, monkeypatch, *flags, "--source", tmp_path / "a")
-    names = [f"{i:06d}.png" for i in range(20)]
-    other_spelling = [f"b/../a/{name}" if i % 3 else f"a/{name}" for i, name in enumerate(names)]
-    mixed = [line for name, of_a in zip(names, other_spelling) for line in (f"b/{name}", of_a)]
-    (tmp_path / "list.txt").write_text("\n".join(mixed))
-    run(frames, monkeypatch, *flags, "--source", tmp_path / "list.txt")
-    expected = (tmp_path / "runs" / "exp" / "tracks" / "a.txt").read_text()
-    assert expected
-    for name in ("a", "b"):
-        assert (tmp_path / "runs" / "exp2" / "tracks" / f"{name}.txt").read_text() == expected
-
-
 def test_skipped_frames_of_live_streams_are_told(frames):
     """A tracker that knows the time follows objects over gaps in which they have moved far."""
     tracks = ObjectTracks("bytetrack", THRESHOLD)
@@ -204,17 +186,6 @@ def test_tracked_results(predictor, video, tmp_path):
     assert rows[:, 6].tolist() == boxes.id.tolist()
     result.save_txt(tmp_path / "a.txt")
     assert np.loadtxt(tmp_path / "a.txt").tolist() == rows[:, [0, 1, 2, 3, 4, 6]].tolist()
-
-
-def test_a_track_keeps_its_color(predictor, video):
-    """Its class may change meanwhile. Without tracks, classes have colors."""
-    results = list(predictor.track(video))[20:60:10]
-    for result in results:
-        boxes = result.boxes.numpy()
-        row = int(np.flatnonzero(boxes.id == 4)[0])
-        drawn = result[row].drawn(labels=False, line_width=3)
-        x, y = boxes.xyxy[row, 0], boxes.xyxy[row, [1, 3]].mean()
-        assert drawn[round(float(y)), round(float(x))].tolist() == class_colors(np.array([4]))[0].tolist()
 
 
 def run(frames, monkeypatch, *flags: object) -> None:
