@@ -30,7 +30,7 @@ def _detect(config: DetectConfig) -> None:
     from engine.commands.input_files import check_detection
 
     check_detection(config)
-    from engine.commands.detect import detect  # imports torch, once the flags and files are known to be valid
+    from engine.inference.detect import detect  # imports torch, once the flags and files are known to be valid
 
     _exit_in_order_on_signals()
     detect(config)

@@ -5,7 +5,7 @@
     results = model(["a.jpg", "b.jpg"])
     print(results.pandas().xyxy[0])
 
-Models and results have the attributes of YOLOv5 and of `lockstep.load`; see engine/inference/yolov5.py.
+Models and results have the attributes of YOLOv5 and of `lockstep.load`; see engine/inference/hub.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import typing
 
 if typing.TYPE_CHECKING:
-    from engine.inference.yolov5 import Yolov5Model
+    from engine.inference.hub import Yolov5Model
 
 dependencies = ["torch", "cv2", "numpy", "yaml", "PIL"]
 _ROOT = pathlib.Path(__file__).resolve().parent
@@ -26,7 +26,7 @@ _PACKAGES = ("utils", "data", "models", "engine")
 
 def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.Any) -> Yolov5Model:
     """Loads a checkpoint or an exported file. Takes the arguments of `load_yolov5`."""
-    from engine.inference.yolov5 import load_yolov5
+    from engine.inference.hub import load_yolov5
 
     return load_yolov5(path, *arguments, **settings)
 

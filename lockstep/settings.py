@@ -100,7 +100,7 @@ class RunSettings(Downloads, total=False):
     name: str | None
     """name of this run"""
     exist_ok: bool | None
-    """write into an existing run folder; detect and val remove what they wrote there before"""
+    """write into an existing run folder, and overwrite its files"""
 
 
 class LossLimit(TypedDict, total=False):

@@ -47,7 +47,7 @@ OF_EXTRA = {
     "ray": ("launch",),
     "search": ("tools.search",),
     "tiff": ("data.images.tiff",),
-    "track": ("engine.inference.object_tracks",),
+    "track": ("engine.inference.tracks",),
     "trackers": ("engine.train.trackers",),
 }
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}

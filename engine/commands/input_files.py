@@ -12,7 +12,7 @@ from pathlib import Path
 from data.images.kinds import IMAGE_SUFFIXES
 from data.open import check_data
 from engine.formats.registry import format_of
-from engine.inference.sources.source_files import check_source
+from engine.inference.sources import source_files
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
@@ -75,7 +75,7 @@ def check_detection(config: DetectConfig) -> None:
         elif config.save_conf and config.track:
             mistakes.add("--save-conf: the txt files of --track always have the confidence; leave it out")
         with mistakes.collecting():
-            check_source(config.source)
+            source_files(config.source)
         with mistakes.collecting():
             _check_weights("--weights", config.weights)
 

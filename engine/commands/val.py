@@ -22,7 +22,6 @@ from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader, SampleReader
 from data.samples.tiles import TiledIndex
-from engine.commands.written_files import remove_written
 from engine.evaluation import tables
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
@@ -138,13 +137,6 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
     check_box_voting(model, box_voting=config.box_voting)
     resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model
-
-
-def _open_folder(config: ValConfig) -> Path:
-    """Creates the folder for the results. With ``--exist-ok``, it removes the files of an earlier validation."""
-    folder = increment_path(config.project, config.name, config.exist_ok)
-    remove_written(folder)
-    return folder
 
 
 def score(

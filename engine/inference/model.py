@@ -44,6 +44,7 @@ class InferenceModel(nn.Module):
     plain_confidence: float | None  # the same without box voting
     info: dict[str, Any]  # the checkpoint's content, or the metadata of an exported file
     device: torch.device  # device of inputs and outputs
+    _warned_sizes: frozenset[int] = frozenset()
 
     def stored(self, key: str) -> Any:
         """Returns what training stored as ``key``, in the checkpoint or its settings, or in the details of an exported
@@ -98,6 +99,14 @@ class InferenceModel(nn.Module):
             best = self.plain_confidence
         return DEFAULT_CONFIDENCE if best is None else best
 
+    def warn_of_size(self, imgsz: int) -> None:
+        """Warns, once for each size, that ``threshold`` was measured at another size than ``imgsz``, pixels."""
+        if self.confidence is None or imgsz == self.imgsz or imgsz in self._warned_sizes:
+            return
+        self._warned_sizes |= {imgsz}
+        message = "%s: its confidence threshold was measured at %d pixels; at %d another may be better: set one"
+        get_logger().warning(message, self.path, self.imgsz, imgsz)
+
     @property
     def spec(self) -> dict[str, Any]:
         """Identity of the model: the detector's spec, or the metadata of an exported file."""
@@ -111,12 +120,6 @@ class InferenceModel(nn.Module):
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Decodes raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
         raise NotImplementedError
-
-
-def _confidence_of(progress: dict[str, Any], name: str) -> float | None:
-    """Reads a threshold from a checkpoint's progress; None if it is unknown."""
-    value = progress.get(name)
-    return value if isinstance(value, float) and 0 <= value <= 1 else None
 
 
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
@@ -164,10 +167,11 @@ class CheckpointModel(InferenceModel):
         self.ignores_nms = not detector.spec.get("end2end")
         self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
         # Training stores the thresholds of the branch that it validates.
-        progress = {} if self.is_unscored_branch else info.get("progress", {})
-        self.confidence = _confidence_of(progress, "confidence")
-        self.plain_confidence = _confidence_of(progress, "plain_confidence")
-        self.scored_confidence = _confidence_of(progress, "scored_confidence")
+        stored = {} if self.is_unscored_branch else info.get("progress", {})
+        thresholds = {name: value for name, value in stored.items() if isinstance(value, float) and 0 <= value <= 1}
+        self.confidence = thresholds.get("confidence")
+        self.plain_confidence = thresholds.get("plain_confidence")
+        self.scored_confidence = thresholds.get("scored_confidence")
 
     @property
     def spec(self) -> dict[str, Any]:

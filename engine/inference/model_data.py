@@ -52,40 +52,24 @@ def open_model_data(
 def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bool) -> Sequence[str]:
     """Returns the names in ``spec`` of the classes whose boxes are scored if no flag names any; empty: all.
 
-    The first row that applies decides:
-
-    | the model was trained      | classes whose boxes are scored                                                     |
-    | -------------------------- | ---------------------------------------------------------------------------------- |
-    | without ``--classes``      | all                                                                                |
-    | with it, all count as one  | those of the training's ``--classes``: the model's names do not tell them apart    |
-    | with it and ``--keep-old`` | the same                                                                           |
-    | with it                    | the model's; all if the data set lacks one of them, for `check_names` to explain   |
-
-    Another data set may have only some of the training's ``--classes`` (`trained_classes_in`). If it has none of them,
-    a model with ``--keep-old``, which also has the classes of its teacher, is scored on all. `open_model_data` adds
-    these classes; where the data set does not label them, they are ignored.
+    They are those of the training's ``--classes``: by name, or, where all classes count as one or a teacher's were kept
+    (``--keep-old``), those of them that ``spec`` has. If it lacks one of a model's classes, all are scored, for
+    `check_names` to explain.
 
     Raises UserError if all classes count as one, and the data set has none of the training's classes.
     """
     if not model.trained_classes:
         return ()
-    if single_cls:
-        common = trained_classes_in(model, spec)
-        if not common:
+    if single_cls or model.has_kept_classes:
+        keys = {class_key(name) for name in model.trained_classes}
+        common = [name for name in spec.names if class_key(name) in keys]
+        if single_cls and not common:
             raise UserError(
                 f"{model.path}: was trained on --classes {listed(model.trained_classes)}, of which {spec.source} has "
                 "none; name its classes with --classes"
             )
         return common
-    if model.has_kept_classes:
-        return trained_classes_in(model, spec)
     return model.names if set(model.names).issubset(spec.names) else ()
-
-
-def trained_classes_in(model: InferenceModel, spec: DatasetSpec) -> list[str]:
-    """Returns the names in ``spec`` of the training's ``--classes``, compared as in `DatasetSpec.extended`."""
-    keys = {class_key(name) for name in model.trained_classes}
-    return [name for name in spec.names if class_key(name) in keys]
 
 
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:

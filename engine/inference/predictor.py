@@ -9,17 +9,14 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from engine.inference.detection_stream import DetectionStream, open_detection_stream
-from engine.inference.image_detector import ImageDetector
+from engine.inference.detector import ImageDetector, detect_frames
+from engine.inference.images import Color, Source, as_frames, as_images
 from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.object_tracks import ObjectTracks, TrackerSource
 from engine.inference.open_model import open_weights
-from engine.inference.read_ahead import ReadAheadLimit
-from engine.inference.results.result_boxes import boxes_of
-from engine.inference.results.results import ResultList, Results
-from engine.inference.settings import DetectionSettings, ResolvedSettings
-from engine.inference.sources.frames import FileProblem, Frame
-from engine.inference.sources.images import Color, Source, as_frames, as_images, check_many
+from engine.inference.results import Boxes, ResultList, Results
+from engine.inference.settings import DetectionSettings
+from engine.inference.sources import FileProblem, Frame, ReadAhead, SourceOptions, open_source
+from engine.inference.tracks import ObjectTracks, TrackerSource
 from models.postprocess.tiles import Tiles
 from utils.config.aliases import attribute_error
 from utils.config.plain_values import checked_value, plain_value
@@ -56,13 +53,14 @@ class Predictor:
         self.device = model.device
         self.names = dict(enumerate(model.names))
         self.color = color
-        self.settings = DetectionSettings.of_model(model, settings)
+        self.settings = DetectionSettings().changed(settings)
+        self.settings.resolve(model)  # checks them
         self.image_detector = ImageDetector(model, autocast_type(model, amp), _tiles_of(model, tiles))
 
     def __repr__(self) -> str:
-        resolved = self.settings.resolve(self.model)
-        settings = f"imgsz={resolved.imgsz}, conf={resolved.conf:.3g}, device={str(self.device)!r}"
-        return f"Predictor({str(self.model.path)!r}, {counted(len(self.names), 'class')}, {settings})"
+        imgsz, selection = self.settings.resolve(self.model)
+        settings = f"imgsz={imgsz}, conf={selection.conf_thres:.3g}, device={str(self.device)!r}"
+        return f"{type(self).__name__}({str(self.model.path)!r}, {counted(len(self.names), 'class')}, {settings})"
 
     def __getattr__(self, name: str) -> Any:
         """Raises AttributeError with the replacement, if there is one. Python calls it for missing attributes."""
@@ -101,13 +99,11 @@ class Predictor:
         if device is not None:
             self.check_device(device)
         resolved = self.settings.changed(settings).resolve(self.model)
-        images = as_images(source, color or self.color, self.model.pixels)
+        frames = as_images(source, color or self.color, self.model.pixels)
         max_images = checked_value("batch_size", batch_size, Count)
-        prepared = self.image_detector.prepare([image.image for image in images], resolved, max_images)
+        prepared = self.image_detector.prepare([frame.image for frame in frames], resolved, max_images)
         detected = self.image_detector.detect(prepared, resolved)
-        results = ResultList(
-            _result(image, table, speed, self.names) for image, (table, speed) in zip(images, detected)
-        )
+        results = ResultList(self._result(frame, *found) for frame, found in zip(frames, detected))
         if verbose:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))
@@ -141,10 +137,7 @@ class Predictor:
         Raises UserError for settings that do not fit and a source that cannot be used: at the call if it is missing or
         cannot be opened, in the iteration if it cannot be read.
         """
-        resolved = self.settings.changed(settings).resolve(self.model)
-        stride = _checked_stride(vid_stride)
-        stream = self._open_stream(source, resolved, vid_stride=stride, color=color)
-        return _results_of(stream, self.names)
+        return self._stream(source, settings, vid_stride=vid_stride, color=color, tracker=None)
 
     def track(
         self,
@@ -170,31 +163,59 @@ class Predictor:
 
         Raises UserError like `stream`, and at the call if the package is missing.
         """
-        resolved = self.settings.changed(settings).resolve(self.model)
-        stride = _checked_stride(vid_stride)
-        tracks = ObjectTracks(tracker, resolved.conf, vid_stride=stride)
-        stream = self._open_stream(source, resolved, vid_stride=stride, color=color, tracks=tracks)
-        return _results_of(stream, self.names)
+        return self._stream(source, settings, vid_stride=vid_stride, color=color, tracker=tracker)
 
-    def _open_stream(
+    def _stream(
         self,
         source: str | os.PathLike[str] | int | Iterable[Source],
-        settings: ResolvedSettings,
+        keywords: dict[str, Any],
         *,
         vid_stride: int,
         color: Color | None,
-        tracks: ObjectTracks | None = None,
-    ) -> DetectionStream:
-        """Opens a source by its name, or an iterable of images. ``tracks``: see `DetectionStream`."""
+        tracker: TrackerSource | None,
+    ) -> Iterator[Results]:
+        """Opens a source and returns an iterator over its results. ``keywords``: settings. ``tracker``: see `track`;
+        None: objects are not tracked."""
+        settings = self.settings.changed(keywords).resolve(self.model)
+        vid_stride = checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
+        tracks = None
+        if tracker is not None:
+            tracks = ObjectTracks(tracker, settings.selection.conf_thres, vid_stride=vid_stride)
         if isinstance(source, str | os.PathLike | int):
-            name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
-            return open_detection_stream(name, self.image_detector, settings, vid_stride=vid_stride, tracks=tracks)
-        check_many(source, "stream" if tracks is None else "track")
-        if vid_stride != 1:
+            ahead = ReadAhead(self.image_detector.images_at_once())
+            options = SourceOptions(
+                vid_stride=vid_stride,
+                threads=self.image_detector.threads,
+                ahead=ahead,
+                pixels=self.model.pixels,
+                in_sequences=tracks is not None,
+            )
+            frames = open_source(os.fspath(source) if isinstance(source, os.PathLike) else str(source), options)
+        elif vid_stride != 1:
             raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
-        frames = as_frames(source, color or self.color, self.model.pixels)
-        one_by_one = ReadAheadLimit(0)  # the caller may make an image only when it has the result of the one before
-        return DetectionStream(frames, self.image_detector, settings, ahead=one_by_one, tracks=tracks)
+        else:
+            frames = as_frames(source, color or self.color, self.model.pixels)
+            ahead = ReadAhead(0)  # the caller may make an image only when it has the result of the one before
+
+        def results() -> Iterator[Results]:
+            stream = detect_frames(frames, self.image_detector, settings, ahead=ahead, tracks=tracks)
+            try:
+                for item in stream:
+                    if isinstance(item, FileProblem):
+                        item.log()
+                    else:
+                        yield self._result(item.frame, item.table, item.speed, item.tracks)
+            finally:
+                stream.close()
+
+        return results()
+
+    def _result(
+        self, frame: Frame, table: DetectionTable, speed: dict[str, float], tracks: np.ndarray | None = None
+    ) -> Results:
+        height, width = frame.image.shape[:2]
+        boxes = Boxes.of_table(table, (height, width), tracks)
+        return Results(as_rgb8(frame.image), frame.path, self.names, boxes, speed)
 
 
 def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
@@ -206,34 +227,6 @@ def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
         return Tiles.as_trained(model.tile) if model.tile else None
     size = 0 if plain is False else checked_value("tiles", plain, Count)
     return Tiles(size) if size else None
-
-
-def _checked_stride(vid_stride: int) -> int:
-    return checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
-
-
-def _results_of(stream: DetectionStream, names: dict[int, str]) -> Iterator[Results]:
-    """Yields the results of a stream. Logs the problems of its files, and raises the error of a frame."""
-    with stream:
-        for item in stream:
-            if isinstance(item, FileProblem):
-                item.log()
-            elif isinstance(item.outcome, Exception):
-                raise item.outcome
-            else:
-                yield _result(item.frame, item.outcome, item.speed, names, item.tracks)
-
-
-def _result(
-    frame: Frame,
-    table: DetectionTable,
-    speed: dict[str, float],
-    names: dict[int, str],
-    tracks: np.ndarray | None = None,
-) -> Results:
-    height, width = frame.image.shape[:2]
-    boxes = boxes_of(table, (height, width), tracks)
-    return Results(as_rgb8(frame.image), frame.path, names, boxes, speed)
 
 
 def load(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,19 @@ from utils.logger import get_logger
 from utils.schema import Bounds, Count, Fraction, hints_of, suggestion
 
 
+class ResolvedSettings(NamedTuple):
+    """`DetectionSettings` with the defaults of a model."""
+
+    imgsz: int  # longer side of the scaled image, pixels
+    selection: PostprocessSettings  # thresholds, classes and so on
+
+
 @dataclass(frozen=True, kw_only=True)
 class DetectionSettings:
     """Settings of detection that a user chooses. Numbers and arrays of NumPy and torch become plain values. Raises
     UserError for values that no model takes."""
 
-    imgsz: Count = 0  # longer side of the canvas, pixels; 0: the model's
+    imgsz: Count = 0  # longer side of the scaled image, pixels; 0: the model's
     # Confidence threshold. None: the one with the best F1 in the validation of the checkpoint's epoch, with box voting
     # or without, if the checkpoint stores it, else 0.25.
     conf: Fraction | None = None
@@ -40,69 +47,41 @@ class DetectionSettings:
         for name, hint in hints_of(DetectionSettings).items():
             value = getattr(self, name)
             checked = _checked_classes(value) if name == "classes" else checked_value(name, value, hint)
-            # The dataclass is frozen.
-            object.__setattr__(self, name, checked)
-
-    @classmethod
-    def of_model(cls, model: InferenceModel, keywords: Mapping[str, Any]) -> DetectionSettings:
-        """Returns the settings with ``keywords``, as `changed`, at the image size of ``model`` if none is given. Raises
-        UserError for values that do not fit the model."""
-        chosen = cls().changed(keywords)
-        return replace(chosen, imgsz=chosen.resolve(model).imgsz)
+            object.__setattr__(self, name, checked)  # the dataclass is frozen
 
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
         """Returns the settings changed by ``keywords``; None and an ``imgsz`` of 0 change nothing. Keywords of other
-        programs are accepted if they are False or None. Raises UserError for unknown ones."""
+        programs are accepted if they are False, 0 or None. Raises UserError for unknown ones."""
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
-            if name not in known and not _is_off(value):
+            is_off = value is None or (isinstance(value, int | float | np.generic) and not value)
+            if name not in known and not is_off:
                 hint = python_hint("argument", name) or f"the settings are {', '.join(known)}"
                 raise UserError(f"{name}={value!r}: unknown{suggestion(name, known) or f'; {hint}'}")
-        changes = {name: value for name, value in keywords.items() if name in known and value is not None}
-        changed = replace(self, **changes)
+        changed = replace(self, **{name: keywords[name] for name in known if keywords.get(name) is not None})
         return changed if changed.imgsz else replace(changed, imgsz=self.imgsz)
 
     def resolve(self, model: InferenceModel) -> ResolvedSettings:
         """Fills in the defaults of ``model``. Raises UserError for values that the model does not take."""
         check_box_voting(model, box_voting=self.box_voting)
+        imgsz = resolve_imgsz(self.imgsz, model)
+        conf = self.conf
+        if conf is None:
+            conf = model.threshold(box_voting=self.box_voting)
+            model.warn_of_size(imgsz)
         iou = self.iou
         if iou is None:
             iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
-        return ResolvedSettings(
-            imgsz=resolve_imgsz(self.imgsz, model),
-            conf=model.threshold(box_voting=self.box_voting) if self.conf is None else self.conf,
-            iou=iou,
-            max_det=self.max_det,
-            classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model"),
-            agnostic=self.agnostic,
-            box_voting=self.box_voting and not model.has_builtin_voting,  # boxes vote once
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedSettings:
-    """`DetectionSettings` with the defaults of a model."""
-
-    imgsz: int
-    conf: float
-    iou: float | None  # None: no NMS
-    max_det: int
-    classes: Sequence[int]  # empty: all
-    agnostic: bool
-    box_voting: bool
-
-    @property
-    def postprocess(self) -> PostprocessSettings:
-        """Settings with which detections are selected."""
-        return PostprocessSettings(
-            conf_thres=self.conf,
-            iou_thres=self.iou,
+        selection = PostprocessSettings(
+            conf_thres=conf,
+            iou_thres=iou,
             max_det=self.max_det,
             agnostic=self.agnostic,
             multi_label=False,
-            classes=self.classes or None,
-            box_voting=self.box_voting,
+            classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model") or None,
+            box_voting=self.box_voting and not model.has_builtin_voting,  # boxes vote once
         )
+        return ResolvedSettings(imgsz, selection)
 
 
 def _checked_classes(classes: Any) -> list[int | str] | None:
@@ -114,11 +93,6 @@ def _checked_classes(classes: Any) -> list[int | str] | None:
     if not all(isinstance(c, int | str) and not isinstance(c, bool) for c in chosen):
         raise UserError(f"classes: must be a list of class numbers or names, got {classes!r}")
     return chosen
-
-
-def _is_off(value: Any) -> bool:
-    """Returns whether a keyword asks for nothing: None, False or 0."""
-    return value is None or (isinstance(value, int | float | np.generic) and not value)
 
 
 def check_box_voting(model: InferenceModel, *, box_voting: bool) -> None:
@@ -136,8 +110,8 @@ def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool, 
 
 
 def resolve_imgsz(imgsz: int, model: InferenceModel) -> int:
-    """Returns the longer side of the canvas, pixels. ``imgsz``: the wanted one, or 0 for the model's. Raises UserError
-    for a size that the model does not take."""
+    """Returns the longer side of the scaled image, pixels. ``imgsz``: the wanted one, or 0 for the model's. Raises
+    UserError for a size that the model does not take."""
     if model.input_hw is None:
         check_image_size(imgsz or model.imgsz, model.stride)
         return imgsz or model.imgsz

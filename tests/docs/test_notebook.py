@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.evaluation.metrics import METRICS
-from engine.inference.results.drawing import describe_counts
+from engine.inference.drawing import describe_counts
 from lockstep import command as command_module
 from tests.helpers.documents import ROOT
 from tests.helpers.preloaded import python

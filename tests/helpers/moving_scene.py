@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from data.dataset import demo
-from engine.inference.object_tracks import ObjectTracks
-from engine.inference.results.drawing import label_texts
-from engine.inference.sources.frames import Frame
+from engine.inference.drawing import label_texts
+from engine.inference.sources import Frame
+from engine.inference.tracks import ObjectTracks
 from utils.boxes import iou
 from utils.detections import DetectionTable
 from utils.drawing.draw import class_colors, draw_boxes, write_image

@@ -46,7 +46,7 @@ _PRELOADED = (
     "matplotlib.backends.backend_agg",
     "engine.train.run",
     "engine.commands.val",
-    "engine.commands.detect",
+    "engine.inference.detect",
     "engine.commands.export",
 )
 

@@ -238,10 +238,7 @@ class _RunConfig(Downloads):
         "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="command"
     )
     exist_ok: bool = setting(
-        False,
-        help="write into an existing run folder; detect and val remove what they wrote there before",
-        scope="run",
-        on_resume="command",
+        False, help="write into an existing run folder, and overwrite its files", scope="run", on_resume="command"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.inference.predictor import Predictor, load
-from engine.inference.results.results import Results
+from engine.inference.results import Results
 from tests.helpers.tiny import write_weights
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.inference.image_detector import ImageDetections, ImageDetector
+from engine.inference.detector import ImageDetections, ImageDetector
 from engine.inference.predictor import Predictor
 from tests.helpers.moving_scene import SceneFrame, detections_in, number_in
 
@@ -25,7 +25,7 @@ class KnownDetections(ImageDetector):
 
     def detect(self, prepared, settings):
         tables = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
-        return [ImageDetections(table.take(table.scores > settings.conf), {}) for table in tables]
+        return [ImageDetections(table.take(table.scores > settings.selection.conf_thres), {}) for table in tables]
 
     def images_at_once(self, batch_size=0):
         return 16

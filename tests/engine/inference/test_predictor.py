@@ -18,20 +18,17 @@ import pytest
 import torch
 
 import export
-from engine.inference import image_detector
-from engine.inference.image_detector import model_thread
+from engine.inference import detector as image_detector
+from engine.inference.detector import model_thread
+from engine.inference.hub import load_yolov5
+from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
-from engine.inference.sources.images import as_images
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.exif import jpeg_with_exif
 from tests.helpers.messages import refused
 from tests.helpers.selection import select
+from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
-
-
-def test_a_model_shows_its_file_and_settings(predictor, weights):
-    assert repr(predictor) == f"Predictor('{weights}', 2 classes, imgsz=64, conf=0, device='cpu')"
-    assert repr(load(weights, device="cpu", imgsz=96, conf=0.123456)).endswith("imgsz=96, conf=0.123, device='cpu')")
 
 
 def test_every_kind_of_image_gives_the_same(predictor, tmp_path):
@@ -102,18 +99,6 @@ def test_a_list_gives_a_result_per_image_in_order(predictor, tmp_path):
     assert set(results[0].speed) == {"preprocess", "inference", "postprocess"}
 
 
-def test_results_are_detections_in_float32(predictor):
-    image = picture(37, 90)
-    detector = predictor.image_detector
-    settings = predictor.settings.resolve(predictor.model)
-    ((table, _),) = detector.detect(detector.prepare([image], settings), settings)
-    (result,) = predictor(image, color="rgb")
-    np.testing.assert_array_equal(result.boxes.xyxy, np.float32(table.boxes_xyxy_px))
-    np.testing.assert_array_equal(result.boxes.conf, np.float32(table.scores))
-    np.testing.assert_array_equal(result.boxes.cls, table.classes)
-    assert result.names == {0: "disc", 1: "ring"}
-
-
 def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weights, tmp_path):
     stored = {"progress": {"confidence": 0.5, "plain_confidence": 0.25}}
     write_checkpoint(read_checkpoint(weights) | stored, tmp_path / "a.pt")
@@ -121,7 +106,7 @@ def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weight
     assert threshold(predictor) == 0.5
     assert threshold(load(tmp_path / "a.pt", device="cpu", box_voting=False)) == 0.25
     used = []
-    predictor.image_detector.detect = lambda prepared, settings: used.append(settings.conf) or []
+    predictor.image_detector.detect = lambda prepared, settings: used.append(settings.selection.conf_thres) or []
     for keywords in ({}, {"box_voting": False}, {"box_voting": False, "conf": 0.75}, {"iou": 0.6}):
         predictor(picture(), **keywords)
     for chosen in (0.125, 0.5):  # also if it happens to be the default
@@ -131,7 +116,7 @@ def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weight
 
 
 def threshold(predictor):
-    return predictor.settings.resolve(predictor.model).conf
+    return predictor.settings.resolve(predictor.model).selection.conf_thres
 
 
 def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_path, capsys, monkeypatch):
@@ -312,21 +297,6 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
     assert grown < limit_mb
 
 
-def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog):
-    given = {"device": "cpu", "conf": 0.0, "max_det": 5}
-    plain = predictor(picture(), color="rgb")
-    half = load(weights, **given, amp="fp16", save=False)
-    assert caplog.messages == ["float16 (--half, --amp fp16) is not supported on CPUs; computing in float32"]
-    assert rows(half(picture(), color="rgb", stream=False, show=None)) == rows(plain)
-
-
-def test_settings_may_be_numbers_of_numpy_and_torch(predictor):
-    plain = rows(predictor(picture(), color="rgb", classes=[0], imgsz=64, max_det=3))
-    for number, classes in ((np.int64, [np.int64(0)]), (torch.tensor, torch.tensor([0]))):
-        given = {"classes": classes, "imgsz": int(number(64)), "max_det": number(3)}
-        assert rows(predictor(picture(), color="rgb", **given)) == plain
-
-
 def test_images_have_the_same_names_in_a_stream_as_in_a_call(predictor, tmp_path):
     """PIL images of files have their names, others the number of the image."""
     image = pytest.importorskip("PIL.Image")
@@ -335,3 +305,106 @@ def test_images_have_the_same_names_in_a_stream_as_in_a_call(predictor, tmp_path
     names = [result.path for result in predictor(sources, color="rgb")]
     assert names == ["image0.jpg", str(tmp_path / "a.png"), "image2.jpg", "image3.jpg", "image4.jpg"]
     assert [result.path for result in predictor.stream(iter(sources), color="rgb")] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("predict", r"call it, model\(images\)"),
+        ("to", r'lockstep.load\(FILE, device="0"\)'),
+        ("conf", r"model\(images, conf=0.4\)"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_attributes_of_other_programs_say_what_to_write(predictor, name, hint):
+    with pytest.raises(AttributeError, match=hint):
+        getattr(predictor, name)
+    with pytest.raises(AttributeError, match=hint):
+        setattr(predictor, name, 0.4)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        np.zeros((4, 4, 3), np.uint8),  # of unknown color
+        np.zeros((2, 4, 4, 3), np.uint8),
+        np.zeros((0, 4), np.uint8),
+        np.zeros((4, 4, 2), np.uint8),
+        np.zeros((4, 4)),
+        torch.full((3, 4, 4), 255.0),
+        torch.full((3, 4, 4), float("nan")),
+        torch.full((3, 4, 4), 0),
+        torch.zeros(4, 4),
+        "nowhere.jpg",
+        "https://example.com/a.jpg",
+        ".",
+        "clip.mp4",
+        7,
+        [["a.jpg"]],
+        [np.zeros((4, 4), np.uint8), None],
+    ],
+)
+def test_unusable_images_are_refused(predictor, source):
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        predictor(source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        ({"conf": np.float32(0.5), "iou": 1}, {"conf": 0.5, "iou": 1.0}),
+        ({"imgsz": np.int64(96), "max_det": torch.tensor(3)}, {"imgsz": 96, "max_det": 3}),
+        ({"agnostic": np.True_, "box_voting": 0}, {"agnostic": True, "box_voting": False}),
+        ({"classes": "ring"}, {"classes": ["ring"]}),
+        ({"classes": np.array([1, 0])}, {"classes": [1, 0]}),
+        ({"half": False, "augment": None, "imgsz": None}, {}),
+    ],
+)
+def test_settings_become_plain_values(predictor, settings, plain):
+    assert vars(predictor.settings.changed(settings)) == vars(predictor.settings) | plain
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("imgsz", 70),
+        ("imgsz", (64, 64)),
+        ("conf", 25),
+        ("conf", True),
+        ("iou", "high"),
+        ("max_det", 0),
+        ("classes", [2]),
+        ("classes", ["disk"]),
+        ("classes", [0.5]),
+        ("agnostic", "no"),
+        ("batch_size", -1),
+        ("device", 7),
+        ("color", "BGR"),
+        ("stream", True),
+        ("cnf", 0.1),
+    ],
+)
+def test_unfit_settings_are_refused(weights, predictor, name, value):
+    """All are settings of a call, and all but one also of `load`."""
+    with pytest.raises(UserError, match=rf"^(--)?{name}"):
+        predictor(picture(), **{"color": "rgb", name: value})
+    if name not in ("batch_size", "color"):
+        with pytest.raises(UserError, match=rf"^(--)?{name}"):
+            load(weights, **{"device": "cpu", name: value})
+
+
+def test_text_is_not_taken_as_trust(weights):
+    with pytest.raises(UserError, match=r"^trust"):
+        load(weights, device="cpu", trust="no")
+
+
+@pytest.mark.parametrize("stored", [{"confidence": 0.5}, {}])
+def test_another_size_than_that_of_the_threshold_is_warned_of_once(weights, tmp_path, caplog, stored):
+    write_checkpoint(read_checkpoint(weights) | {"progress": stored}, tmp_path / "a.pt")
+    for opened in (load(tmp_path / "a.pt", device="cpu"), load_yolov5(tmp_path / "a.pt", device="cpu")):
+        caplog.clear()
+        for size in (64, 96, 96):
+            opened(picture(), color="rgb", imgsz=size)
+            opened(picture(), color="rgb", imgsz=size, conf=0.3)
+        assert len(caplog.messages) == len(stored)
+        assert all("64" in message and "96" in message for message in caplog.messages)

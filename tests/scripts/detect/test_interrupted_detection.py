@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import detect
-from engine.commands import detect_log
-from engine.inference.read_ahead import ReadAheadLimit
+from engine.inference import detect as detection
+from engine.inference.sources import ReadAhead
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -23,7 +23,7 @@ from tests.scripts.detect.detection import frames_of, names_in, read, read_txt, 
 
 def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
     calls = []
-    true_add = detect_log.FrameLog.add
+    true_add = detection.FrameLog.add
 
     def interrupt(self, *args):
         calls.append(1)
@@ -31,7 +31,7 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
             raise KeyboardInterrupt
         true_add(self, *args)
 
-    monkeypatch.setattr(detect_log.FrameLog, "add", interrupt)
+    monkeypatch.setattr(detection.FrameLog, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(weights, clip, tmp_path, "--save-json")
     folder = tmp_path / "runs" / "exp"
@@ -57,14 +57,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("engine.commands.detect_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.inference.detect_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.inference.detect_files.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
-            "engine.inference.results.video_writer.shutil.disk_usage",
-            FULL,
-            "runs/exp: the disk is full; free some space or",
-        ),
-        (
-            "engine.inference.sources.open_source.read_image",
+            "engine.inference.sources.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
             "3.jpg: input/output error; the",
         ),
@@ -80,7 +76,7 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
     source = clip if "disk_usage" in name else source
     module, _, function = name.rpartition(".")
     monkeypatch.setattr(name, failing_once(getattr(pkgutil.resolve_name(module), function), error))
-    monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
+    monkeypatch.setattr(detection, "ReadAhead", lambda _: ReadAhead(4))
     flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
     assert error_of(capsys, detect.main, "--source", source, *flags).startswith(f"error: {message}")
     folder = tmp_path / "runs" / "exp"
@@ -94,9 +90,9 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
 def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, clip, tmp_path, capsys, monkeypatch):
     shutil.copytree(pictures, tmp_path / "in")
     shutil.copy(clip, tmp_path / "in")
-    monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
+    monkeypatch.setattr(detection, "ReadAhead", lambda _: ReadAhead(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("engine.inference.results.video_writer.cv2.VideoWriter", Mock(return_value=closed))
+    monkeypatch.setattr("engine.inference.detect_files.cv2.VideoWriter", Mock(return_value=closed))
     with refused(
         "1 of 4 files could not be used (first: .../runs/exp/clip.mp4: this OpenCV cannot write mp4 "
         "videos of 62x48 pixels; use --nosave with --save-txt or --save-json)"

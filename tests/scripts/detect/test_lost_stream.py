@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import detect
+from engine.inference import sources
 from engine.inference.predictor import load
-from engine.inference.sources import video
 from tests.helpers.messages import refused
 from tests.helpers.mjpeg_server import serve_mjpeg
 from tests.helpers.scripts import call
@@ -15,8 +15,8 @@ from tests.scripts.detect.detection import frames_of, run
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(video, "LOST_SOURCE_S", 2)
-    monkeypatch.setattr(video, "RETRY_PAUSES_S", (0.1, 0.5))
+    monkeypatch.setattr(sources, "LOST_SOURCE_S", 2)
+    monkeypatch.setattr(sources, "RETRY_PAUSES_S", (0.1, 0.5))
 
 
 def test_detect_goes_on_when_a_lost_camera_is_back(weights, tmp_path, monkeypatch, capsys):

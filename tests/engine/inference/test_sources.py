@@ -1,0 +1,233 @@
+"""The frames of all kinds of sources, in order, and the problems of their files."""
+
+import re
+import threading
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+from data.images.decode import read_image
+from engine.inference import sources
+from engine.inference.sources import FileProblem, Frame, SourceOptions, open_source
+from tests.helpers.http_server import serve_folder
+from tests.helpers.messages import refused
+from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat
+
+
+def save_image(path, value, size=(24, 32)):
+    ok, data = cv2.imencode(path.suffix, np.full((*size, 3), value, np.uint8))
+    assert ok
+    path.write_bytes(data.tobytes())
+    return path
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """Ten frames whose brightness is 20 times their number, red slightly above blue."""
+    path = tmp_path_factory.mktemp("video") / "clip ä.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 10, (64, 48))
+    if not writer.isOpened():
+        pytest.skip("this OpenCV cannot write mp4v")
+    for number in range(10):
+        writer.write(np.full((48, 64, 3), (number * 20, number * 20, number * 20 + 30), np.uint8))
+    writer.release()
+    return path
+
+
+def numbers(frames):
+    return [round((float(f.image[..., 2].mean())) / 20) for f in frames]
+
+
+def test_a_single_image_is_a_source(tmp_path):
+    (frame,) = open_source(str(save_image(tmp_path / "größe 猫.png", (10, 20, 30))))
+    assert frame.image.shape == (24, 32, 3)
+    assert frame.image[0, 0].tolist() == [30, 20, 10]  # RGB
+    assert (frame.index, frame.fps, frame.is_video, frame.total) == (0, 0.0, False, 1)
+
+
+def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
+    for name in ("b.png", "a.jpg", "sub.png"):
+        save_image(tmp_path / name, 50)
+    (tmp_path / "notes.md").write_text("x")
+    (tmp_path / "c.mp4").write_bytes(video.read_bytes())
+    frames = list(open_source(str(tmp_path), SourceOptions(max_frames=2)))
+    assert [(f.path.split("/")[-1], f.index) for f in frames] == [
+        ("a.jpg", 0),
+        ("b.png", 1),
+        ("c.mp4", 0),
+        ("c.mp4", 1),
+        ("sub.png", 2),
+    ]
+
+
+def test_globs_and_lists_are_sources(tmp_path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    one = save_image(tmp_path / "deep" / "1.png", 1)
+    two = save_image(tmp_path / "deep" / "er" / "2.png", 2)
+    assert [f.path for f in open_source(f"{tmp_path}/**/*.png")] == [str(one), str(two)]
+    listing = tmp_path / "deep" / "list.txt"
+    listing.write_text(f"\ufeff./er/2.png\n\n{one}\n{one}\n", encoding="utf-8")
+    assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["", "nowhere.jpg", "empty", "outer", "notes.md", "*.png", "empty.txt", "list.txt", "bad.txt", "/dev/null"],
+)
+def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    save_image(tmp_path / "here.jpg", 3)
+    for name, text in {
+        "notes.md": "x",
+        "empty.txt": "\n",
+        "list.txt": "here.jpg\nno.png",
+        "bad.txt": "notes.md",
+    }.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^(--source )?" + re.escape(source)):
+        open_source(source)
+
+
+@pytest.mark.parametrize(("name", "asked"), [("a b.jpg", "a%20b.jpg?size=large#top"), ("deep.npy", "deep.npy")])
+def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
+    """It is decoded as a file is, with all bits, not as a video of one frame."""
+    values = np.random.default_rng(0).integers(0, 60_000, (48, 64, 3), dtype=np.uint16)
+    if name.endswith("npy"):
+        np.save(tmp_path / name, values)
+    else:
+        cv2.imwrite(str(tmp_path / name), (values >> 8).astype(np.uint8))
+    pixels = PixelFormat(bits=16) if name.endswith("npy") else RGB8
+    with serve_folder(tmp_path, monkeypatch) as address:
+        (frame,) = open_source(f"{address}/{asked}", SourceOptions(pixels=pixels))
+    assert (frame.is_video, frame.is_live, frame.total) == (False, False, 1)
+    assert frame.path == f"{address.replace('me:s%20cret@', '')}/{asked}"
+    np.testing.assert_array_equal(frame.image, read_image(tmp_path / name, pixels=pixels))
+
+
+def test_video_frames_follow_stride_and_limit(video):
+    frames = list(open_source(str(video)))
+    assert numbers(frames) == list(range(10))
+    assert [f.index for f in frames] == list(range(10))
+    assert frames[0].image[..., 0].mean() > frames[0].image[..., 2].mean()  # RGB
+    assert (frames[0].fps, frames[0].total, frames[0].is_video) == (10.0, 10, True)
+    assert numbers(open_source(str(video), SourceOptions(vid_stride=3))) == [0, 3, 6, 9]
+    assert numbers(open_source(str(video), SourceOptions(vid_stride=4, max_frames=2))) == [0, 4]
+
+
+def test_a_video_can_be_read_from_a_url(video, monkeypatch):
+    with serve_folder(video.parent, monkeypatch) as address:
+        try:
+            frames = list(open_source(f"{address}/clip%20%C3%A4.mp4"))
+        except UserError:
+            pytest.skip("this OpenCV has no network back end")
+    assert numbers(frames) == list(range(10))
+    assert not [frame.path for frame in frames if "secret" in frame.path]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken.jpg", "broken.jpg: cannot be decoded (damaged, or not an image)"),
+        ("broken.mp4", "broken.mp4: cannot be opened as a video (missing, damaged, or a codec that this OpenCV lacks)"),
+    ],
+)
+def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"not what the suffix says")
+    with refused(message):
+        list(open_source(str(tmp_path / name)))
+    with refused(message):
+        list(open_source(str(tmp_path)))
+    save_image(tmp_path / "good.png", 5)
+    problem, frame = open_source(str(tmp_path))
+    assert (problem.path, problem.is_skipped, frame.path) == (str(tmp_path / name), True, str(tmp_path / "good.png"))
+    assert name in problem.reason
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_reading_ahead_changes_neither_the_frames_nor_their_order(tmp_path, video, threads, ahead):
+    for number in range(12):
+        save_image(
+            tmp_path / f"{number:02d}.jpg", 20 * number, size=(480 // (number + 1), 32)
+        )  # the first ones take longest
+    (tmp_path / "03.jpg").write_bytes(b"no image")
+    (tmp_path / "05b.mp4").write_bytes(video.read_bytes())
+
+    def content(**options):
+        return [
+            (item.path, item.index, item.image.tobytes()) if isinstance(item, Frame) else item
+            for item in open_source(str(tmp_path), SourceOptions(**options))
+        ]
+
+    items = content()
+    assert [item.path[-6:] for item in items if isinstance(item, FileProblem)] == ["03.jpg"]
+    assert len(items) == 12 + 10
+    assert content(threads=threads, ahead=lambda: ahead) == items
+
+
+class Camera:
+    """A capture that delivers ``count`` frames, each on request; the pixels contain its number."""
+
+    def __init__(self, count, length=-1.0):
+        self.count = count
+        self.length = length
+        self.asked = 0  # calls of `read`
+        self.number = 0  # delivered frames
+        self.released = False
+        self.gate = threading.Semaphore(0)
+
+    def read(self):
+        self.asked += 1
+        self.gate.acquire()
+        if self.number == self.count:
+            return False, None
+        self.number += 1
+        return True, np.full((4, 4, 3), self.number - 1, np.uint8)
+
+    def get(self, what):
+        return self.length if what == cv2.CAP_PROP_FRAME_COUNT else 0.0
+
+    def isOpened(self):
+        return True
+
+    def release(self):
+        self.released = True
+
+
+def test_a_live_stream_returns_the_newest_frame(monkeypatch):
+    camera = Camera(6)
+    monkeypatch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
+    monkeypatch.setattr(sources, "LOST_SOURCE_S", 0)
+    frames = open_source("0")
+    camera.gate.release()
+    assert next(frames).index == 0
+    for _ in range(5):
+        camera.gate.release()
+    while camera.asked < 7:  # after that the sixth frame waits for the reader
+        time.sleep(0.001)
+    newest = next(frames)  # 1 to 4 were missed
+    assert newest.index == 5
+    assert (newest.image == 5).all()
+    camera.gate.release()
+    with refused("0: was lost, and is not back after 0 s"):
+        next(frames)
+    assert camera.released
+
+
+def test_a_silent_stream_and_one_without_a_server_are_refused(monkeypatch):
+    camera = Camera(5)
+    monkeypatch.setattr(sources, "STREAM_TIMEOUT_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
+        frames = open_source("rtsp://me:secret@camera/1")
+        threading.Timer(0.3, camera.gate.release).start()  # lets the thread end
+        with refused("rtsp://camera/1: sends no frame"):
+            next(frames)
+    for source, message in (("97", "webcam 97"), ("http://me:secret@127.0.0.1:9/a.jpg", "http://127.0.0.1:9/a.jpg")):
+        with pytest.raises(UserError, match=f"^{message}: "):
+            open_source(source)
