@@ -25,7 +25,7 @@ from engine.assembly.unused_settings import warn_of_unused_settings
 from engine.assembly.weights_probe import probe_weights
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.data_identity import DataIdentity
-from engine.export.trial import try_export
+from engine.export.parity import try_export
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch

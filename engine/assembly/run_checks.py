@@ -5,7 +5,7 @@ from __future__ import annotations
 from data.loading.build import check_loader_settings, check_shards
 from engine.assembly.batch_size import check_batch_search
 from engine.assembly.build_step import check_step_settings
-from engine.export.options import require_packages
+from engine.export.formats import require_packages
 from engine.run.run import RunSettings
 from engine.train.validation import check_eval_ranks
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig

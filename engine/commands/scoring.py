@@ -96,7 +96,7 @@ def _settings_of(config: ValConfig, model: InferenceModel, spec: DatasetSpec) ->
         max_det=config.max_det,
         single_cls=config.single_cls,
         classes=class_columns(model, spec),
-        box_voting=config.box_voting and not model.has_builtin_voting,  # boxes vote once
+        box_voting=config.box_voting,
     )
 
 

@@ -16,7 +16,7 @@ from engine.evaluation.matching import match_detections
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported, open_model
-from engine.inference.settings import check_box_voting, resolve_imgsz, warn_of_unused_flags
+from engine.inference.settings import resolve_imgsz, warn_of_unused_flags
 from engine.issues.issue import CheckedSplit
 from engine.report.environment import machine_facts
 from engine.report.sheets import write_validation_report
@@ -108,7 +108,6 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
     iou = model.nms_iou if config.iou_thres is None else config.iou_thres
     warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=iou)
-    check_box_voting(model, box_voting=config.box_voting)
     resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.open import open_data, with_classes
 from engine.checkpoint.data_location import find_location
-from engine.formats.registry import folder_of
+from engine.export.formats import folder_of
 from engine.inference.model import InferenceModel
 from utils.class_names import class_difference, class_key
 from utils.distributed.context import DistributedContext

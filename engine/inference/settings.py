@@ -64,7 +64,6 @@ class DetectionSettings:
 
     def resolve(self, model: InferenceModel) -> ResolvedSettings:
         """Fills in the defaults of ``model``. Raises UserError for values that the model does not take."""
-        check_box_voting(model, box_voting=self.box_voting)
         iou = self.iou
         if iou is None:
             iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
@@ -75,7 +74,7 @@ class DetectionSettings:
             max_det=self.max_det,
             classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model"),
             agnostic=self.agnostic,
-            box_voting=self.box_voting and not model.has_builtin_voting,  # boxes vote once
+            box_voting=self.box_voting,
         )
 
 
@@ -119,12 +118,6 @@ def _checked_classes(classes: Any) -> list[int | str] | None:
 def _is_off(value: Any) -> bool:
     """Returns whether a keyword asks for nothing: None, False or 0."""
     return value is None or (isinstance(value, int | float | np.generic) and not value)
-
-
-def check_box_voting(model: InferenceModel, *, box_voting: bool) -> None:
-    """Raises UserError if ``--no-box-voting`` is given for a file whose own NMS votes."""
-    if model.has_builtin_voting and not box_voting:
-        raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
 
 
 def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool, iou: float | None) -> None:

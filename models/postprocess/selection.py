@@ -9,7 +9,7 @@ confidence threshold with the best F1; a checkpoint stores them, and a `Checkpoi
 
 detect.py shows detections that score above ``confidence`` or, without box voting, above ``plain_confidence``, unless
 the user chooses another threshold (`InferenceModel.threshold`). An exported file states the one that fits its output
-(engine/export/thresholds.py).
+(engine/commands/export.py).
 """
 
 from __future__ import annotations
