@@ -71,7 +71,7 @@ test-extras-slow:  ## runs the long tests in .venv-extras
 # Not in constraints.txt: the packages of this extra cap the versions of others.
 test-litert:  ## runs all tests of LiteRT files with the extra litert, in .venv-litert
 	$(MAKE) test VENV=.venv-litert LOCK= EXTRAS='export litert' \
-		TESTS="-m 'not benchmarks' -k litert tests/engine/formats/test_litert_format.py tests/test_no_network.py"
+		TESTS="-m 'not benchmarks' -k 'litert or tflite' tests/engine/export tests/scripts/test_export.py tests/test_no_network.py"
 
 test-wheel: | $(UV)  ## builds the wheel, installs it in an empty environment, and uses it
 	$(call new-environment,$(WHEEL_VENV),--clear)

@@ -23,12 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _export(config: ExportConfig) -> None:
-    from engine.commands.input_files import check_scoring_files
-    from engine.export.options import check_flags
-
-    check_flags(config)
-    check_scoring_files(config.weights, config.data)
-    from engine.commands.export import export  # imports torch, once the flags and files are known to be valid
+    from engine.commands.export import export  # imports torch, once the flags are known to be valid
 
     write_result(files=[str(path) for path in export(config)])
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from benchmarks.entrypoint import run_benchmark
 from benchmarks.environment import ROOT
-from engine.export.exporter import file_bytes, file_path
+from engine.commands.export import file_bytes, file_path
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig
 from utils.errors import UserError

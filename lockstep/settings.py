@@ -283,8 +283,6 @@ class ExportSettings(Downloads, total=False):
     """export the one-to-many head of NMS-free models, which needs NMS"""
     iou_thres: float | None
     """IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"""
-    box_voting: bool | None
-    """box voting in the NMS of end2end, as in val.py"""
     opset: int | None
     """ONNX opset; torch's exporter writes no valid files below 18"""
     data: str | PathLike[str] | None

@@ -41,9 +41,9 @@ SOURCES = {**MODULES, **API, **LAUNCHERS, **{name: ROOT / f"{name}.py" for name 
 # Modules that may import the packages of an extra, besides those of every installation.
 OF_EXTRA = {
     "convert": ("tools.convert",),
-    "export": ("engine.formats",),
-    "litert": ("engine.formats",),
-    "ncnn": ("engine.formats",),
+    "export": ("engine.export",),
+    "litert": ("engine.export",),
+    "ncnn": ("engine.export",),
     "ray": ("launch",),
     "search": ("tools.search",),
     "tiff": ("data.images.tiff",),

@@ -2,78 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
-from collections.abc import Callable
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from data.dataset.spec import DatasetSpec, DataSource
-from engine.commands.export_record import ExportRecord
-from engine.export.export_data import open_export_data
-from engine.export.exporter import CPU, Exporter
-from engine.export.options import require_packages, resolve_options
+from data.index.index import DatasetIndex, IndexSettings
+from data.index.load import load_index
+from engine.export.formats import describe_exported, format_module, require_packages
+from engine.export.graphs import ModelGraphs, ResolvedExport, resolve_options
+from engine.export.images import calibration_batches, open_samples
+from engine.export.metadata import ExportMetadata
+from engine.export.parity import CPU, FLOAT16, FLOAT32, INT8, Reference
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import open_model_data
-from engine.inference.open_model import is_exported
+from engine.inference.open_model import is_exported, open_model
 from engine.train.folder import lock_folder
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from models.weights.origin import origin_of
+from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import ExplainedError, FailedCheck, UserError, first_line
+from utils.distributed.join import product_version
+from utils.errors import ExplainedError, FailedCheck, UserError, first_line, os_reason
+from utils.files.checksum import sha256_of
+from utils.files.paths import normal_path
+from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explain_limit
-from utils.machine.packages import require_installed
-
-# Called with the format and its finished file, before that is renamed into place.
-BeforePublish = Callable[[str, Path], None]
+from utils.program import VERSION
+from utils.strings import counted
 
 
-def export(config: ExportConfig, before_publish: BeforePublish = lambda name, path: None) -> list[Path]:
+def export(config: ExportConfig) -> list[Path]:
     """Exports ``config.weights`` in each format; returns the files, which are next to the weights.
 
     A format that fails does not prevent the others from being written; a UserError at the end reports it. A file that
     differs too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
     """
     configure_logging(True)
-    require_packages(config.format)
-    if config.int8:
-        require_installed(["onnxruntime"], "--int8", "leave it out")
-    return _export_each(open_exporter(config), list(dict.fromkeys(config.format)), before_publish)
-
-
-def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None = None) -> None:
-    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``). Files that an earlier
-    start of the run has exported from the same checkpoint are kept, as are files that the user has put there.
-
-    The folder is locked while files are exported. Raises UserError if another process holds it.
-
-    ``failure``: error of the training, which the caller raises afterwards. It is logged before the first export, which
-    may take long, or be killed.
-    """
-    best = folder / "best.pt"
-    if not best.exists():
-        get_logger().warning("--export: no best.pt to export: no epoch has a score, or it was moved")
-        return
-    record = ExportRecord(best)
-    missing = record.missing(config.export)
-    if not missing:
-        return  # without a lock: the folder of a run that has ended may be read-only
-    if failure is not None:
-        get_logger().warning("%s", failure)
-    with ExitStack() as stack:
-        lock_folder(folder, stack)
-        options = ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir)
-        try:
-            export(options, before_publish=record.add)
-        except UserError as error:  # may name flags, which train.py does not have
-            command = shlex.join(["--weights", str(best), "--format", *missing])
-            raise UserError(f"{error}; to export with other flags: python export.py {command}") from None
-
-
-def open_exporter(config: ExportConfig) -> Exporter:
-    """Opens the checkpoint and the data, so that their errors are reported once and not for each format."""
+    require_packages(config.format, int8=config.int8)
     if is_exported(config.weights):
         raise UserError(f"{config.weights}: is exported already; name a checkpoint")
     ctx = DistributedContext.single(CPU)
@@ -84,39 +59,225 @@ def open_exporter(config: ExportConfig) -> Exporter:
     fused = detector.fuse(one_to_one=not config.nms)
     options = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)
-    data = None
+    graphs = ModelGraphs(detector, options)
+    spec = reference = None
     if config.check or config.int8:
-        data = open_export_data(model, _open_spec(model, config, ctx), config, options)
-    return Exporter(detector=detector, model=model, options=options, data=data)
+        instead = "" if config.int8 else ", or export without a check with --no-check"
+        source = DataSource(config.data, cache_dir=config.cache_dir)
+        spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
+    metadata = describe_file(model, options, spec, checked=config.check)
+    imgsz = max(options.imgsz_hw)
+    if spec is not None and config.int8:
+        train = _read_split(model, spec, "train", config)
+        reader = open_samples(train, count=config.calibration_images, imgsz=imgsz, tile=model.tile)
+        if len(reader.sample_index) < config.batch:
+            found = len(reader.sample_index)
+            raise UserError(f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({found})")
+        graphs.calibration = partial(calibration_batches, reader, replace(options, dynamic=False), model.stride)
+    if spec is not None and config.check:
+        val = _read_split(model, spec, "val", config)
+        reader = open_samples(val, count=config.check_images, imgsz=imgsz, tile=model.tile)
+        reference = Reference(model, reader, options, metadata, weights)
 
-
-def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedContext) -> DatasetSpec:
-    instead = "" if config.int8 else ", or export without a check with --no-check"
-    source = DataSource(config.data, cache_dir=config.cache_dir)
-    return open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
-
-
-def _export_each(exporter: Exporter, formats: list[str], before_publish: BeforePublish) -> list[Path]:
-    """Writes each format. Raises the error of a single format, or one that counts the failed formats."""
     files: list[Path] = []
-    failed: dict[str, Exception] = {}
+    failures: dict[str, Exception] = {}
+    formats = list(dict.fromkeys(config.format))
     for name in formats:
         try:
-            files.append(exporter.export(name, partial(before_publish, name)))
+            files.append(_export_format(name, file_path(weights, config, name), graphs, metadata, reference))
         except Exception as error:
             if len(formats) == 1:
                 raise
-            failed[name] = error
+            failures[name] = error
             get_logger().warning("%s: %s", name, _summary(error))
-    if failed:
-        first, reason = next(iter(failed.items()))
-        only_checks_failed = all(isinstance(error, FailedCheck) for error in failed.values())
+    for path in files:
+        get_logger().info("next: %s", _next_command(path, metadata))
+    if failures:
+        first, reason = next(iter(failures.items()))
+        only_checks_failed = all(isinstance(error, FailedCheck) for error in failures.values())
         error_type = FailedCheck if only_checks_failed else UserError
-        raise error_type(f"{len(failed)} of {len(formats)} formats failed (first: {first}: {_summary(reason)})")
+        raise error_type(f"{len(failures)} of {len(formats)} formats failed (first: {first}: {_summary(reason)})")
     return files
+
+
+def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
+    settings = IndexSettings(cache_dir=config.cache_dir, single_cls=model.has_merged_classes, progress=False)
+    allowed = model.stored("max_bad")
+    if type(allowed) in (int, float) and 0 <= allowed <= 1:
+        settings = replace(settings, max_bad=float(allowed))  # the fraction that the training was allowed to lose
+    return load_index(spec, name, settings)
+
+
+def _export_format(
+    name: str, path: Path, graphs: ModelGraphs, metadata: ExportMetadata, reference: Reference | None
+) -> Path:
+    """Writes the format ``name``. The file gets its name ``path`` when it has passed its check."""
+    started = time.monotonic()
+    options = graphs.options
+    failed = path.with_name(f"{path.name}.failed")
+    with contextlib.ExitStack() as stack:
+        with _write_errors_of(path):
+            candidate = stack.enter_context(temporary_folder(path)) / path.name
+            requirements = format_module(name).write(graphs, candidate, metadata)
+        outcome = "not checked (--no-check)"
+        if reference is not None:
+            tolerance = FLOAT32
+            if options.half:
+                tolerance = FLOAT16
+            elif options.int8:
+                tolerance = INT8
+            parity = reference.compare(open_model(candidate, device=CPU, trust=True), tolerance)
+            problems = parity.violations(tolerance)
+            if problems:
+                with _write_errors_of(path):
+                    replace_path(candidate, failed)
+                earlier = f"; {path} is still the file of an earlier export" if os.path.lexists(path) else ""
+                raise FailedCheck(
+                    f"{failed}: differs too much from the checkpoint on {reference.conditions}: {'; '.join(problems)} "
+                    f"(worst image: {parity.worst_image}){earlier}; --no-check accepts it all the same"
+                )
+            outcome = f"{time.monotonic() - started:.0f} s; {reference.conditions}: {parity.summary}"
+        with _write_errors_of(path):
+            if os.path.lexists(path):
+                outcome += "; replaces an earlier export"
+            replace_path(candidate, path)
+            if os.path.lexists(failed):  # of an earlier export: removed with the temporary folder
+                os.replace(failed, candidate.with_name(failed.name))
+    get_logger().info("%s: %.1f MB, %s", path, file_bytes(path) / 1e6, outcome)
+    if requirements:
+        get_logger().info("%s: %s", path, requirements)
+    return path
+
+
+def file_path(weights: Path, config: ExportConfig, name: str) -> Path:
+    """Returns the path of a file of the format ``name``.
+
+    It differs by branch and by layout, because a program that reads one cannot read the other, and by precision, so
+    that files of several precisions can be compared.
+    """
+    is_end2end = config.layout == "end2end"
+    flags = {"nms": config.nms, "end2end": is_end2end, "half": config.half, "int8": config.int8}
+    words = [weights.stem, *(flag for flag, is_set in flags.items() if is_set)]
+    return weights.with_name("_".join(words) + EXPORT_FORMATS[name].suffix)
+
+
+def file_bytes(path: Path) -> int:
+    """Returns the size of an exported file, or of all files in an exported folder."""
+    return sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else (path,)))
+
+
+@contextlib.contextmanager
+def _write_errors_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({os_reason(error)})") from None
 
 
 def _summary(error: Exception) -> str:
     if isinstance(error, ExplainedError):
         return str(error)
     return explain_limit(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
+
+
+def _next_command(path: Path, metadata: ExportMetadata) -> str:
+    """Returns the command that uses a file: val.py, if the file names its data set."""
+    words = ["val.py"] if metadata.data else ["detect.py", "--source", "IMAGES"]
+    name = next(name for name, entry in EXPORT_FORMATS.items() if path.name.endswith(entry.suffix))
+    trust = ["--trust"] if EXPORT_FORMATS[name].runs_code else []
+    return shlex.join(["python", words[0], "--weights", str(path), *words[1:], *trust])
+
+
+def describe_file(
+    model: CheckpointModel, options: ResolvedExport, spec: DatasetSpec | None, *, checked: bool
+) -> ExportMetadata:
+    """Returns the metadata of the files of an export.
+
+    The thresholds are those of training's validation; those of a branch that it does not validate are unknown. None
+    matches a file's output exactly: end2end files without NMS are closest to the detections for AP, everything else to
+    those of detect.py without box voting (models/postprocess/selection.py).
+
+    Args:
+        spec: the data of the check or calibration; None: the files name the data set of the training.
+        checked: the files get their names only after a check (with ``.failed`` if they do not pass it).
+    """
+    detector = model.detector
+    confidence = model.scored_confidence if options.end2end and model.nms_iou is None else model.plain_confidence
+    if confidence is None:
+        confidence = model.confidence
+    if model.is_unscored_branch:
+        get_logger().info("--nms: the files state no confidence threshold: training's is of the one-to-one branch")
+    stored = model.info.get("data", {})
+    data = {name: str(stored[name]) for name in ("source", "root") if name in stored}
+    if spec is not None:
+        data = {"source": str(normal_path(spec.source)), "root": str(normal_path(spec.root))}
+    return ExportMetadata(
+        names=detector.names,
+        stride=detector.stride,
+        imgsz_hw=options.imgsz_hw,
+        batch=options.batch,
+        dynamic=options.dynamic,
+        channels=model.pixels.channels,
+        bits=model.pixels.bits,
+        end2end=options.end2end,  # readers of YOLO exports take such an output for rows of detections
+        nms_iou=None if options.end2end else options.nms_iou,
+        validation_iou=detector.head.validation_iou,
+        squares=detector.head.squares,
+        confidence=confidence,
+        voting_confidence=None if options.end2end else model.confidence,
+        data=data,
+        description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        author="Lockstep",
+        version=f"{VERSION}+{product_version()}",
+        license=origin_of(model.info, model.path).license,
+        details={  # val.py and detect.py read the entries about the training, `InferenceModel.stored`
+            "half": options.half,
+            "int8": options.int8,
+            "used_classes": model.trained_classes,
+            "keep_old": model.has_kept_classes,
+            "single_cls": model.has_merged_classes,
+            "tile": model.tile,
+            "val_images": model.stored_words("val_images"),
+            "unchecked": not checked,
+            "weights_sha256": sha256_of(model.path),
+        },
+    )
+
+
+def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None = None) -> None:
+    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``), in the formats of which
+    there is no export of this checkpoint yet.
+
+    The folder is locked while files are exported. Raises UserError if another process holds it.
+
+    ``failure``: error of the training, which the caller raises afterwards. It is logged before the first export, which
+    may take long, or be killed.
+    """
+    best = folder / "best.pt"
+    if not best.exists():
+        get_logger().warning("--export: no best.pt to export: no epoch has a score, or it was moved")
+        return
+    missing = [name for name in config.export if not _is_export_of(best, name)]
+    if not missing:
+        return  # without a lock: the folder of a run that has ended may be read-only
+    if failure is not None:
+        get_logger().warning("%s", failure)
+    with contextlib.ExitStack() as stack:
+        lock_folder(folder, stack)
+        try:
+            export(ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir))
+        except UserError as error:  # may name flags, which train.py does not have
+            command = shlex.join(["--weights", str(best), "--format", *missing])
+            raise UserError(f"{error}; to export with other flags: python export.py {command}") from None
+
+
+def _is_export_of(weights: Path, name: str) -> bool:
+    """Returns whether the file of the format ``name`` beside a checkpoint has been exported from it."""
+    path = weights.with_name(weights.stem + EXPORT_FORMATS[name].suffix)
+    if not path.exists():
+        return False
+    try:
+        return describe_exported(path).details.get("weights_sha256") == sha256_of(weights)
+    except UserError:  # a damaged file, or one of another program
+        return False

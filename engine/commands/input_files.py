@@ -11,10 +11,10 @@ from pathlib import Path
 
 from data.images.kinds import IMAGE_SUFFIXES
 from data.open import check_data
-from engine.formats.registry import format_of
 from engine.inference.sources import source_files
 from models.spec import load_spec
 from models.weights.catalog import check_weights
+from utils.config.export_formats import format_of
 from utils.config.recipes import read_recipe
 from utils.config.settings import DetectConfig, TrainConfig, ValConfig
 from utils.errors import UserError, all_mistakes

@@ -29,7 +29,7 @@ from engine.evaluation.result import Evaluation
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns, open_model_data
 from engine.inference.open_model import is_exported, open_model
-from engine.inference.settings import check_box_voting, resolve_imgsz, warn_of_unused_flags
+from engine.inference.settings import resolve_imgsz, warn_of_unused_flags
 from engine.issues.issue import CheckedSplit
 from engine.report.environment import machine_facts
 from engine.report.sheets import write_validation_report
@@ -134,7 +134,6 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
     iou = model.nms_iou if config.iou_thres is None else config.iou_thres
     warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=iou)
-    check_box_voting(model, box_voting=config.box_voting)
     resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model
 
@@ -169,7 +168,7 @@ def score(
         max_det=config.max_det,
         single_cls=config.single_cls,
         classes=class_columns(model, spec),
-        box_voting=config.box_voting and not model.has_builtin_voting,  # boxes vote once
+        box_voting=config.box_voting,
     )
     detector: nn.Module = model
     if config.tta:
@@ -198,7 +197,7 @@ def score(
         explains=explains,
         protocol=tables.protocol_text(
             canvases,
-            box_voting=model.has_builtin_voting or (config.box_voting and for_ap.iou_thres is not None),
+            box_voting=config.box_voting and for_ap.iou_thres is not None,
             tile=tiles.size if tiles else 0,
             tta=config.tta,
         ),

@@ -37,7 +37,6 @@ class InferenceModel(nn.Module):
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
     ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
     is_unscored_branch: bool = False  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
-    has_builtin_voting: bool  # box voting is part of the file and cannot be switched off
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
     confidence: float | None  # threshold with the best F1 in validation with box voting; None: unknown
@@ -162,7 +161,6 @@ class CheckpointModel(InferenceModel):
         self.batch = None
         self.nms_iou = detector.nms_iou
         self.validation_iou = detector.head.validation_iou
-        self.has_builtin_voting = False
         self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
         self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from engine.formats.registry import format_of
-from engine.inference.exported_model import open_exported
+from engine.inference.exported_model import open_exported_model
 from engine.inference.model import CheckpointModel, InferenceModel
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from utils.config.export_formats import format_of
 from utils.config.plain_values import checked_value
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -38,7 +38,7 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
     """
     path = Path(os.path.expanduser(path))
     if is_exported(path):
-        return open_exported(path, device=device, nms=nms, trust=trust)
+        return open_exported_model(path, device=device, nms=nms, trust=trust)
     if path.is_dir():
         raise UserError(f"{path}: is a folder without an exported model")
     detector, info = load_detector(path)

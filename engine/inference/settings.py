@@ -63,7 +63,6 @@ class DetectionSettings:
 
     def resolve(self, model: InferenceModel) -> ResolvedSettings:
         """Fills in the defaults of ``model``. Raises UserError for values that the model does not take."""
-        check_box_voting(model, box_voting=self.box_voting)
         imgsz = resolve_imgsz(self.imgsz, model)
         conf = self.conf
         if conf is None:
@@ -79,7 +78,7 @@ class DetectionSettings:
             agnostic=self.agnostic,
             multi_label=False,
             classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model") or None,
-            box_voting=self.box_voting and not model.has_builtin_voting,  # boxes vote once
+            box_voting=self.box_voting,
         )
         return ResolvedSettings(imgsz, selection)
 
@@ -95,10 +94,6 @@ def _checked_classes(classes: Any) -> list[int | str] | None:
     return chosen
 
 
-def check_box_voting(model: InferenceModel, *, box_voting: bool) -> None:
-    """Raises UserError if ``--no-box-voting`` is given for a file whose own NMS votes."""
-    if model.has_builtin_voting and not box_voting:
-        raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
 
 
 def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool, iou: float | None) -> None:

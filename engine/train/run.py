@@ -32,8 +32,8 @@ from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import Evaluation
 from engine.evaluation.tables import protocol_text
-from engine.export.options import require_packages
-from engine.export.trial import try_export
+from engine.export.formats import require_packages
+from engine.export.parity import try_export
 from engine.issues.small_boxes import warn_of_small_boxes
 from engine.optim.build import RULES, LoadedParameters
 from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import nn
 
-from engine.formats.graphs import build_onnx
-from engine.formats.layouts import make_layout
-from engine.formats.resolved_export import ResolvedExport
+from engine.export.formats import format_module
+from engine.export.graphs import ModelGraphs, ResolvedExport
+from engine.export.metadata import ExportMetadata
 from models.detector import Detector, build_detector
 from models.spec import load_spec
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL
+from utils.config.export_formats import EXPORT_FORMATS
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+NAMES = ("light", "dark's", "grün")
+FORMATS = ("a.onnx", "a_openvino_model", "a.torchscript", "a.pt2")
+PACKAGES = {"a.onnx": "onnxruntime", "a_openvino_model": "openvino", "a_ncnn_model": "pnnx", "a.tflite": "litert_torch"}
 FAMILIES = ("yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano")
 
 
@@ -79,16 +85,15 @@ def options(imgsz_hw: tuple[int, int] = (64, 96), nms_iou: float | None = None, 
         dynamic=False,
         half=False,
         int8=False,
-        layout="raw",
+        end2end=False,
         nms=False,
         nms_iou=nms_iou,
-        box_voting=False,
         opset=18,
     )
     return replace(plain, **changes)
 
 
-def tiny_graph(names: tuple[str, ...], layout: str = "raw", **changes: Any) -> ModelProto:
+def tiny_graph(names: tuple[str, ...], **changes: Any) -> ModelProto:
     """Returns the ONNX graph of a tiny `calibrated_detector`, by default for one image.
 
     torch's exporter takes seconds per graph, so each graph is created only once per session, whichever of its processes
@@ -96,11 +101,41 @@ def tiny_graph(names: tuple[str, ...], layout: str = "raw", **changes: Any) -> M
     """
     import onnx
 
-    config = options(layout=layout, **changes)
+    config = options(nms_iou=0.7, **changes)
 
     def write(path: Path) -> None:
-        module = make_layout(calibrated_detector(TINY_MODEL, names).fuse(), layout, nms_iou=0.7)
-        path.write_bytes(build_onnx(module, config).SerializeToString())
+        path.write_bytes(ModelGraphs(calibrated_detector(TINY_MODEL, names), config).float_onnx.SerializeToString())
 
     digest = hashlib.sha256(repr((names, config)).encode()).hexdigest()
     return onnx.load(session_file(f"{digest}.onnx", write))
+
+
+def write_exports(folder: Path, detector: Detector, files: Sequence[str], *, graph=None, **changes) -> ExportMetadata:
+    """Writes ``files``, and returns their metadata. Skips the test if a package is missing.
+
+    Args:
+        detector: not fused.
+        graph: its ONNX graph in float32, if there is one.
+    """
+    fused = detector.fuse()
+    config = options(nms_iou=fused.nms_iou, **changes)
+    metadata = ExportMetadata(
+        names=fused.names,
+        stride=fused.stride,
+        imgsz_hw=config.imgsz_hw,
+        batch=config.batch,
+        dynamic=config.dynamic,
+        end2end=config.end2end,
+        nms_iou=None if config.end2end else fused.nms_iou,
+        validation_iou=detector.head.validation_iou,
+        confidence=0.3,
+    )
+    graphs = ModelGraphs(detector, config)
+    if graph is not None:
+        graphs.float_onnx = graph
+    for file in files:
+        if file in PACKAGES:
+            pytest.importorskip(PACKAGES[file])
+        name = next(name for name, entry in EXPORT_FORMATS.items() if file.endswith(entry.suffix))
+        format_module(name).write(graphs, folder / file, metadata)
+    return metadata

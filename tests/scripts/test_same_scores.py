@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 from itertools import product
 from pathlib import Path
 
@@ -16,10 +15,8 @@ import torch
 import yaml
 
 import detect
-import export
 import train
 import val
-from engine.inference.open_model import open_model
 from models.detector import Detector, build_detector
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import reference_iou
@@ -212,31 +209,3 @@ def test_without_box_voting_the_threshold_is_the_best_there(trained, tmp_path):
         counted([row for row in everything if row["score"] > threshold], data)[2] for threshold in np.linspace(0, 1, 41)
     )
     assert counted(shown, data)[2] >= best - 1e-9
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [[], ["--layout", "end2end"], pytest.param(["--layout", "end2end", "--no-box-voting"], marks=pytest.mark.slow)],
-)
-def test_the_threshold_of_a_file_is_that_of_its_own_canvas_and_output(trained, tmp_path, flags):
-    data, run = trained
-    shutil.copy(run / "last.pt", tmp_path / "last.pt")
-    export_one = ["--weights", tmp_path / "last.pt", "--data", data, "--format", "torchscript", *flags]
-    call(export.main, *export_one)
-    file = tmp_path / ("last_end2end.torchscript" if "end2end" in flags else "last.torchscript")
-    own = open_model(file, device=torch.device("cpu"), trust=True)
-    votes = [] if own.has_builtin_voting or own.nms_iou is None else [[], ["--no-box-voting"]]
-    for more in votes or [[]]:
-        call(
-            val.main, "--weights", file, "--trust", "--data", data, *CPU, "--noplots", "--project", tmp_path,
-            "--name", "val", "--exist-ok", *more,
-        )  # fmt: skip
-        results = json.loads((tmp_path / "val" / "results.json").read_text())
-        assert own.threshold(box_voting=not more) == pytest.approx(results["best_confidence"], abs=0.003)
-    progress = read_checkpoint(run / "last.pt")["progress"]
-    call(export.main, *export_one, "--check-images", 5)  # too few to tell
-    stored = open_model(file, device=torch.device("cpu"), trust=True).info["confidence"]
-    if own.has_builtin_voting:
-        assert stored == progress["scored_confidence"]
-    else:
-        assert stored == progress["plain_confidence"]

@@ -1,18 +1,20 @@
 """The file formats that export.py writes, as flags, messages and searches for files need them; does not import torch.
 
-To add a format, write its class in engine/formats and add its entry here.
+To add a format, write its module in engine/export and add its entry here.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFormat:
     """One entry of `EXPORT_FORMATS`."""
 
-    implementation: str  # FILE.CLASS in engine/formats: a `ModelFormat`
+    module: str  # in engine/export, with the functions that engine/export/formats.py lists
     suffix: str  # end of the exported file's name, or of the folder's name if the format has several files
     member: str = ""  # suffix of the file in such a folder that may be named in the folder's place
     packages: tuple[str, ...] = ()  # packages besides torch that write or run the format
@@ -23,14 +25,10 @@ class ExportFormat:
 
 EXPORT_FORMATS = {
     "onnx": ExportFormat(
-        implementation="onnx_format.OnnxFormat",
-        suffix=".onnx",
-        packages=("onnx", "onnxscript", "onnxruntime"),
-        runs_code=False,
-        title="ONNX",
+        module="onnx", suffix=".onnx", packages=("onnx", "onnxscript", "onnxruntime"), runs_code=False, title="ONNX"
     ),
     "openvino": ExportFormat(
-        implementation="openvino_format.OpenVinoFormat",
+        module="openvino",
         suffix="_openvino_model",
         member=".xml",
         packages=("onnx", "onnxscript", "openvino"),
@@ -38,17 +36,11 @@ EXPORT_FORMATS = {
         title="OpenVINO",
     ),
     "torchscript": ExportFormat(
-        implementation="torch_formats.TorchScriptFormat",
-        suffix=".torchscript",
-        unsupported=("--int8",),
-        runs_code=True,
-        title="TorchScript",
+        module="torchscript", suffix=".torchscript", unsupported=("--int8",), runs_code=True, title="TorchScript"
     ),
-    "pt2": ExportFormat(
-        implementation="torch_formats.Pt2Format", suffix=".pt2", unsupported=("--int8",), runs_code=True, title=".pt2"
-    ),
+    "pt2": ExportFormat(module="pt2", suffix=".pt2", unsupported=("--int8",), runs_code=True, title=".pt2"),
     "ncnn": ExportFormat(
-        implementation="ncnn_format.NcnnFormat",
+        module="ncnn",
         suffix="_ncnn_model",
         member=".ncnn.param",
         packages=("pnnx", "ncnn"),
@@ -57,7 +49,7 @@ EXPORT_FORMATS = {
         title="ncnn",
     ),
     "litert": ExportFormat(
-        implementation="litert_format.LiteRtFormat",
+        module="litert",
         suffix=".tflite",
         packages=("litert_torch", "ai_edge_quantizer", "ai_edge_litert"),
         unsupported=("--dynamic",),
@@ -76,3 +68,20 @@ def titles_of_programs() -> str:
     """Lists the formats whose files can run code: "OpenVINO, TorchScript and .pt2"."""
     *titles, last = [entry.title for entry in EXPORT_FORMATS.values() if entry.runs_code]
     return f"{', '.join(titles)} and {last}"
+
+
+def format_of(path: str | Path) -> str | None:
+    """Returns the format of an exported file or folder, by its name, or for a folder by the files in it; None for other
+    paths, such as checkpoints."""
+    path = Path(os.path.expanduser(path))
+    is_folder = os.path.isdir(path)  # also False for a name that is too long for the system
+    for name, entry in EXPORT_FORMATS.items():
+        if is_folder:
+            # Other programs also write .xml files, such as annotations: a model has weights beside it.
+            models = path.glob(f"*{entry.member}") if entry.member else ()
+            matches = any(file.with_suffix(".bin").is_file() for file in models)
+        else:
+            matches = path.name.lower().endswith(entry.member or entry.suffix)
+        if matches or (entry.member and is_folder and path.name.endswith(entry.suffix)):
+            return name
+    return None

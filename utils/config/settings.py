@@ -589,7 +589,6 @@ class ExportConfig(Downloads):
     iou_thres: float | None = setting(
         None, Bounds(0, 1), aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
     )
-    box_voting: bool = setting(True, help="box voting in the NMS of end2end, as in val.py")
     opset: int = setting(18, Bounds(18), help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")

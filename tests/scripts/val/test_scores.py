@@ -15,7 +15,7 @@ import val
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
-from engine.formats.runtimes import quiet
+from engine.export.formats import quiet
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate
 from tests.helpers.scripts import error_of
@@ -100,7 +100,7 @@ def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precis
     data = tmp_path / "data.yaml"
     data.write_text(yaml.safe_dump({"path": ".", "val": "images/val", "names": names}))
     weights = tmp_path / "fixed.torchscript"
-    metadata = {"names": dict(enumerate(names)), "imgsz": [size, size]}
+    metadata = {"names": dict(enumerate(names)), "imgsz": [size, size], "end2end": True}
     with quiet():
         program = torch.jit.trace(FixedBoxes(), torch.zeros(1, 3, size, size))
         torch.jit.save(program, weights, _extra_files={"config.txt": json.dumps(metadata)})

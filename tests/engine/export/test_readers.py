@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from pathlib import Path
 
@@ -11,11 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.formats.layouts import make_layout
-from engine.formats.metadata import ExportMetadata
-from engine.formats.onnx_format import OnnxFormat
-from tests.engine.formats.exported import NAMES, write_all
-from tests.helpers.exports import calibrated_detector, noise_images, options, tiny_graph
+from engine.export.graphs import EndToEnd
+from tests.helpers.exports import NAMES, calibrated_detector, noise_images, tiny_graph, write_exports
 from tests.helpers.repository import ROOT
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL
@@ -34,13 +30,14 @@ def documented_code() -> str:
 
 @pytest.fixture(scope="module")
 def detector():
-    return calibrated_detector(TINY_MODEL, NAMES).fuse()
+    return calibrated_detector(TINY_MODEL, NAMES)
 
 
 @torch.no_grad()
 def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Found:
     """Returns the detections in one image after NMS without box voting, which keeps a box's best class only."""
-    boxes, scores = detector.decode(detector(pixels))
+    fused = detector.fuse()
+    boxes, scores = fused.decode(fused(pixels))
     rules = {"conf_thres": confidence, "iou_thres": iou, "max_det": 300, "multi_label": False, "box_voting": False}
     found = select(boxes, scores, **rules)
     count = int(found.counts[0])
@@ -48,32 +45,21 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes"),
+    "changes",
     [
-        ("raw", {"batch": 2}),  # the graph of test_formats.py
-        ("end2end", {"dynamic": True}),
+        {"batch": 2},  # the graph of test_files.py
+        {"end2end": True, "dynamic": True},
         *(
-            pytest.param(layout, changes, marks=pytest.mark.slow)
-            for layout, changes in (("raw", {}), ("raw", {"dynamic": True}), ("end2end", {}), ("end2end", {"batch": 3}))
+            pytest.param(changes, marks=pytest.mark.slow)
+            for changes in ({"dynamic": True}, {"end2end": True, "batch": 3})
         ),
     ],
 )
-def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_page_runs_an_onnx_file(detector, changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     code = documented_code()
-    config = options(layout=layout, **changes)
-    module = make_layout(copy.deepcopy(detector), layout, nms_iou=0.7)
-    metadata = ExportMetadata(
-        names=NAMES,
-        stride=detector.stride,
-        imgsz_hw=(HEIGHT, WIDTH),
-        batch=config.batch,
-        dynamic=config.dynamic,
-        is_ours=True,
-        end2end=layout == "end2end",
-    )
-    OnnxFormat().write(tiny_graph(NAMES, layout, **changes), tmp_path / "best.onnx", metadata)
+    write_exports(tmp_path, detector, ["best.onnx"], graph=tiny_graph(NAMES, **changes), **changes)
     picture = (noise_images()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     monkeypatch.chdir(tmp_path)
@@ -84,11 +70,11 @@ def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, mon
 
     canvas = torch.full((1, 3, HEIGHT, WIDTH), 114 / 255)
     canvas[0, :, 16:48] = torch.from_numpy(picture).permute(2, 0, 1) / 255
-    if layout == "raw":
+    if not changes.get("end2end"):
         expected_boxes, expected_scores, expected_classes = best(detector, canvas, confidence=0.5, iou=0.7)
     else:
         with torch.no_grad():
-            rows = module(canvas)[0].numpy()
+            rows = EndToEnd(detector.fuse(), half=False, nms_iou=0.7)(canvas)[0].numpy()
         rows = rows[rows[:, 4] > 0.5]
         expected_boxes = rows[:, :4]
         expected_scores = rows[:, 4]
@@ -105,7 +91,7 @@ def test_model_api_needs_nothing_but_the_path(detector, tmp_path: Path):
         pytest.importorskip(package)
     from model_api.models import DetectionModel
 
-    metadata = write_all(tmp_path, detector, ("a_openvino_model",), graph=tiny_graph(NAMES))
+    metadata = write_exports(tmp_path, detector, ["a_openvino_model"], graph=tiny_graph(NAMES))
     model = DetectionModel.create_model(str(tmp_path / "a_openvino_model" / "a.xml"), device="CPU")
     assert model.params.confidence_threshold == pytest.approx(metadata.confidence)
     assert model.params.iou_threshold == pytest.approx(0.7)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.documents import blocks
-from tests.helpers.exports import calibrated_detector
+from tests.helpers.exports import NAMES, calibrated_detector, write_exports
 from tests.helpers.repository import ROOT
 from tests.helpers.tiny import TINY_MODEL, write_detector
 
@@ -84,7 +83,7 @@ def environment_with(folder: Path, package: str) -> Path:
 def test_a_recipe(tmp_path: Path, title: str, package: str, source: str, target: str, compare: str):
     (recipe,) = [block.text for block in blocks("docs/export.md") if block.title == title]
     detector = calibrated_detector(TINY_MODEL, NAMES)
-    write_all(tmp_path, detector, (source,))
+    write_exports(tmp_path, detector, [source])
     write_detector(tmp_path / "best.pt", detector)
     python = environment_with(tmp_path / "venv", package)
     for program in (recipe, compare):

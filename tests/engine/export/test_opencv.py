@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.formats.graphs import build_onnx
-from engine.formats.layouts import make_layout
+from engine.export.graphs import ModelGraphs
 from tests.helpers.exports import FAMILIES, calibrated_detector, noise_images, options, shallow_spec
 
 NAMES = ("light", "dark", "green")
@@ -37,12 +36,11 @@ def write_family(folder: Path, family: str) -> str:
     """Writes a shallow model as an ONNX file, and next to it an image with the detector's output."""
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package)
-    fused = calibrated_detector(shallow_spec(family), NAMES).fuse()
-    module = make_layout(fused, "raw", nms_iou=fused.nms_iou)
+    graphs = ModelGraphs(calibrated_detector(shallow_spec(family), NAMES), options())
     images = noise_images()[:1]
     path = folder / f"{family}.onnx"
-    path.write_bytes(build_onnx(module, options()).SerializeToString())
-    np.savez(f"{path}.npz", images=images.numpy(), output=module(images).numpy())
+    path.write_bytes(graphs.float_onnx.SerializeToString())
+    np.savez(f"{path}.npz", images=images.numpy(), output=graphs.module(half=False)(images).numpy())
     return str(path)
 
 

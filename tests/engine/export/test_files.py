@@ -1,0 +1,346 @@
+"""Exported files, each opened by its own runtime, against the detector that they were made of."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from engine.export.graphs import EndToEnd, ModelGraphs
+from engine.export.int8 import last_convolutions
+from engine.export.onnx import _requirements
+from engine.export.torchscript import move_constants
+from engine.inference.open_model import is_exported, open_model
+from engine.inference.predictor import Predictor
+from tests.helpers.exports import (
+    FAMILIES,
+    FORMATS,
+    NAMES,
+    calibrated_detector,
+    check_threads_get_the_same_bits,
+    noise_images,
+    options,
+    shallow_spec,
+    tiny_graph,
+    write_exports,
+)
+from tests.helpers.messages import refused
+from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
+from tests.helpers.session import session_file
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
+from utils.config.export_formats import format_of
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+ALL_FORMATS = (*FORMATS, "a_ncnn_model", "a.tflite")
+SLOW_FORMATS = [
+    "a.torchscript",
+    *(pytest.param(f, marks=pytest.mark.slow) for f in ALL_FORMATS if f != "a.torchscript"),
+]
+
+
+def file_of(name: str) -> Path:
+    """Returns the file ``name`` of a tiny detector, for two images except in ncnn; it must not be changed."""
+    batch = 1 if name == "a_ncnn_model" else 2
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        graph = tiny_graph(NAMES, batch=2) if name in FORMATS[:2] else None
+        write_exports(folder, calibrated_detector(TINY_MODEL, NAMES), [name], graph=graph, batch=batch)
+
+    return session_file(f"export-{name}", write) / name
+
+
+def images(count: int, height: int = 64, width: int = 96) -> torch.Tensor:
+    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(count))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALL_FORMATS)
+def test_each_runtime_gives_the_detectors_boxes_and_scores(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Also from several threads, and after pickling, which stores the path alone."""
+    path = file_of(name)
+    fused = calibrated_detector(TINY_MODEL, NAMES).fuse()
+    monkeypatch.chdir(path.parent)
+    model = open_model(name, device=CPU, trust=True)
+    assert (model.names, model.stride, model.imgsz, model.confidence) == (NAMES, 32, 96, 0.3)
+    assert (model.nms_iou, model.input_hw) == (fused.nms_iou, (64, 96))
+    stored = pickle.dumps(Predictor(model, conf=0.4, max_det=7))
+    assert len(stored) < 5000
+    monkeypatch.chdir("/")
+    for opened in (model, pickle.loads(stored).model):
+        for count in (1, 3):
+            boxes, scores = opened.decode(opened(images(count)))
+            expected_boxes, expected_scores = fused.decode(fused(images(count)))
+            torch.testing.assert_close(boxes, expected_boxes, rtol=1e-3, atol=1e-2)
+            torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-4)
+            assert expected_scores.amax() - expected_scores.amin() > 0.2  # there is something to compare
+    check_threads_get_the_same_bits(model, [images(n) for n in (1, 2, 3)])
+    with refused(f"{name}: takes inputs of 64x96 pixels (height x width), not 96x64"):
+        model(images(1, 96, 64))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "files"),
+    [
+        (FAMILIES[0], ["a.torchscript"]),
+        pytest.param(TINY_ANCHOR_MODEL, ALL_FORMATS, marks=pytest.mark.slow),
+        *(pytest.param(family, ALL_FORMATS, marks=pytest.mark.slow) for family in FAMILIES),
+    ],
+)
+def test_every_family(tmp_path: Path, family: str | dict, files: list[str]):
+    detector = calibrated_detector(shallow_spec(family) if isinstance(family, str) else family, NAMES)
+    fused = detector.fuse()
+    boxes, scores = fused.decode(fused(noise_images()[:1]))
+    for name in files:
+        write_exports(tmp_path, detector, [name])
+        model = open_model(tmp_path / name, device=CPU, trust=True)
+        found_boxes, found_scores = model.decode(model(noise_images()[:1]))
+        torch.testing.assert_close(found_boxes, boxes, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(found_scores, scores, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SLOW_FORMATS[: len(FORMATS)])
+def test_dynamic_files_take_any_canvas_of_whole_strides(tmp_path: Path, name: str):
+    detector = calibrated_detector(TINY_MODEL, NAMES)
+    write_exports(tmp_path, detector, [name], dynamic=True)
+    model = open_model(tmp_path / name, device=CPU, trust=True)
+    fused = detector.fuse()
+    assert (model.input_hw, model.batch) == (None, None)
+    for size in ((1, 64, 96), (3, 128, 64), (2, 32, 32)):
+        boxes, scores = model.decode(model(images(*size)))
+        expected_boxes, expected_scores = fused.decode(fused(images(*size)))
+        torch.testing.assert_close(boxes, expected_boxes, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SLOW_FORMATS)
+def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, name: str):
+    detector = calibrated_detector(TINY_MODEL, NAMES)
+    write_exports(tmp_path, detector, [name], half=True)
+    fused = detector.fuse()
+    path = tmp_path / name
+    file = path if path.is_file() else next(path.glob("*.bin"))
+    size = file.stat().st_size
+    if name == "a.pt2":  # its graph is longer than its weights
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist() if "/weight_" in entry.filename)
+    parameters = sum(p.numel() for p in fused.parameters())
+    assert size < 2 * parameters + 60_000  # two bytes each, and the graph
+    model = open_model(path, device=CPU, trust=True)
+    boxes, scores = model.decode(model(noise_images()[:1]))
+    expected_boxes, expected_scores = fused.decode(fused(noise_images()[:1]))
+    torch.testing.assert_close(boxes, expected_boxes, rtol=0.02, atol=0.5)
+    torch.testing.assert_close(scores, expected_scores, rtol=0, atol=0.02)
+    assert not torch.equal(scores, scores.half().float())  # in float16 they would be
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FORMATS, "a.tflite"])
+def test_end2end(tmp_path: Path, name: str):
+    detector = calibrated_detector(TINY_MODEL, NAMES)
+    write_exports(tmp_path, detector, [name], end2end=True)
+    pixels = images(1)
+    expected = EndToEnd(detector.fuse(), half=False, nms_iou=0.7)(pixels)
+    (output,) = open_model(tmp_path / name, device=CPU, trust=True)(pixels)
+    torch.testing.assert_close(output[..., 4], expected[..., 4], rtol=0, atol=1e-5)
+    near = torch.isclose(output[..., :4], expected[..., :4], rtol=0, atol=0.01).all(-1)
+    assert near.float().mean() > 0.97  # boxes of almost the same score may change places
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a_openvino_model", "a.pt2", "a_ncnn_model"])
+def test_files_name_no_path_of_this_machine(name: str):
+    path = file_of(name)
+    texts = [file.read_bytes() for file in (path.iterdir() if path.is_dir() else [path])]
+    if name == "a.pt2":
+        with zipfile.ZipFile(path) as archive:
+            texts = [archive.read(entry) for entry in archive.namelist()]
+    assert not any(str(ROOT).encode() in text for text in texts)
+
+
+def test_the_devices_that_tracing_stored_follow_a_torchscript_file():
+    """pytorch#31141."""
+    module = torch.jit.load(str(file_of("a.torchscript")), map_location=CPU)
+    devices = 'Device = prim::Constant[value="{}"]'.format
+    stored = str(module.inlined_graph).count(devices("cpu"))
+    move_constants(module.graph, torch.device("cuda:0"))
+    moved = str(module.inlined_graph)
+    assert (moved.count(devices("cpu")), moved.count(devices("cuda:0"))) == (0, stored)
+    assert stored
+
+
+@pytest.mark.parametrize(("opset", "ir", "release"), [(18, 8, "1.13.0"), (21, 10, "1.16.0")])
+def test_a_file_has_the_lowest_ir_version_of_its_opset_and_says_what_reads_it(opset: int, ir: int, release: str):
+    """ultralytics#17378."""
+    pytest.importorskip("onnxscript")
+    proto = tiny_graph(NAMES, batch=2) if opset == 18 else tiny_graph(NAMES, opset=opset)
+    assert (proto.opset_import[0].version, proto.ir_version) == (opset, ir)
+    assert f"ONNX {release} or newer" in _requirements(proto)
+
+
+def test_an_opset_that_torch_does_not_write_is_refused():
+    pytest.importorskip("onnxscript")
+    with refused("--opset 99: torch wrote opset ... instead; use that"):
+        ModelGraphs(calibrated_detector(TINY_MODEL, NAMES), options(opset=99)).onnx(half=False)
+
+
+def test_the_convolutions_that_stay_in_float_are_those_of_the_outputs():
+    pytest.importorskip("onnxscript")
+    proto = tiny_graph(NAMES, batch=2)
+    last = set(last_convolutions(proto.graph.node))
+    assert len(last) == 6 + 1  # boxes and classes of three levels; the mean of the bins
+    read = {name for node in proto.graph.node if node.op_type == "Sigmoid" for name in node.input}
+    for node in proto.graph.node:
+        if node.op_type == "Conv" and node.name not in last:
+            assert node.output[0] in read  # every other one has a SiLU
+
+
+@torch.no_grad()
+def test_an_onnx_file_of_another_program(tmp_path: Path):
+    """Its names tell the layout; without them it is refused."""
+    proto = onnx.load(file_of("a.onnx"))
+    entries = {entry.key: entry.value for entry in proto.metadata_props}
+    fused = calibrated_detector(TINY_MODEL, NAMES).fuse()
+    expected = fused.decode(fused(images(2)))
+    for kept in (("names", "stride", "imgsz", "batch", "task"), ("names", "stride")):  # of Ultralytics, of YOLOv5
+        del proto.metadata_props[:]
+        for key in kept:
+            proto.metadata_props.add(key=key, value=entries[key])
+        onnx.save(proto, tmp_path / "b.onnx")
+        model = open_model(tmp_path / "b.onnx", device=CPU)
+        assert (model.names, model.stride, model.nms_iou, model.confidence) == (NAMES, 32, 0.7, None)
+        assert (model.input_hw, model.batch) == ((64, 96), 2)
+        for found, wanted in zip(model.decode(model(images(2))), expected):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+    del proto.metadata_props[:]
+    onnx.save(proto, tmp_path / "b.onnx")
+    with refused("b.onnx: has no class names; expected ..."):
+        open_model(tmp_path / "b.onnx", device=CPU)
+
+
+def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tmp_path: Path, capfd):
+    proto = onnx.load(file_of("a.onnx"))
+    folder = tmp_path / "models"
+    folder.mkdir()
+    tensor = max(proto.graph.initializer, key=lambda t: len(t.raw_data))
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(tensor.raw_data)
+    shutil.copy(secret, folder / "inside.bin")
+    (folder / "link.bin").symlink_to(secret)
+    (folder / "up").symlink_to(tmp_path)
+    locations = ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "missing/../../secret.bin")
+    locations = (*locations, "/etc/passwd", "missing.bin", "", "inside.bin")
+    refused_locations = []
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    entry = tensor.external_data.add(key="location")
+    for location in locations:
+        entry.value = location
+        (folder / "a.onnx").write_bytes(proto.SerializeToString())
+        try:
+            open_model(folder / "a.onnx", device=CPU)
+        except UserError:
+            refused_locations.append(location)
+    assert refused_locations == list(locations[:-1])
+    assert capfd.readouterr().err == ""
+    node = onnx.helper.make_node("EPContext", ["images"], ["x"], domain="com.microsoft", ep_cache_context="lib.so")
+    proto.graph.node.insert(0, node)
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    for domain in ("com.microsoft", "my.domain"):
+        proto.graph.node[0].domain = proto.opset_import[-1].domain = domain
+        (folder / "a.onnx").write_bytes(proto.SerializeToString())
+        with refused("models/a.onnx: cannot be opened (...)"):
+            open_model(folder / "a.onnx", device=CPU)
+
+
+SIGNALLED = """
+import gc, os, signal, sys, threading, torch
+from engine.inference.open_model import open_model
+
+signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
+opened = [open_model(sys.argv[1], device=torch.device("cpu"), trust=True) for _ in range(2)]
+
+def close():
+    while opened:
+        opened.pop(0)
+        gc.collect()
+
+thread = threading.Thread(target=close)
+thread.start()
+thread.join()
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_a_signal_after_openvino_models_were_closed_by_another_thread():
+    """OpenVINO installs a signal stack and unmaps it with its last `Core`."""
+    command = [python(), "-c", SIGNALLED, str(file_of("a_openvino_model"))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.xml", "a.torchscript", "a.pt2", "a.tflite", "model.ncnn.param"])
+def test_missing_and_damaged_files_are_one_line(tmp_path: Path, name: str):
+    with refused(f"{name}: no such file"):
+        open_model(tmp_path / name, device=CPU)
+    (tmp_path / name).write_bytes(b"not a model")
+    with pytest.raises(UserError) as caught:
+        open_model(tmp_path / name, device=CPU, trust=True)
+    assert str(caught.value).startswith(f"{tmp_path / name}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "expected"),
+    [
+        ("a.TFLITE", None, "litert"),
+        ("a.xml", None, "openvino"),
+        ("model.ncnn.param", None, "ncnn"),
+        ("a.pt", None, None),
+        ("a.onnx", (), None),  # a folder
+        ("annotations", ("a.xml", "b.xml"), None),  # of Pascal VOC
+        ("annotations", ("a.xml", "b.bin"), None),
+        ("renamed", ("a.xml", "a.bin"), "openvino"),
+        ("a_openvino_model", (), "openvino"),
+        ("renamed", ("model.ncnn.param", "model.ncnn.bin"), "ncnn"),
+    ],
+)
+def test_the_format_of_a_path(tmp_path: Path, name: str, files: tuple[str, ...] | None, expected: str | None):
+    if files is not None:
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).touch()
+    assert format_of(tmp_path / name) == expected
+    assert is_exported(tmp_path / name) == (expected is not None)
+
+
+@torch.no_grad()
+def test_other_programs_find_channels_last_and_fractions_in_a_tflite_file():
+    path = file_of("a.tflite")
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path))
+    interpreter.allocate_tensors()
+    (details,) = interpreter.get_input_details()
+    (output,) = interpreter.get_output_details()
+    assert details["shape"].tolist() == [2, 64, 96, 3]
+    interpreter.set_tensor(details["index"], images(2).permute(0, 2, 3, 1).contiguous().numpy())
+    interpreter.invoke()
+    graphs = ModelGraphs(calibrated_detector(TINY_MODEL, NAMES), options(nms_iou=0.7))
+    scaled = graphs.module(half=False)(images(2)) / torch.tensor([96, 64, 96, 64, *[1] * len(NAMES)])[:, None]
+    np.testing.assert_allclose(interpreter.get_tensor(output["index"]), scaled, atol=1e-5)
+    with zipfile.ZipFile(path) as archive:
+        assert re.search(rb'"input_layout": "NHWC"', archive.read("metadata.json"))
