@@ -11,7 +11,7 @@ from data.index.shared_images import warn_of_shared_images
 from data.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.evaluation.fitness import Fitness
-from engine.issues.small_boxes import warn_of_small_boxes
+from engine.report.summary import warn_of_small_boxes
 from engine.run.run import StartedFrom
 from models.detector import Detector
 from models.losses.distillation import Teacher

@@ -17,10 +17,8 @@ from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported, open_model
 from engine.inference.settings import check_box_voting, resolve_imgsz, warn_of_unused_flags
-from engine.issues.issue import CheckedSplit
-from engine.report.environment import machine_facts
-from engine.report.sheets import write_validation_report
-from engine.report.subject import Subject
+from engine.report.page import machine_facts, write_validation_report
+from engine.report.summary import Subject
 from engine.run.new_folder import check_run_dir, increment_path
 from engine.run.previous_data import is_other_data, previous_data
 from models.weights.download import fetch_weights
@@ -58,7 +56,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         imgsz=config.imgsz,
         stride=model.stride,
         train=None,
-        validated=CheckedSplit(config.task, scores.index),
+        validated=scores.index,
+        split=config.task,
     )
     folder = _open_folder(config)
     with listing_written(folder):
@@ -137,7 +136,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     """Prints the tables and writes the files of ``folder``."""
     result = scores.evaluation.result
     truth = scores.truth
-    names = subject.validated.index.names
+    names = subject.validated.names
     # Matched again: the evaluator has released its matches, which would double the memory of the detections.
     matches = match_detections(truth, scores.evaluation.scored, len(names))
     rows = tables.result_rows(result, truth, names)
@@ -151,4 +150,4 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
         folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
     )
     if not config.noplots:
-        write_validation_report(folder, subject, scores.evaluation, errors)
+        write_validation_report(folder, subject, scores.evaluation)

@@ -11,7 +11,7 @@ from data.index.index import Scan
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
 from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
-from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
+from engine.report.label_errors import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED, UNREADABLE_SPLIT
 from utils.errors import UserError
 
