@@ -22,7 +22,7 @@ MISSING_LABEL = "missing label"
 WRONG_CLASS = "wrong class"
 LABEL_ERRORS = (MISSING_LABEL, WRONG_CLASS)  # kinds of issues that need a model
 SAME_OBJECT = 0.5  # minimum IoU of a detection and a label of one object
-MIN_AP50 = 0.4  # labels of classes with a lower AP50 are not judged
+MIN_AP50 = 0.5  # labels of classes with a lower AP50 are not judged
 
 
 @dataclass(frozen=True, slots=True)
