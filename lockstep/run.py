@@ -84,7 +84,7 @@ class Run:
         """Returns the display in notebooks: the scores, and the losses and AP of a training by epoch."""
         from markupsafe import Markup
 
-        from engine.report.history import history_charts
+        from engine.report.figures import history_charts
         from utils.drawing.draw import tile_images
         from utils.drawing.figures import Picture, chart_picture
         from utils.drawing.page import embed_image, number

@@ -307,7 +307,7 @@ class CheckSettings(TypedDict, total=False):
     trust: bool | None
     """open OpenVINO, TorchScript, .pt2, ncnn and TFLite files; they can run code"""
     min_score: float | None
-    """minimum probability of the label errors that are reported"""
+    """minimum score of the label errors that are reported"""
     device: str | int | Sequence[int] | None
     """cpu, mps or 0, for `weights`; empty: the best available device"""
     workers: int | None

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.accuracy.bootstrap import class_outcomes, draw_images, resampled_ap
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
 from benchmarks.coco_scores import read_detections
-from engine.evaluation.bootstrap import class_outcomes, draw_images, resampled_ap
 from engine.evaluation.metrics import nanmean
 
 

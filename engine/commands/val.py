@@ -30,10 +30,8 @@ from engine.inference.model import CheckpointModel, InferenceModel, autocast_typ
 from engine.inference.model_data import class_columns, open_model_data
 from engine.inference.open_model import is_exported, open_model
 from engine.inference.settings import resolve_imgsz, warn_of_unused_flags
-from engine.issues.issue import CheckedSplit
-from engine.report.environment import machine_facts
-from engine.report.sheets import write_validation_report
-from engine.report.subject import Subject
+from engine.report.page import machine_facts, write_validation_report
+from engine.report.summary import Subject
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import Selected, select_for_validation
 from models.postprocess.selection import ValidationSettings
@@ -85,7 +83,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         imgsz=config.imgsz,
         stride=model.stride,
         train=None,
-        validated=CheckedSplit(config.task, scores.index),
+        validated=scores.index,
+        split=config.task,
     )
     folder = increment_path(config.project, config.name, config.exist_ok)
     _write_report(folder, config, subject, scores)
@@ -248,7 +247,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     """Prints the tables and writes the files of ``folder``."""
     result = scores.evaluation.result
     truth = scores.truth
-    names = subject.validated.index.names
+    names = subject.validated.names
     evaluation = scores.evaluation
     errors, sizes_by_class = evaluation.errors, evaluation.sizes
     assert errors, "the evaluator explains its scores"
@@ -264,4 +263,4 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
         folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
     )
     if config.plots:
-        write_validation_report(folder, subject, scores.evaluation, errors)
+        write_validation_report(folder, subject, scores.evaluation)

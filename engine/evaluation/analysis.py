@@ -1,4 +1,4 @@
-"""Measures that val.py reports besides the metrics: kinds of errors, and AP by object size.
+"""Measures that val.py reports besides the metrics: kinds of errors, AP by object size, and how exactly AP is known.
 
 The kinds of errors are TIDE's (Bolya et al., ECCV 2020), at IoU 0.5. Each false positive has one kind. An object that
 no detection matches is missed unless a false positive explains it. The cost of a kind is the rise of AP if an oracle
@@ -23,6 +23,7 @@ from engine.evaluation.matching import (
     Objects,
     Pairs,
     overlapping_pairs,
+    sort_by_class,
 )
 from engine.evaluation.metrics import ApMatches, interpolated_precision, nanmean
 from engine.evaluation.result import ErrorSplit, SizeScores
@@ -31,6 +32,7 @@ KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
 CORRECT, IN_CROWD = -1, -2  # outcomes of detections besides the kinds
 FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
+JACKKNIFE_GROUPS = 20
 SIZES = ("all", "small", "medium", "large")  # names of `AREA_RANGES`
 
 
@@ -200,3 +202,33 @@ def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
     """Lists pairs of classes that are confused, the most frequent first: count of objects, predicted, true class."""
     pairs = [(int(confusion[p, t]), int(p), int(t)) for p, t in np.argwhere(confusion[:-1, :-1]) if p != t]
     return sorted(pairs, key=lambda pair: (-pair[0], *pair[1:]))
+
+
+def ap_error(matches: Matches) -> float:
+    """Estimates the standard error of AP (IoU 0.50:0.95) as a measure of all images of this kind, by the jackknife:
+    the AP without each of `JACKKNIFE_GROUPS` groups of images (Tukey 1958). nan with fewer than 10 images with
+    objects."""
+    classes = matches.num_classes
+    outcomes = sort_by_class(matches)
+    image = matches.ranked.group[matches.by_class] // classes
+    is_object = ~matches.ignored[:, ALL_SIZES]
+    object_image = matches.objects.group[is_object] // classes
+    object_class = matches.object_classes[is_object]
+    images, object_image = np.unique(object_image, return_inverse=True)
+    if len(images) < 10:
+        return float("nan")
+    groups = min(JACKKNIFE_GROUPS, len(images))
+    group = np.searchsorted(images, image) % groups
+    ap = []
+    for left_out in range(groups):
+        rows = group != left_out
+        kept = DetectionOutcomes(
+            class_offsets=np.searchsorted(outcomes.classes[rows], np.arange(classes + 1)),
+            scores=outcomes.scores[rows],
+            classes=outcomes.classes[rows],
+            true_positive=outcomes.true_positive[rows, :1],  # `ALL_SIZES`
+            false_positive=outcomes.false_positive[rows, :1],
+        )
+        targets = np.bincount(object_class[object_image % groups != left_out], minlength=classes)
+        ap.append(float(nanmean(interpolated_precision(kept, targets[:, None]))))
+    return float(np.sqrt((groups - 1) * np.var(ap)))

@@ -192,7 +192,8 @@ class Reference:
         settings = ValidationSettings(iou_thres=nms_iou, box_voting=False)
 
         def postprocess(model: nn.Module, raw: list[Tensor]) -> Selected:
-            return Selected(detections_to_score(model, raw, settings))
+            found = detections_to_score(model, raw, settings)
+            return Selected(found, found, found)
 
         evaluator = Evaluator(
             ground_truth=self._truth,

@@ -94,8 +94,6 @@ def _checked_classes(classes: Any) -> list[int | str] | None:
     return chosen
 
 
-
-
 def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool, iou: float | None) -> None:
     """Warns of ``--nms`` and ``--no-box-voting`` where they do nothing. ``iou``: threshold of NMS; None: no NMS."""
     if nms and model.ignores_nms:

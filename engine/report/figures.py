@@ -1,14 +1,13 @@
-"""Figures of a validation in the report: precision and recall, confusions, and costs of errors."""
+"""Figures of a report: scores by epoch, precision and recall, confusions, costs of errors, boxes of each class."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit
-from engine.evaluation.metrics import nanmean
+from engine.evaluation.metrics import METRICS, nanmean
 from engine.evaluation.result import EvalResult
 from utils.drawing.figures import (
     AxisLabels,
@@ -26,6 +25,51 @@ from utils.drawing.figures import (
 MANY_CLASSES = 20
 FEW_CLASSES = 8
 MAX_CONFUSED = 60  # classes in a confusion matrix
+AP_CHART = "AP"
+LOSS_SUFFIX = " loss"
+_AP_NAMES = ("AP", "AP50", "AP75", "AP50-95")
+
+
+def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
+    """Returns charts of the columns of results.csv that have a finite value, first AP, then other scores, losses, and
+    the rest. ``train/box`` and ``val/box`` share a chart. Lines join the epochs that have a value, because not every
+    epoch is validated."""
+    lines: dict[str, list[Line]] = {AP_CHART: []}  # by title
+    y_labels = {AP_CHART: "AP"}
+    titles = {metric.name: metric.title for metric in METRICS}
+    for name, values in columns.items():
+        if name == "epoch" or not np.isfinite(values).any():
+            continue
+        head, _, tail = name.partition("/")
+        label = titles.get(tail, tail or head)
+        if head == "metrics" and tail.partition(":")[0] in _AP_NAMES:
+            title = AP_CHART
+        elif head == "metrics":
+            title, y_label = "Precision, recall and F1", "score"
+        elif head in ("train", "val"):
+            title, y_label, label = f"{tail}{LOSS_SUFFIX}", "loss", head
+        elif head == "lr":
+            title, y_label = "Learning rates", "learning rate"
+        else:
+            title = y_label = {"time": "seconds since the start", "data_wait": "fraction of time waiting for data"}.get(
+                tail or head, (tail or head).replace("_", " ")
+            )
+        if title != AP_CHART:
+            y_labels[title] = y_label
+        lines.setdefault(title, []).append(Line(label, columns["epoch"], values, is_strong=label == "AP"))
+    order = sorted(lines, key=lambda title: (title != AP_CHART, y_labels[title] != "score", y_labels[title] != "loss"))
+    return [
+        Chart(
+            title=title,
+            lines=lines[title],
+            x_label="epoch",
+            y_label=y_labels[title],
+            x_is_whole=True,
+            y_range=(0, None) if y_labels[title] in ("AP", "score") else None,
+        )
+        for title in order
+        if lines[title]
+    ]
 
 
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
@@ -37,51 +81,36 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     with_objects = np.flatnonzero(np.asarray(result.class_targets) > 0)
     if not with_objects.size:
         return {}
-    class_ap50 = result.class_metrics["AP50"]
-    ap_names = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
-    precision = "precision (fraction of the detections)"
-    recall = "recall (fraction of the objects)"
-    threshold = result.threshold
-    best = None if threshold is None else Mark(threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}")
+    ap50 = result.class_metrics["AP50"]
+    by_ap = with_objects[np.argsort(ap50[with_objects], kind="stable")]
+    is_many = len(by_ap) > MANY_CLASSES
+    drawn = by_ap[:FEW_CLASSES] if is_many else by_ap
+    ap_names = [f"{name} {value:.3f}" for name, value in zip(names, ap50)]
+    mark = None
+    if result.threshold is not None:
+        mark = Mark(result.threshold, f"threshold {result.threshold:.3f}: F1 {result.metrics['f1']:.3f}")
+
+    def chart(title: str, x: np.ndarray, y: np.ndarray, axes: tuple[str, str], mark: Mark | None = None) -> Chart:
+        is_pr = x is result.pr_recall
+        class_labels = ap_names if is_pr else names
+        note = f"the {FEW_CLASSES} of {len(by_ap)} classes with the lowest AP50" if is_many else ""
+        if len(by_ap) == 1:
+            note = class_labels[by_ap[0]]  # a single line has no legend
+            lines = [Line(note, x, y[by_ap[0]], is_strong=True)]
+        else:
+            mean = f"mean AP50 {result.metrics['AP50']:.3f}" if is_pr else "mean"
+            lines = [Line(mean, x, nanmean(y[with_objects], axis=0), is_strong=True)]
+            lines += [Line(class_labels[c], x, y[c]) for c in drawn]
+        return Chart(f"{title} at IoU {FOREGROUND_IOU}", lines, *axes, (0, 1), (0, 1.02), mark=mark, note=note)
+
     confidence = result.curve_confidence
     axis = "confidence threshold"
-    curves = {
-        "PR": _Curves("Precision and recall", result.pr_recall, result.pr_precision, recall, precision),
-        "F1": _Curves("F1", confidence, result.curve_f1, axis, "F1", mark=best),
-        "P": _Curves("Precision", confidence, result.curve_precision, axis, precision),
-        "R": _Curves("Recall", confidence, result.curve_recall, axis, recall),
+    return {
+        "PR": chart("Precision and recall", result.pr_recall, result.pr_precision, ("recall", "precision")),
+        "F1": chart("F1", confidence, result.curve_f1, (axis, "F1"), mark),
+        "P": chart("Precision", confidence, result.curve_precision, (axis, "precision")),
+        "R": chart("Recall", confidence, result.curve_recall, (axis, "recall")),
     }
-    by_ap = with_objects[np.argsort(class_ap50[with_objects], kind="stable")]
-    charts = {name: curve.chart(by_ap, names, "mean") for name, curve in curves.items()}
-    charts["PR"] = curves["PR"].chart(by_ap, ap_names, f"mean AP50 {result.metrics['AP50']:.3f}")
-    return charts
-
-
-class _Curves(NamedTuple):
-    """One curve of each class."""
-
-    title: str
-    x: np.ndarray  # float64 (S,)
-    y: np.ndarray  # float64 (C, S)
-    x_label: str
-    y_label: str
-    mark: Mark | None = None
-
-    def chart(self, classes: np.ndarray, class_labels: Sequence[str], mean_label: str) -> Chart:
-        """Draws the curves of ``classes``, int64 (n,), sorted by ascending AP50, and their mean."""
-        note = ""
-        if len(classes) == 1:
-            note = class_labels[classes[0]]  # a single line has no legend
-            lines = [Line(note, self.x, self.y[classes[0]], is_strong=True)]
-        else:
-            drawn = classes
-            if len(classes) > MANY_CLASSES:
-                drawn = classes[:FEW_CLASSES]
-                note = f"the {FEW_CLASSES} of {len(classes)} classes with the lowest AP50"
-            lines = [Line(mean_label, self.x, nanmean(self.y[np.sort(classes)], axis=0), is_strong=True)]
-            lines += [Line(class_labels[c], self.x, self.y[c]) for c in drawn]
-        title = f"{self.title} at IoU {FOREGROUND_IOU}"
-        return Chart(title, lines, self.x_label, self.y_label, (0, 1), (0, 1.02), mark=self.mark, note=note)
 
 
 def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:
@@ -113,10 +142,15 @@ def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -
 
 
 def errors_picture(errors: ErrorSplit) -> Picture:
-    """Draws the cost of each kind of error (TIDE)."""
-    names = [*KINDS, "all false\npositives", "all not\nfound"]
-    costs = np.array([*errors.cost, errors.false_positive_cost, errors.false_negative_cost])
-    texts = [f"{c:.3f}" for c in costs]
-    texts[: len(KINDS)] = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
+    """Draws the cost of each kind of error (TIDE), with their number."""
+    texts = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
     labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}")
-    return bar_chart_picture(names, costs, texts, labels)
+    return bar_chart_picture(KINDS, errors.cost, texts, labels)
+
+
+def class_bars(boxes: np.ndarray, names: Sequence[str], split: str) -> Picture:
+    """Draws the number of boxes of each class, int64 (C,), or of the `MANY_CLASSES` most frequent ones."""
+    order = np.argsort(-boxes, kind="stable")[:MANY_CLASSES]
+    subset = f"{MANY_CLASSES} of {len(names)} classes" if len(names) > MANY_CLASSES else "each class"
+    labels = AxisLabels("", "boxes", f"Boxes of {subset} ({split})")
+    return bar_chart_picture([names[c] for c in order], boxes[order], [f"{n:,}" for n in boxes[order]], labels)

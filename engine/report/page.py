@@ -1,51 +1,55 @@
-"""report.html: one page that explains a training run, or the validation of a checkpoint. It needs no network and no
-other file; its figures are also PNG files in the folder of the run.
-
-The subject (subject.py) is presented in sections: the data (census.py), the history, a validation (validation.py), and
-a summary, whose sentences (advice.py) follow from the numbers in the other sections (run_facts.py). `ReportPage` writes
-them.
-"""
+"""report.html: one page about best.pt of a training run, or about the checkpoint of a validation. It needs no network
+and no other file; its figures are also PNG files in the folder of the run."""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from engine.evaluation.bootstrap import ap_of_draws
-from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
-from engine.report.census import CensusSection, census_content, take_census
-from engine.report.environment import settings_table
-from engine.report.figures import MANY_CLASSES
-from engine.report.history import history_charts
-from engine.report.run_facts import FEW_OBJECTS, collect_facts
-from engine.report.subject import ScoredValidation, Subject
-from engine.report.validation import ValidationSections, validation_sections
-from utils.config.settings import TrainConfig
+from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ap_error, confused_pairs, split_errors
+from engine.evaluation.matching import match_detections
+from engine.evaluation.metrics import METRICS
+from engine.evaluation.result import EvalResult, Evaluation
+from engine.report.figures import (
+    AP_CHART,
+    LOSS_SUFFIX,
+    MANY_CLASSES,
+    class_bars,
+    confusion_picture,
+    errors_picture,
+    history_charts,
+    metric_charts,
+)
+from engine.report.images import LABEL_LEGEND, WORST_LEGEND, label_error_cards, worst_images, write_preview
+from engine.report.label_errors import CheckedSplit, find_label_errors, unjudged_classes
+from engine.report.summary import Subject, advice, error_sentences
+from utils.config.flags import flag_name
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
+from utils.distributed.context import DistributedContext
 from utils.drawing import page
 from utils.drawing.draw import tile_images
 from utils.drawing.figures import Picture, chart_picture
 from utils.errors import first_line
+from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
+from utils.machine.resources import available_cores
+from utils.strings import counted, format_duration
 
 FILE_NAME = "report.html"
 TEMPLATE = "engine/report/page.html"
-DRAWS = 400  # bootstrap draws of the images of a split with few objects
+FIRST_IMAGES = 3  # worst images on the first screen
+MIN_LABEL_ERROR_SCORE = 0.5
+MAX_PAIRS = 200  # confused pairs of classes
 SHEET_COLUMNS = 4  # columns of charts in results.png
-
-
-@dataclass(frozen=True)
-class Sections:
-    """The values of `TEMPLATE` besides the subject."""
-
-    summary: dict[str, list[str]]  # sentences by title
-    changed: page.HtmlTable  # settings that differ from their defaults
-    data: CensusSection
-    history: dict[str, Picture]  # by title; empty before the first epoch
-    validation: ValidationSections | None  # None before the first validation of the process
 
 
 def is_outdated(path: Path, epochs: int) -> bool:
@@ -69,27 +73,27 @@ class ReportPage:
         self._subject = subject
         self._keeps_earlier = keeps_earlier
         self.path = folder / FILE_NAME
-        self._validation: ScoredValidation | None = None  # the newest
-        self._ap_of_draws: dict[int, np.ndarray] = {}  # `ap_of_draws` by epoch, of this process
-        self._data: CensusSection | None = None
-        self._warning = ""
+        self._epoch = 0  # of the validation that is shown; 0: none, or that of a checkpoint
+        self._validation: dict[str, Any] | None = None  # what the page shows of it
+        self._evaluation: Evaluation | None = None  # a validation that is not yet in `_validation`
+        self._data: dict[str, Any] | None = None
+        self._has_failed = False  # a failure is logged once, not after each epoch
         self.is_written = False  # whether the newest call of `write` has replaced the page
-
-    def set_validation(self, validation: ScoredValidation) -> None:
-        """Sets the newest validation. With few objects, epochs are compared on the same bootstrap draws of the images,
-        which takes seconds."""
-        self._validation = validation
-        index = self._subject.validated.index
-        if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
-            self._ap_of_draws[validation.epoch] = ap_of_draws(
-                index.ground_truth(), validation.scored, len(index.names), DRAWS
-            )
 
     def set_progress(self, *, epochs: int, best_epoch: int) -> None:
         """Sets the planned epochs of a run, which its hooks may change, and its best epoch."""
         config = self._subject.config
         if isinstance(config, TrainConfig):
             self._subject = replace(self._subject, config=replace(config, epochs=epochs), best_epoch=best_epoch)
+
+    def set_validation(self, evaluation: Evaluation, epoch: int = 0) -> bool:
+        """Sets the newest validation, of ``epoch`` (0: of a checkpoint), and returns whether the page will show it: it
+        keeps showing that of the best epoch."""
+        if self._epoch and self._epoch == self._subject.best_epoch != epoch:
+            return False
+        self._epoch = epoch
+        self._evaluation = evaluation
+        return True
 
     def write(self, history: dict[str, np.ndarray]) -> None:
         """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png.
@@ -98,84 +102,265 @@ class ReportPage:
         first epoch.
         """
         self.is_written = False
-        if self._keeps_earlier and self._validation is None:
+        if self._keeps_earlier and not self._epoch:
             return
-        path = self.path
-        validation = self._validation
         try:
-            sections = self._sections(history)
-            for name, picture in _figure_files(sections).items():
-                write_whole(self._folder / f"{name}.png", picture.png)
-            subtitle = f"Written {page.now()}."
-            if validation is None:
-                subtitle = f"Written {page.now()}, without a validation."
-            elif validation.epoch:
-                subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
-            epochs = len(history.get("epoch", ()))
-            page.write_page(
-                path,
-                TEMPLATE,
-                self._subject.title,
-                subtitle,
-                subject=self._subject,
-                epochs=epochs,
-                many_classes=MANY_CLASSES,
-                **vars(sections),
-            )
+            self._write(history)
             self.is_written = True
         except Exception as error:
-            warning = f"{path}: the report cannot be written ({first_line(error)})"
-            if warning != self._warning:  # not after each epoch
-                get_logger().warning("%s", warning)
-            self._warning = warning
+            if not self._has_failed:
+                get_logger().warning("%s: the report cannot be written (%s)", self.path, first_line(error))
+        self._has_failed = not self.is_written
 
     def log_path(self) -> None:
         """Logs the path of the page if the newest call of `write` has written it."""
         if self.is_written:
             get_logger().info("report: %s", self.path)
 
-    def _sections(self, history: dict[str, np.ndarray]) -> Sections:
-        """Builds the sections; the summary last, because its sentences are about the others."""
-        subject = self._subject
-        data = self._data_section()
-        validation = None
-        if self._validation is not None:
-            validation = validation_sections(self._validation, subject.validated)
-        facts = collect_facts(
-            subject, history, data, validation, ap_of_draws=self._ap_of_draws, last=self._folder / "last.pt"
-        )
-        return Sections(
-            summary={
-                "How it went": list(how_it_went(facts)),
-                "Where the model is wrong": list(where_it_is_wrong(facts)),
-                "What to do next": list(what_to_do(facts)),
-            },
-            changed=settings_table(subject.config, subject.hyp),
-            data=data,
-            history={chart.title: chart_picture(chart) for chart in history_charts(history)},
-            validation=validation,
-        )
-
-    def _data_section(self) -> CensusSection:
-        """Returns the census of the data, which is taken once."""
+    def _write(self, history: dict[str, np.ndarray]) -> None:
         subject = self._subject
         if self._data is None:
-            censuses = [take_census(split.index, split.name, subject.imgsz) for split in subject.splits]
-            indexes = [split.index for split in subject.splits]
-            self._data = census_content(censuses, indexes, imgsz=subject.imgsz, stride=subject.stride)
-        return self._data
+            splits = {subject.split: subject.validated}
+            if subject.train is not None:
+                splits = {"train": subject.train, **splits}
+            self._data = data_content(splits, subject.imgsz)
+            self._save("labels", self._data["bars"].values())
+        if self._evaluation is not None:
+            self._validation = self._validation_content(self._evaluation)
+            self._evaluation = None
+            for name, picture in (self._validation["curves"] | self._validation["error_figures"]).items():
+                self._save(name, [picture])
+        charts = {chart.title: chart_picture(chart) for chart in history_charts(history)}
+        self._save("results", charts.values())
+        shown = self._validation or {}
+        first = {AP_CHART: charts[AP_CHART]} if AP_CHART in charts else dict([*shown.get("curves", {}).items()][:1])
+        is_timing = {title: not title.endswith((LOSS_SUFFIX, "F1")) for title in charts if title != AP_CHART}
+        page.write_page(
+            self.path,
+            TEMPLATE,
+            subject.title,
+            self._subtitle(history),
+            epochs=len(history.get("epoch", ())),
+            first_chart=first,
+            charts={title: charts[title] for title, is_folded in is_timing.items() if not is_folded},
+            timings={title: charts[title] for title, is_folded in is_timing.items() if is_folded},
+            validation=self._validation,
+            advice=list(
+                advice(
+                    subject,
+                    history,
+                    shown.get("result"),
+                    shown.get("errors"),
+                    ap_error=shown.get("ap_error", float("nan")),
+                    label_errors=shown.get("num_label_errors", 0),
+                    last=self._folder / "last.pt",
+                )
+            ),
+            data=self._data,
+            files=_files_table(history, subject.best_epoch),
+            settings=_settings_table(subject.config, subject.hyp),
+            machine=subject.machine,
+            first_images=FIRST_IMAGES,
+            many_classes=MANY_CLASSES,
+            num_classes=len(subject.validated.names),
+        )
+
+    def _subtitle(self, history: Mapping[str, np.ndarray]) -> str:
+        """Says which epoch the page is about, and how far the run is."""
+        subject = self._subject
+        parts = []
+        if self._epoch:
+            file = "best.pt, of" if self._epoch == subject.best_epoch else "The newest validated weights, of"
+            parts.append(f"{file} epoch {self._epoch}.")
+        if self._epoch and 0 < subject.best_epoch != self._epoch:
+            parts.append(f"best.pt is of epoch {subject.best_epoch}: val.py --weights best.pt writes its report.")
+        done = history.get("epoch", np.zeros(0))
+        if subject.epochs and len(done):
+            seconds = history.get("time", np.array([np.nan]))[-1]
+            after = f" after {format_duration(seconds)}" if np.isfinite(seconds) else ""
+            parts.append(f"Epoch {done[-1]:.0f} of {subject.epochs} is complete{after}.")
+        elif subject.epochs:
+            parts.append(f"No epoch of {subject.epochs} is complete yet.")
+        return " ".join([*parts, f"Written {page.now()}."])
+
+    def _save(self, name: str, pictures: Any) -> None:
+        """Writes pictures as one PNG file; none without pictures."""
+        pixels = [picture.pixels for picture in pictures]
+        if pixels:
+            write_whole(self._folder / f"{name}.png", Picture(tile_images(pixels, SHEET_COLUMNS)).png)
+
+    def _validation_content(self, evaluation: Evaluation) -> dict[str, Any]:
+        """Returns what the page shows of a validation."""
+        subject = self._subject
+        index = subject.validated
+        names = index.names
+        result = evaluation.result
+        truth = index.ground_truth()
+        threshold = result.shown_confidence
+        shown = evaluation.detected.take(evaluation.detected.scores > threshold)
+        matches = match_detections(truth, shown, len(names))
+        errors = split_errors(matches)
+        error = ap_error(match_detections(truth, evaluation.for_ap, len(names)))
+        split = CheckedSplit(subject.split, index)
+        class_ap50 = result.class_metrics["AP50"]
+        label_errors = find_label_errors(split, evaluation.for_ap, class_ap50, MIN_LABEL_ERROR_SCORE)
+        error_figures = {}
+        if result.confusion.any():
+            title = f"detections above confidence {threshold:.3f}, IoU {FOREGROUND_IOU}"
+            error_figures["confusion_matrix"] = confusion_picture(result.confusion, names, title)
+        if result.class_targets.any():
+            error_figures["errors"] = errors_picture(errors)
+        rows = [[name, *counts] for name, counts in zip(names, errors.counts.tolist()) if any(counts)]
+        totals = np.maximum(result.confusion.sum(0), 1)
+        pairs = confused_pairs(result.confusion)
+        pair_rows: list[list[str | float]]
+        pair_rows = [[names[t], names[p], n, float(n / totals[t])] for n, p, t in pairs[:MAX_PAIRS]]
+        return {
+            "result": result,
+            "errors": errors,
+            "ap_error": error,
+            "facts": _facts(result, error, is_training=subject.epochs > 0),
+            "sentences": list(error_sentences(result, errors, names)),
+            "worst": worst_images(split, matches),
+            "worst_legend": WORST_LEGEND,
+            "threshold": threshold,
+            "error_figures": error_figures,
+            "error_counts": page.HtmlTable(("class", *KINDS), rows, "Errors of each class above the threshold"),
+            "pairs": page.HtmlTable(
+                ("true class", "mistaken for", "objects", "fraction of the true class"),
+                pair_rows,
+                f"Confused pairs of classes ({len(pairs):,})",
+            ),
+            "curves": {f"{kind}_curve": chart_picture(chart) for kind, chart in metric_charts(result, names).items()},
+            "scores": _score_table(result, names),
+            "label_errors": label_error_cards([split], label_errors),
+            "label_legend": LABEL_LEGEND,
+            "num_label_errors": len(label_errors),
+            "unjudged": unjudged_classes(class_ap50, names),
+        }
 
 
-def _figure_files(sections: Sections) -> dict[str, Picture]:
-    """Returns the pictures of the page that are also written as PNG files, by name."""
-    sheets = {"results": sections.history, "labels": sections.data.figures.get("train", {})}
-    files = {
-        name: Picture(tile_images([picture.pixels for picture in shown.values()], SHEET_COLUMNS))
-        for name, shown in sheets.items()
-        if shown
+def write_validation_report(folder: Path, subject: Subject, evaluation: Evaluation) -> None:
+    """Writes the report and predictions.jpg of a validation."""
+    report = ReportPage(folder, subject)
+    report.set_validation(evaluation)
+    report.write({})
+    report.log_path()
+    result = evaluation.result
+    write_preview(evaluation.preview, subject.validated.names, result.shown_confidence, folder / "predictions.jpg")
+
+
+def _facts(result: EvalResult, error: float, *, is_training: bool) -> list[tuple[str, str]]:
+    """Returns the numbers at the top of the page, as pairs of name and value."""
+    objects = int(result.class_targets.sum())
+    images = ("validated on", f"{counted(result.num_images, 'image')}, {counted(objects, 'object')}")
+    if not objects:
+        return [("AP", "nothing to score"), images]
+    interval = f" ± {1.96 * error:.3f}" if np.isfinite(error) else ""
+    facts = [("AP (± 95 % on other images of this kind)", f"{result.ap:.3f}{interval}")]
+    facts += [("AP50", f"{result.metrics['AP50']:.3f}"), images]
+    if result.threshold is None:
+        return [*facts, ("threshold", "no detection is correct at any confidence")]
+    name = "threshold, which detect.py uses" if is_training else "best threshold, for detect.py --conf-thres"
+    found = f"{result.metrics['recall']:.0%} of the objects; {result.metrics['precision']:.0%} of detections are right"
+    return [*facts, (name, f"{result.threshold:.3f}"), ("found above it", found)]
+
+
+def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
+    """Lists the scores of all classes together, then of each class, the worst first."""
+    values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *result.class_best], 1).tolist()
+    order = np.argsort(np.nan_to_num(result.class_metrics["AP"], nan=2.0), kind="stable")
+    rows: list[list[str | float | None]]
+    rows = [["all", int(result.class_targets.sum()), *result.metrics.values(), result.metrics["f1"], result.threshold]]
+    rows += [[names[c], int(result.class_targets[c]), *values[c]] for c in order.tolist()]
+    return page.HtmlTable(
+        ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
+        rows,
+        f"Scores of each class; P, R and F1 as detect.py finds them above {result.shown_confidence:.3f}, IoU 0.5",
+    )
+
+
+def data_content(splits: Mapping[str, Any], imgsz: int) -> dict[str, Any]:
+    """Returns what a page shows of the data: counts of ``splits``, indexes by name, and the boxes of each class."""
+    names = next(iter(splits.values())).names
+    boxes = {name: index.boxes_per_class(len(names)) for name, index in splits.items()}
+    rows = []
+    for name, index in splits.items():
+        sides = np.sqrt(index.sides_at(imgsz).prod(1))
+        median = f"{np.median(sides):.1f} px" if sides.size else page.UNKNOWN
+        rows.append((name, len(index), index.counts()["backgrounds"], int(boxes[name].sum()), median))
+    columns = ("split", "images", "backgrounds", "boxes", f"median side at --imgsz {imgsz}")
+    first = next(iter(boxes))
+    order = np.argsort(-boxes[first], kind="stable").tolist()
+    class_columns = [f"{what} of {name}" for name in splits for what in ("boxes", "images")]
+    counts = [count for name in splits for count in (boxes[name], splits[name].images_per_class(len(names)))]
+    class_rows = [[names[c], *(int(count[c]) for count in counts)] for c in order]
+    return {
+        "splits": page.HtmlTable(columns, rows, "Splits; a background has no boxes; a side is the root of an area"),
+        "classes": page.HtmlTable(("class", *class_columns), class_rows, f"Boxes of each class ({len(names)})"),
+        "bars": {f"boxes of {first}": class_bars(boxes[first], names, first)} if boxes[first].any() else {},
+        "scans": [f"The scan of {name}: {index.summary()}." for name, index in splits.items()],
     }
-    validation = sections.validation
-    if validation is not None:
-        for section in (validation.curves, validation.confusion, validation.errors):
-            files |= section.figures
-    return files
+
+
+def _files_table(history: Mapping[str, np.ndarray], best_epoch: int) -> page.HtmlTable:
+    """Lists best.pt and last.pt with the scores and the threshold of their epochs, as results.csv has them."""
+    columns = {"AP": "metrics/AP", "F1": "metrics/f1", "threshold of detect.py": CONFIDENCE_COLUMN}
+    epochs = history.get("epoch", np.zeros(0)).astype(int).tolist()
+    rows: list[list[str | int | float]] = []
+    for name, epoch in (("best.pt", best_epoch), ("last.pt", epochs[-1] if epochs else -1)):
+        if epoch in epochs:
+            row = epochs.index(epoch)
+            values = [float(history[column][row]) if column in history else float("nan") for column in columns.values()]
+            rows.append([name, epoch, *values])
+    return page.HtmlTable(("file", "epoch", *columns), rows, "Checkpoints")
+
+
+def _settings_table(config: TrainConfig | ValConfig, hyp: Hyperparameters | None) -> page.HtmlTable:
+    """Lists the flags and hyper-parameters that differ from their defaults."""
+    groups: list[tuple[TrainConfig | ValConfig | Hyperparameters, Callable[[str], str]]]
+    groups = [(config, flag_name)]
+    if hyp is not None:
+        groups.append((hyp, str))
+    rows = []
+    for settings, display_name in groups:
+        for field in fields(settings):
+            value = getattr(settings, field.name)
+            default = default_of(field)
+            if value != default:
+                name = page.code(display_name(field.name))
+                rows.append((name, _display_value(value), _display_value(default), field.metadata["help"]))
+    return page.HtmlTable(("setting", "value", "default", "meaning"), rows, "Settings that differ from their defaults")
+
+
+def _display_value(value: object) -> str:
+    if value in ("", []):
+        return "empty"
+    if value in (None, MISSING):
+        return "none"
+    return str(value)
+
+
+def machine_facts(ctx: DistributedContext) -> Sequence[tuple[str, str]]:
+    """Describes the versions and the machine, as names and values."""
+    return (
+        ("torch", torch.__version__),
+        ("Python", platform.python_version()),
+        ("device", f"{ctx.device} ({_device_name(ctx.device)})"),
+        ("processes", str(ctx.world_size)),
+        ("cores of this machine that may be used", str(available_cores())),
+        ("threads per process", str(torch.get_num_threads())),
+        ("system", f"{platform.system()} {platform.release()}"),
+        ("machine", platform.node() or page.UNKNOWN),
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+        if models:
+            return models[0]
+    return platform.processor() or page.UNKNOWN

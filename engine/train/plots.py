@@ -12,12 +12,10 @@ import numpy as np
 from data.index.index import DatasetIndex
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
-from engine.issues.issue import CheckedSplit
-from engine.report.environment import machine_facts
+from engine.report.images import draw_batch, write_preview
 from engine.report.page import FILE_NAME as REPORT_NAME
-from engine.report.page import ReportPage, is_outdated
-from engine.report.sheets import draw_batch, write_preview
-from engine.report.subject import ScoredValidation, Subject
+from engine.report.page import ReportPage, is_outdated, machine_facts
+from engine.report.summary import Subject
 from engine.train.hooks import TensorBoard
 from engine.train.resume import Remaining
 from engine.train.trainer import Epoch, Hook, Trainer
@@ -66,7 +64,8 @@ class Plots(Hook):
             imgsz=run.config.imgsz,
             stride=model.stride,
             train=trainer.loader.index,
-            validated=CheckedSplit("val", self._val),
+            validated=self._val,
+            split="val",
             fitness=self._fitness,
             batches=len(trainer.loader),
         )
@@ -93,33 +92,26 @@ class Plots(Hook):
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
         self._page.set_progress(epochs=trainer.epochs, best_epoch=trainer.progress.best_epoch)
-        validation = None
-        if epoch.evaluation is not None:
-            validation = ScoredValidation.of(epoch.evaluation, epoch=epoch.number)
-        self._drawing.after_epoch(validation)
+        is_shown = epoch.evaluation is not None and self._page.set_validation(epoch.evaluation, epoch.number)
+        self._drawing.after_epoch(epoch if is_shown else None)
 
     def finish(self, trainer: Trainer) -> None:
         self._drawing.catch_up()
         self._page.log_path()
 
-    def _draw(self, validation: ScoredValidation | None) -> None:
-        """Draws the report; after a validation also val_predictions.jpg, and curves for TensorBoard."""
-        if validation is not None:
-            self._draw_validation(validation)
+    def _draw(self, validated: Epoch | None) -> None:
+        """Draws the report; of an epoch that it shows also val_predictions.jpg, and curves for TensorBoard."""
+        if validated is not None and validated.evaluation is not None:
+            result = validated.evaluation.result
+            self._tensorboard.write(add_pr_curves, result, self._names, validated.number)
+            path = self._folder / "val_predictions.jpg"
+            with self._failing_with_warning(path.name):
+                sheet = write_preview(validated.evaluation.preview, self._names, result.shown_confidence, path)
+                if sheet is not None:
+                    self._tensorboard.write(add_image, "val/predictions", sheet, validated.number)
         with self._failing_with_warning("report.html"):
-            if validation is not None:
-                self._page.set_validation(validation)
             table = self._folder / "results.csv"
             self._page.write(read_columns(table) if table.exists() else {})
-
-    def _draw_validation(self, validation: ScoredValidation) -> None:
-        epoch = validation.epoch
-        self._tensorboard.write(add_pr_curves, validation.result, self._names, epoch)
-        name = "val_predictions.jpg"
-        with self._failing_with_warning(name):
-            sheet = write_preview(validation, self._names, self._folder / name)
-            if sheet is not None:
-                self._tensorboard.write(add_image, "val/predictions", sheet, epoch)
 
     @contextmanager
     def _failing_with_warning(self, name: str) -> Iterator[None]:
@@ -135,21 +127,21 @@ class Plots(Hook):
 
 class TimeBudget:
     """Calls ``work`` after an epoch, or after a later one if it would take more than ``share`` of the time since its
-    last call. ``work`` receives the newest validation, or None if it has received that already."""
+    last call. ``work`` receives the newest epoch that the report shows, or None if it has received that already."""
 
-    def __init__(self, work: Callable[[ScoredValidation | None], None], share: float) -> None:
+    def __init__(self, work: Callable[[Epoch | None], None], share: float) -> None:
         self._work = work
         self._share = share
         self._done_at = time.monotonic()
         self._cost_s = 0.0
         self._is_due = False
-        self._validation: ScoredValidation | None = None
+        self._validated: Epoch | None = None
 
-    def after_epoch(self, validation: ScoredValidation | None) -> None:
-        """Takes the validation of an epoch; None if it was not validated."""
+    def after_epoch(self, validated: Epoch | None) -> None:
+        """Takes an epoch that the report shows; None if it was not validated, or is not the best."""
         self._is_due = True
-        if validation is not None:
-            self._validation = validation
+        if validated is not None:
+            self._validated = validated
         if time.monotonic() - self._done_at >= self._cost_s / self._share:
             self.catch_up()
 
@@ -157,9 +149,9 @@ class TimeBudget:
         """Calls ``work`` if there was an epoch since its last call."""
         if self._is_due:
             started = time.monotonic()
-            self._work(self._validation)
+            self._work(self._validated)
             self._is_due = False
-            self._validation = None
+            self._validated = None
             self._done_at = time.monotonic()
             self._cost_s = self._done_at - started
 

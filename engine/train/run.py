@@ -34,13 +34,13 @@ from engine.evaluation.result import Evaluation
 from engine.evaluation.tables import protocol_text
 from engine.export.formats import require_packages
 from engine.export.parity import try_export
-from engine.issues.small_boxes import warn_of_small_boxes
 from engine.optim.build import RULES, LoadedParameters
 from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.eval_ranks import EvalRanks, EvalSetup, serve
 from engine.parallel.pipeline import check_pipeline
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
+from engine.report.summary import warn_of_small_boxes
 from engine.train.batch_size import choose_batch_size
 from engine.train.callbacks import UserCallbacks
 from engine.train.checkpoint import Checkpointer, DataIdentity, RunDescription

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.issues.issue import CheckedSplit, Issue
-from engine.issues.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
+from engine.report.label_errors import CheckedSplit, Issue
+from engine.report.summary import small_boxes
 from tools.check.issue_kinds import DOUBLED, SMALL_OBJECTS, TINY, TWO_CLASSES
 
 SAME_IOU = 0.9  # boxes with a higher IoU count as the same object
@@ -55,19 +55,15 @@ def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
-    """Reports boxes that are tiny at ``imgsz``, and whether half of all objects are small."""
+    """Reports boxes that are tiny at ``imgsz``, and whether half of the objects of the first split are small."""
     issues = []
-    all_sides = []
     for split in splits:
         sizes = split.index.sides_at(imgsz)
         rows = np.flatnonzero(~split.index.crowd)
-        all_sides.append(np.sqrt(sizes.prod(1)))
         for i in np.flatnonzero(sizes.max(1, initial=0) < TINY_PX).tolist():
             w, h = sizes[i]
             issues.append(split.issue(TINY, f"{w:.1f}x{h:.1f} px at --imgsz {imgsz}", (int(rows[i]),)))
-    median = median_side(np.concatenate(all_sides))
-    remedy = remedy_for_small_boxes(median, imgsz, SIZE_STEP, tile=splits[0].index.tile)
-    if remedy:
-        size = f"the median object has {median:.3g} px (square root of its area) at --imgsz {imgsz}"
-        issues.append(Issue(SMALL_OBJECTS, f"{size}, fewer than {SMALL_PX:.0f} px: {remedy}"))
+    small = small_boxes(splits[0].index, imgsz=imgsz, stride=SIZE_STEP)
+    if small:
+        issues.append(Issue(SMALL_OBJECTS, small, splits[0].name))
     return issues

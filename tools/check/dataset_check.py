@@ -11,7 +11,7 @@ from data.open import open_data, problem_of_output
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
 from engine.inference.settings import resolve_imgsz
-from engine.issues.issue import CheckedSplit, Issue, by_kind
+from engine.report.label_errors import CheckedSplit, Issue, by_kind
 from tools.check.boxes import box_pairs, box_sizes
 from tools.check.class_use import class_use
 from tools.check.duplicates import image_issues

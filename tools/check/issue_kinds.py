@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from data.labels.findings import KINDS
-from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS
+from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS
 
-# Kinds of issues besides scan findings (`data.labels.findings.KINDS`) and label errors (`engine.issues.issue`).
+# Kinds of issues besides scan findings (`data.labels.findings.KINDS`) and label errors.
 MISSING_SPLIT = "missing split"
 UNREADABLE_SPLIT = "unreadable split"
 REFUSED = "refused split"
@@ -68,9 +68,7 @@ ADVICE = {
         "too small to be found at this --imgsz", "delete it if it was drawn by mistake, else raise --imgsz or use tiles"
     ),
     MISSING_LABEL: Advice("the model is sure of an object that is not labeled", "add the label"),
-    SPURIOUS: Advice("the model sees no object where there is a label", "delete the label, unless the model is wrong"),
     WRONG_CLASS: Advice("the model is sure of another class", "change the class"),
-    BADLY_PLACED: Advice("the model is sure of another position or size", "draw the box again"),
 }
 
 

@@ -8,16 +8,23 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from markupsafe import Markup
 
 from data.images.verify import check_image
 from data.open import problem_of_output
-from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
-from engine.report.census import census_content, take_census
-from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS, DrawnDetections, Galleries, corners_of
-from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, Overlay, PhotoFile
-from tools.check.boxes import SIZE_STEP
+from engine.report.images import (
+    COLORS,
+    CROP_SIDE,
+    LABEL_LEGEND,
+    MAX_LABEL_ERRORS,
+    Outline,
+    PhotoFile,
+    label_error_cards,
+    label_outlines,
+    photo,
+)
+from engine.report.label_errors import LABEL_ERRORS, CheckedSplit, Issue, by_kind
+from engine.report.page import data_content
 from tools.check.dataset_check import CheckResult
 from tools.check.issue_kinds import DUPLICATES, advice_about
 from utils.drawing import page
@@ -34,13 +41,11 @@ FILE_NAME = "report.html"
 TEMPLATE = "tools/check/page.html"
 PROJECT = "runs/check"
 MAX_LISTED_ISSUES = 400  # maximum number of issues in the table
-# Bytes of JPEG files by gallery, in drawing order; each gallery may also use the bytes that earlier ones have left.
-MAX_GALLERY_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 MAX_PAIR_CARDS = 30
-MAX_CARDS_PER_KIND = 24
+MAX_CARDS_PER_KIND = 12
 MAX_TEXTS_PER_CARD = 6  # maximum number of issues on the card of an image
 PAIR_SIDE = 240  # pixels
-BOX_STYLES = ("label", "spurious")  # styles of the first and second of two boxes
+BOX_STYLES = ("misplaced", "spurious")  # styles of the first and second of two boxes
 T = TypeVar("T")
 
 
@@ -68,8 +73,8 @@ def _content(result: CheckResult) -> dict[str, Any]:
     """Returns the values that the template shows."""
     issues = result.issues
     kinds = by_kind(issues)
-    censuses = [take_census(split.index, split.name, result.imgsz) for split in result.splits]
-    indexes = [split.index for split in result.splits]
+    label_errors = [issue for issue in issues if issue.kind in LABEL_ERRORS]
+    galleries = IssueGalleries(result.splits)
     return {
         "colors": COLORS,
         "issues": issues,
@@ -77,37 +82,17 @@ def _content(result: CheckResult) -> dict[str, Any]:
         "facts": _facts(result),
         "trust_notes": result.label_errors.trust_notes,
         "model": Path(result.weights).name,
-        "num_errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
+        "num_errors": len(label_errors),
         "max_errors": MAX_LABEL_ERRORS,
-        "thresholds": _thresholds(result.label_errors.detections),
         "label_legend": LABEL_LEGEND,
+        "label_errors": label_error_cards(result.splits, label_errors),
         "group_counts": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
-        **_galleries(result),
+        "duplicates": galleries.duplicates(issues),
+        "boxes": galleries.boxes(issues),
         "has_image_issues": any(map(is_about_image, issues)),
-        "data": census_content(censuses, indexes, imgsz=result.imgsz, stride=SIZE_STEP),
+        "data": data_content({split.name: split.index for split in result.splits}, result.imgsz),
         "issues_table": _issues_table(kinds),
     }
-
-
-def _galleries(result: CheckResult) -> dict[str, list[page.Card]]:
-    """Draws the galleries, one after another."""
-    galleries = IssueGalleries(result.splits, result.label_errors.detections)
-    album = Album()
-    album.add_bytes(MAX_GALLERY_BYTES["errors"])
-    label_errors = galleries.label_errors(result.issues, album)
-    album.add_bytes(MAX_GALLERY_BYTES["pairs"])
-    duplicates = galleries.duplicates(result.issues, album)
-    album.add_bytes(MAX_GALLERY_BYTES["boxes"])
-    boxes = galleries.boxes(result.issues, album)
-    return {"label_errors": label_errors, "duplicates": duplicates, "boxes": boxes}
-
-
-def _thresholds(detections: Mapping[str, DrawnDetections]) -> str:
-    """Returns the confidence above which detections are drawn, or those of the splits if they differ."""
-    thresholds = {split: f"{drawn.threshold:.3f}" for split, drawn in detections.items()}
-    if len(set(thresholds.values())) == 1:
-        return next(iter(thresholds.values()))
-    return ", ".join(f"{threshold} ({split})" for split, threshold in thresholds.items())
 
 
 def _facts(result: CheckResult) -> list[tuple[str, str]]:
@@ -142,7 +127,7 @@ def _issues_table(kinds: Mapping[str, Sequence[Issue]]) -> page.HtmlTable:
             rows.append((kind, _splits_of(issue), location, issue.text, issue.score))
     is_complete = len(rows) == sum(map(len, kinds.values()))
     caption = "Issues, with their locations" if is_complete else f"Of each kind at most {max_per_kind}"
-    return page.HtmlTable(("issue", "split", "where", "what", "probability"), rows, caption)
+    return page.HtmlTable(("issue", "split", "where", "what", "score"), rows, caption)
 
 
 def _splits_of(issue: Issue) -> str:
@@ -150,16 +135,20 @@ def _splits_of(issue: Issue) -> str:
     return issue.split or ", ".join(dict.fromkeys(issue.splits))
 
 
-class IssueGalleries(Galleries):
+class IssueGalleries:
     """Draws the issues that are found without a model."""
 
-    def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
+    def __init__(self, splits: Sequence[CheckedSplit]) -> None:
+        self._splits = {split.name: split for split in splits}
+        # Numbers of images by split and name, without images that the scan left out.
+        self._number = {(split.name, path): i for split in splits for i, path in enumerate(split.index.paths)}
+
+    def duplicates(self, issues: Sequence[Issue]) -> list[Card]:
         """Draws pairs of near-duplicates."""
         groups = by_kind(issue for issue in issues if issue.kind in DUPLICATES)
-        drawn = alternating(list(groups.values()))[:MAX_PAIR_CARDS]
-        return [self._pair(issue, album) for issue in drawn]
+        return [self._pair(issue) for issue in alternating(list(groups.values()))[:MAX_PAIR_CARDS]]
 
-    def boxes(self, issues: Sequence[Issue], album: Album) -> list[Card]:
+    def boxes(self, issues: Sequence[Issue]) -> list[Card]:
         """Draws images and boxes with other issues, one card per image."""
         groups = by_kind(filter(is_about_image, issues))
         by_image: dict[tuple[str, str], list[Issue]] = {}
@@ -167,63 +156,62 @@ class IssueGalleries(Galleries):
             by_split = [[issue for issue in group if issue.split == split] for split in self._splits]
             for issue in alternating(by_split)[:MAX_CARDS_PER_KIND]:
                 by_image.setdefault((issue.split, issue.images[0]), []).append(issue)
-        cards = [self._image_card(group, album) for group in by_image.values()]
+        cards = [self._image_card(group) for group in by_image.values()]
         return [card for card in cards if card is not None]
 
-    def _pair(self, issue: Issue, album: Album) -> Card:
+    def _pair(self, issue: Issue) -> Card:
         images = list(zip(issue.splits or (issue.split,) * len(issue.images), issue.images))
         first = images[0]
         second = next((image for image in images[1:] if image[0] != first[0]), images[1])
         pictures = []
         for split, name in (first, second):
-            image = self._image(split, name)
-            assert image is not None, "duplicates are found among the images of the index"
-            source, rows = image
-            overlay = Overlay(f"{split}: {name}", f"{name} with its labels", self._labels(split, rows))
-            pictures += album.pictures(source, source.whole(), PAIR_SIDE, overlay)
+            number = self._number[split, name]
+            source = PhotoFile.of(self._splits[split], number)
+            outlines = label_outlines(self._splits[split], number)
+            title = f"{split}: {name}"
+            pictures.append(
+                photo(source, source.whole(), PAIR_SIDE, outlines, label=f"{name} with its labels", title=title)
+            )
         others = f"{len(images) - 2:,} more like these." if len(images) > 2 else ""
         return Card(pictures, "", others, issue.kind)
 
-    def _image_card(self, issues: Sequence[Issue], album: Album) -> Card | None:
+    def _image_card(self, issues: Sequence[Issue]) -> Card | None:
         """Draws an image with its issues; None if it cannot be read and no issue has a box."""
-        split = issues[0].split
+        split = self._splits[issues[0].split]
         name = issues[0].images[0]
-        image = self._image(split, name) or self._left_out(split, name)
-        if image is not None:
-            pictures = self._pictures(issues, *image, album)
-        elif any(issue.boxes for issue in issues):
-            pictures = [CardPicture("", Markup('<p class="muted">The scan left this image out.</p>'))]
-        else:
+        boxes = [box for issue in issues for box in issue.boxes]
+        number = self._number.get((split.name, name))
+        source = _left_out(split, name) if number is None else PhotoFile.of(split, number)
+        if source is None and not boxes:
             return None
+        outlines = []
+        for issue in issues:
+            styles = BOX_STYLES[-len(issue.boxes) :]  # a single box gets the last style
+            outlines += [Outline(box.xyxy_px, style, box.class_name) for box, style in zip(issue.boxes, styles)]
+        if number is not None:
+            outlines += label_outlines(split, number, boxes)
+        if source is None:
+            picture = CardPicture("", Markup('<p class="muted">The scan left this image out.</p>'))
+        else:
+            window = source.around(boxes) if boxes else source.whole()
+            kinds = listed(list(dict.fromkeys(issue.kind for issue in issues)))
+            picture = photo(source, window, CROP_SIDE, outlines, label=f"{kinds} in {name}")
         messages = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
         if len(messages) > MAX_TEXTS_PER_CARD:
             messages[MAX_TEXTS_PER_CARD:] = [f"... and {len(messages) - MAX_TEXTS_PER_CARD} more"]
         locations = list(dict.fromkeys(issue.where or name for issue in issues))[:MAX_TEXTS_PER_CARD]
-        return Card(pictures, Markup("<br>").join(messages), f"{split}: {', '.join(locations)}", issues[0].kind)
+        return Card([picture], Markup("<br>").join(messages), f"{split.name}: {', '.join(locations)}", issues[0].kind)
 
-    def _pictures(
-        self, issues: Sequence[Issue], source: PhotoFile, rows: np.ndarray, album: Album
-    ) -> list[CardPicture]:
-        """Draws the boxes of ``issues``, and the other labels of their image, ``rows`` of the index."""
-        boxes = [box for issue in issues for box in issue.boxes]
-        drawn = []
-        for issue in issues:
-            styles = BOX_STYLES[-len(issue.boxes) :]  # a single box gets the last style
-            drawn += [Outline(box.xyxy_px, style, box.class_name) for box, style in zip(issue.boxes, styles)]
-        kinds = listed(list(dict.fromkeys(issue.kind for issue in issues)))
-        overlay = Overlay("", f"{kinds} in {issues[0].images[0]}", drawn + self._labels(issues[0].split, rows, boxes))
-        window = source.around(corners_of(boxes)) if boxes else source.whole()
-        return album.pictures(source, window, CROP_SIDE, overlay)
 
-    def _left_out(self, split: str, name: str) -> tuple[PhotoFile, np.ndarray] | None:
-        """Opens an image that training leaves out, without index rows; returns None if it cannot be read."""
-        index = self._splits[split].index
-        path = path_of(name, index.root)
-        try:
-            height, width = check_image(path, pixels=index.pixels).size_hw
-            return PhotoFile(path, height, width, index.pixels), np.zeros(0, np.int64)
-        except (UserError, OSError):
-            return None
+def _left_out(split: CheckedSplit, name: str) -> PhotoFile | None:
+    """Opens an image that training leaves out; None if it cannot be read."""
+    index = split.index
+    path = path_of(name, index.root)
+    try:
+        height, width = check_image(path, pixels=index.pixels).size_hw
+    except (UserError, OSError):
+        return None
+    return PhotoFile(path, height, width, index.pixels)
 
 
 def is_about_image(issue: Issue) -> bool:

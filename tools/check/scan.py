@@ -11,7 +11,7 @@ from data.index.index import IndexSettings, Scan
 from data.index.load import read_split
 from data.index.messages import log_split, no_object, problems
 from data.labels.findings import UNKNOWN_CLASS, Finding
-from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
+from engine.report.label_errors import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED, UNREADABLE_SPLIT
 from utils.errors import UserError
 

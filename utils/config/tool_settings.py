@@ -27,7 +27,7 @@ class CheckConfig:
     )
     weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds")
     trust: bool = setting(False, help=TRUST_HELP)
-    min_score: float = setting(0.3, Bounds(0, 1), help="minimum probability of the label errors that are reported")
+    min_score: float = setting(0.3, Bounds(0, 1), help="minimum score of the label errors that are reported")
     device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
     json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", scope="run")

@@ -189,34 +189,6 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
     )
 
 
-def histogram_picture(
-    edges: np.ndarray, counts: np.ndarray, labels: AxisLabels, mark: Mark | None = None, note: str = ""
-) -> Picture:
-    """Draws bars of ``counts`` (K,) between positive ``edges`` (K + 1,) on a base-2 logarithmic axis."""
-    figure = new_figure(WIDTH, HEIGHT)
-    axes = figure.subplots()
-    axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=LINE_COLORS[0])
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.locator_params(axis="x", numticks=10)
-    axes.minorticks_off()
-    axes.set_xlim(edges[0], edges[-1])
-    label_axes(axes, labels, note)
-    if mark:
-        _draw_mark(axes, mark)
-    return render_figure(figure)
-
-
-def heatmap_picture(counts: np.ndarray, labels: AxisLabels, note: str = "") -> Picture:
-    """Draws cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means
-    more."""
-    figure = new_figure(WIDTH, HEIGHT)
-    axes = figure.subplots()
-    axes.imshow(counts, cmap="Blues", vmin=0, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest")
-    label_axes(axes, labels, note)
-    return render_figure(figure)
-
-
 def bar_chart_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
     """Draws a bar with text above it for each name."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.index.index_settings import IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader

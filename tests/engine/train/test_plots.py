@@ -6,55 +6,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from engine.evaluation.result import EvalResult
-from engine.report.figures import confusion_picture, metric_charts
-from engine.report.page import ReportPage
 from engine.train import plots
 from engine.train.hooks import TensorBoard
 from engine.train.plots import add_image, add_pr_curves
 from engine.train.trainer import Epoch
 from tests.engine.train.watched_trainer import build
-from tests.helpers.scoring import evaluation_of
+from tests.helpers.scoring import evaluation_of, make_result
 from tests.helpers.tiny import make_batch
 
 NAMES = ("Katze", "größer", "снег", "猫")
-
-
-def make_result(targets=(5, 0, 3, 1)) -> EvalResult:
-    n = len(targets)
-    confidence = np.linspace(0, 1, 200)
-    present = np.array(targets) > 0
-    per_class = np.where(present, 0.6, np.nan)
-    recall = np.where(present[:, None], 1 - confidence**2, np.nan)
-    return EvalResult(
-        metrics={"AP50": 0.7, "f1": 0.5}, class_metrics={"AP50": per_class}, threshold=0.4,
-        shown_confidence=0.4, ap_small=np.nan,
-        ap_medium=0.5, ap_large=np.nan, class_targets=np.array(targets), confusion=np.eye(n + 1, dtype=int),
-        curve_confidence=confidence,
-        curve_precision=np.where(present[:, None], 0.5 + confidence / 2, np.nan), curve_recall=recall,
-        pr_recall=np.linspace(0, 1, 101), pr_precision=np.where(present[:, None], np.linspace(1, 0, 101), np.nan),
-        num_images=4,
-    )  # fmt: skip
-
-
-def test_of_many_classes_the_worst_are_drawn():
-    result = make_result((1,) * 150)
-    result.class_metrics["AP50"][:] = np.linspace(1, 0, 150)
-    pr = metric_charts(result, [f"c{i}" for i in range(150)])["PR"]
-    assert [line.name for line in pr.lines[1:]] == [f"c{i} {1 - i / 149:.3f}" for i in range(149, 141, -1)]
-    assert pr.note == "the 8 of 150 classes with the lowest AP50"
-    few = metric_charts(make_result(), NAMES)
-    assert [line.is_strong for line in few["F1"].lines] == [True, False, False, False]
-    assert metric_charts(make_result((0, 0, 0, 0)), NAMES) == {}
-
-
-@pytest.mark.filterwarnings("error")
-def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
-    given = ("a", "$\\frac$", "_hidden", "x" * 300)
-    shown = ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
-    pictures = [confusion_picture(np.eye(5, dtype=int), names, "t").pixels for names in (given, shown)]
-    assert np.array_equal(*pictures)
-    assert confusion_picture(np.eye(91, dtype=int), [f"c{i}" for i in range(90)], "t").pixels.std() > 5
 
 
 def test_tensorboard_shows_images_and_curves(tmp_path):
@@ -96,8 +56,9 @@ def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, cap
     for name in ("write_image", "write_preview"):
         monkeypatch.setattr(plots, name, fail)
     monkeypatch.setattr(plots, "draw_batch", lambda *_: np.zeros((4, 4, 3), np.uint8))
-    monkeypatch.setattr(ReportPage, "set_validation", fail)
-    monkeypatch.setattr(ReportPage, "write", lambda *_: None)
+    monkeypatch.setattr(plots.ReportPage, "write", lambda *_: None)
+    monkeypatch.setattr(plots, "read_columns", fail)
+    (tmp_path / "results.csv").touch()
     hook = plots.Plots(None, None, Mock())
     trainer = build(folder=tmp_path)
     trainer.loader.index = None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
-from engine.issues.issue import CheckedSplit
+from engine.report.label_errors import CheckedSplit
 from tests.helpers.editable_set import EditableSet
 from tools.check.boxes import MAX_PARTNERS, SAME_IOU, box_pairs
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES

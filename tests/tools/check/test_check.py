@@ -267,7 +267,7 @@ def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
     assert f"{DOUBLED}: 1 " in text
     assert f"report: {tmp_path / 'page' / 'report.html'}" in text
     page = check_self_contained((tmp_path / "page" / "report.html").read_text(encoding="utf-8"))
-    weak = "On val it is too weak to judge labels of"
+    weak = "it is too weak to judge labels of cat"
     assert weak in page.sections["Label errors"]
     assert "No label errors are listed." in page.sections["Label errors"]
     assert weak in text

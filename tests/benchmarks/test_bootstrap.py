@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.evaluation import bootstrap
-from engine.evaluation.bootstrap import class_outcomes, draw_images, resampled_ap
+from benchmarks.accuracy import bootstrap
+from benchmarks.accuracy.bootstrap import class_outcomes, draw_images, resampled_ap
 from engine.evaluation.metrics import nanmean, score_detections
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 

@@ -88,12 +88,6 @@ def _outcomes_of_class(
     )
 
 
-def ap_of_draws(gt: GroundTruth, table: DetectionTable, num_classes: int, draws: int) -> np.ndarray:
-    """Computes AP at IoU 0.50:0.95 of each class on ``draws`` draws of images, the same for all tables of a split:
-    float64 (S, C)."""
-    return resampled_ap(class_outcomes(gt, table, num_classes), draw_images(gt.num_images, draws))
-
-
 def draw_images(num_images: int, draws: int, seed: int = 0) -> np.ndarray:
     """Draws N images, with replacement, ``draws`` times. Returns how often each is drawn: int64 (S, N)."""
     rng = np.random.Generator(np.random.Philox(seed))

@@ -1,0 +1,112 @@
+"""Pictures of a report, on cases whose outcome is known by construction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from engine.evaluation.matching import match_detections
+from engine.report.images import COLORS, Outline, PhotoFile, draw_batch, photo, worst_images
+from engine.report.label_errors import CheckedSplit, LabelBox
+from tests.helpers.html_page import HtmlPage, photos_of
+from tests.helpers.scoring import make_table
+from tests.helpers.synthetic_index import index_of
+from utils.batches import Batch, Targets
+from utils.detections import Detections
+
+
+def test_the_images_with_the_most_errors_come_first_with_each_error(tmp_path):
+    """Image 0 is right, 1 has a missed and a misplaced object, 2 a background with a detection of 0.9, 3 with 0.6."""
+    for i in range(4):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), np.full((200, 300, 3), 90, np.uint8))
+    index = index_of(
+        names=["a", "b"],
+        paths=[f"{i}.png" for i in range(4)],
+        image_hw=np.tile((200, 300), (4, 1)),
+        offsets=[0, 1, 3, 3, 3],
+        boxes_xywh_px=np.array([[10, 10, 80, 80], [10, 10, 80, 80], [150, 100, 80, 80.0]]),
+        classes=[0, 0, 1],
+    )
+    split = CheckedSplit("val", replace(index, root=tmp_path))
+    table = make_table(
+        image=[0, 1, 2, 3],
+        boxes=[[10, 10, 90, 90], [50, 50, 130, 130], [0, 0, 50, 50], [0, 0, 50, 50]],
+        scores=[0.8, 0.7, 0.9, 0.6],
+        classes=[0, 0, 0, 0],
+    )
+    cards = worst_images(split, match_detections(index.ground_truth(), table, 2))
+    assert [card.note for card in cards] == ["1.png", "2.png", "3.png"]
+    assert cards[0].text == "1 missed, 1 misplaced"
+    pixels = next(iter(photos_of(HtmlPage(str(cards[0].pictures[0].picture))).values())).astype(int)
+    for style in ("missed", "misplaced", "label"):
+        assert (np.abs(pixels - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60).any()
+
+
+@pytest.mark.parametrize(
+    ("box", "window"),
+    [
+        ((100, 50, 200, 150), (40, 0, 260, 200)),
+        ((-50, 50, 50, 150), (-60, 0, 110, 200)),  # the box exceeds the image
+        ((450, 0, 900, 200), (300, 0, 520, 200)),  # it is outside
+    ],
+)
+def test_a_window_shows_the_box_and_the_image_around_it(box, window):
+    source = PhotoFile("", 200, 400)
+    low_x, low_y, high_x, high_y = source.around([LabelBox("a", 0, box)])
+    assert low_x <= max(box[0], -60)
+    assert high_x >= min(box[2], 500)
+    assert low_x < 400
+    assert low_y <= 0 < 200 <= high_y
+
+
+def test_a_dark_image_is_brightened_and_one_that_cannot_be_read_says_so(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), np.tile(np.arange(40, dtype=np.uint16), (40, 1)))
+    source = PhotoFile(str(tmp_path / "a.png"), 40, 40)
+    picture = photo(source, source.whole(), 40, [Outline((5, 5, 20, 20), "missed")], label="x").picture
+    assert photos_of(HtmlPage(str(picture)))["x"].max() > 200
+    absent = PhotoFile(str(tmp_path / "b.png"), 40, 40)
+    assert "cannot be read" in photo(absent, absent.whole(), 40, [], label="x").picture
+
+
+def make_batch(images: torch.Tensor, labels: list[np.ndarray], paths: tuple[str, ...]) -> Batch:
+    count = len(images)
+    none = torch.zeros(count, 4)
+    return Batch(images, Targets.from_labels(labels), torch.arange(count), none[:, :2].int(), none.double(), paths)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [torch.zeros(3, 3, 64, 64, dtype=torch.uint8), torch.zeros(3, 5, 64, 64, dtype=torch.uint16)],
+    ids=["RGB", "5 channels of 16 bits"],
+)
+def test_batch_sheet_shows_targets_of_the_right_image(images):
+    labels = [np.zeros((0, 5), np.float32) for _ in images]
+    labels[1] = np.float32([[0, 0.5, 0.5, 0.5, 0.3]])
+    sheet = draw_batch(make_batch(images, labels, ("a/x.jpg", "y.jpg", "z.jpg")), ["thing"])
+    assert (sheet.shape, sheet.dtype) == ((130, 130, 3), np.uint8)
+    assert sheet[:48, 66:].any()
+    assert not sheet[:48, :64].any()
+    assert not sheet[66:114, :64].any()
+    assert draw_batch(make_batch(images[:0], [], ()), ["thing"]) is None
+
+
+def test_detection_sheet_pairs_labels_with_predictions():
+    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    detections = Detections(
+        boxes_xyxy=torch.tensor([[[8.0, 30, 24, 60], [30, 30, 60, 60]], [[0, 0, 0, 0], [0, 0, 0, 0]]]),
+        scores=torch.tensor([[0.9, 0.1], [0.0, 0.0]]),
+        classes=torch.zeros(2, 2, dtype=torch.long),
+        counts=torch.tensor([2, 0]),
+    )
+    batch = make_batch(images, [np.zeros((0, 5), np.float32)] * 2, ("a/x.jpg", "y.jpg"))
+    sheet = draw_batch(batch, ["t"], detections, threshold=0.1)
+    right = sheet[:64, 66:130]
+    assert sheet.shape == (64, 4 * 66 - 2, 3)
+    assert right[31:48, 8:24].any()
+    assert not right[31:48, 30:].any()  # below the confidence threshold
+    assert not sheet[:48, 132:196].any()  # the second image has neither
+    assert not sheet[:48, 198:].any()
