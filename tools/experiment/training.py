@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engine.train.results_csv import read_columns
+from utils.files.results_csv import read_columns
 from tqdm import tqdm
 
 from utils.config.settings import AUTO, TrainConfig
