@@ -51,7 +51,7 @@ ConfigT = TypeVar("ConfigT", bound=TrainConfig)
 
 # Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
 _OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
-_LENGTH = ("epochs", "time", "patience")  # a command with another value of these continues a run that has ended
+_LENGTH = ("epochs", "time", "patience")  # how long a run trains
 
 
 class Remaining(enum.Enum):
@@ -220,11 +220,14 @@ def _plan_continued(
     last = checkpoint.path
     progress = checkpoint.progress
     config, messages = merge_settings(stored, command, explicit_flags, last)
-    is_extended = any(getattr(config, name) != getattr(stored, name) for name in _LENGTH)
+    # A command that names the run, or changes its length, continues one that a callback has ended.
+    continues = command.resume not in (None, AUTO) or any(
+        getattr(config, name) != getattr(stored, name) for name in _LENGTH
+    )
     if config.time != stored.time and config.time > 0 and config.epochs <= progress.epoch and progress.epoch:
         epochs = epochs_in_time(progress.epoch, checkpoint.header.run.seconds, config.time * 3600)
         config = replace(config, epochs=epochs)
-    reason = _end_reason(checkpoint, config, is_extended=is_extended)
+    reason = _end_reason(checkpoint, config, ends_by_callback=not continues and checkpoint.header.ended_by_callback)
     config = replace(config, epochs=max(config.epochs, progress.epoch))
     if not reason:
         remaining = Remaining.STEPS
@@ -296,15 +299,14 @@ def merge_settings(
     return replace(stored, **changes), messages
 
 
-def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, is_extended: bool) -> str:
-    """Returns why the run of a checkpoint has no step left, and how to train on; "" if it has. ``is_extended``: the
-    command changes how long the run trains."""
+def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback: bool) -> str:
+    """Returns why the run of a checkpoint has no step left, and how to train on; "" if it has."""
     progress = checkpoint.progress
     done = progress.epoch
     flag = resume_flag(checkpoint.path)
-    if checkpoint.header.ended_by_callback and not is_extended:
+    if ends_by_callback:
         position = progress.describe(checkpoint.header.run.epoch_batches)
-        return f"a callback has ended it after {position}; to continue: {flag} --epochs N"
+        return f"a callback has ended it after {position}; to continue: {flag}"
     if done >= config.epochs and config.time:
         duration = format_duration(checkpoint.header.run.seconds)
         return (

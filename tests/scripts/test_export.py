@@ -144,7 +144,8 @@ def test_all_formats_are_checked_and_scored(
     assert (content["stride"], content["imgsz"], content["batch"], content["task"]) == (32, [64, 64], 1, "detect")
 
     for name in ("best.pt", *files):
-        val.main(["--weights", str(weights.with_name(name)), *VAL, "--no-rect", "--project", str(tmp_path)])
+        moved = ["--data", str(weights.parents[1] / "set" / "data.yaml")]
+        val.main(["--weights", str(weights.with_name(name)), *moved, *VAL, "--no-rect", "--project", str(tmp_path)])
     results = [json.loads(path.read_text()) for path in tmp_path.glob("exp*/results.json")]
     assert len(results) == 5
     assert len({f"{result['ap']:.4f}" for result in results}) == 1

@@ -90,10 +90,7 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
 
 class EpochReports:
     """Passes each fitness of an epoch in results.csv to `Pruning`, once, until that ends the training. Without one,
-    does not read the file.
-
-    A process repeats the newest epoch of results.csv if last.pt lacks it; on a GPU, its fitness may differ then.
-    """
+    does not read the file."""
 
     def __init__(self, table: Path, epochs: int, pruning: Pruning | None) -> None:
         self._table = table

@@ -58,7 +58,7 @@ def test_the_branch_that_training_does_not_validate_has_no_threshold_and_no_ap()
 
 def test_a_file_names_the_data_set_and_takes_nothing_else_from_its_description():
     """A foreign checkpoint may describe its data in any way."""
-    location = {"source": "/a/data.yaml", "source_from_run": "../data.yaml"}
+    location = {"source": "/a/data.yaml", "root": "/a"}
     stored = location | {"license": "abc"}
     detector = build_detector(TINY_MODEL, 2, names=("a", "b")).fuse()
     model = CheckpointModel(detector, {"imgsz": 64, "data": stored}, Path("best.pt"), torch.device("cpu"))

@@ -176,7 +176,7 @@ def test_classes_without_names_are_numbered():
 def test_metadata_reads_back():
     assert parse_metadata(OURS.as_strings()) == OURS
     known = replace(OURS, nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
-    known = replace(known, data={"source": "/a/data.yaml", "source_from_run": "../data.yaml"})
+    known = replace(known, data={"source": "/a/data.yaml", "root": "/a"})
     assert parse_metadata(known.as_strings()) == known
     voting = replace(known, box_voting=True)
     assert parse_metadata(voting.as_strings()) == voting
