@@ -21,8 +21,8 @@ SINGLE = DistributedContext.single()
 
 @dataclass
 class HookTraining:
-    """Stands in for `engine.train.trainer.Trainer`, with a real run, control and checkpointer. A test gives the parts
-    of the model and the loader that its hook reads."""
+    """Stands in for `engine.train.trainer.Trainer`, with a real run, control and checkpointer. A test gives
+    the parts of the model and the loader that its hook reads."""
 
     run: TrainingRun
     checkpointer: Checkpointer
