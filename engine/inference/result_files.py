@@ -55,9 +55,10 @@ class UniqueStems:
 
             def is_free(stem: str) -> bool:
                 key = stem.casefold()
-                frame = re.compile(re.escape(key) + r"_\d{6,}")
-                is_of_other = (stem != own and key in self._own) or (is_video and any(map(frame.fullmatch, self._own)))
-                return key not in self._taken and not is_of_other
+                if key in self._taken or (stem != own and key in self._own):
+                    return False
+                frame = re.escape(key) + r"_\d{6,}"
+                return not is_video or not any(re.fullmatch(frame, name) for name in self._own)
 
             stem = _numbered(safe_name(own), is_free)
             self._taken.add(stem.casefold())
