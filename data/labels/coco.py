@@ -90,7 +90,7 @@ def _size(image: dict[str, Any]) -> tuple[int, int] | None:
     sides: list[int] = []
     for name in ("height", "width"):
         side = image.get(name)
-        if type(side) not in (int, float) or not 0 < side < _MAX_SIDE or side != int(side):
+        if not isinstance(side, int | float) or not 0 < side < _MAX_SIDE or side != int(side):
             return None
         sides.append(int(side))
     return sides[0], sides[1]

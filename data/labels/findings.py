@@ -58,7 +58,9 @@ KINDS: dict[str, Kind] = {
         "object",
         "object",
     ),
-    NO_LABEL: Kind("a background; not in the COCO JSON: left out", "label it, or add an empty file", "", "image"),
+    NO_LABEL: Kind(
+        "a background, or left out if a COCO JSON does not name it", "label it, or add an empty file", "", "image"
+    ),
     UNDECLARED: Kind(
         "COCO entries of images of no split, or of a missing split", "nothing, or declare the split", "", "object"
     ),

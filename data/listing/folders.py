@@ -58,17 +58,13 @@ class Folders:
                 raise
             yield path
             for entry in reversed(entries.values()):
-                real = os.path.join(reals[-1], entry.name)
                 if not entry.is_symlink():
-                    if not entry.is_dir():
-                        continue
-                elif not os.path.isdir(entry.path):  # `DirEntry.is_dir` raises for some links
-                    continue
-                else:
+                    if entry.is_dir():
+                        pending.append((entry.path, (*reals, os.path.join(reals[-1], entry.name))))
+                elif os.path.isdir(entry.path):  # `DirEntry.is_dir` raises for some links
                     real = os.path.realpath(entry.path)
-                    if any(Path(above).is_relative_to(real) for above in reals):
-                        continue
-                pending.append((entry.path, (*reals, real)))
+                    if not any(Path(above).is_relative_to(real) for above in reals):
+                        pending.append((entry.path, (*reals, real)))
 
     def find(self, folder: str, name: str) -> str | None:
         """Returns the name of the entry called ``name``, or else of the only one that differs from it at most in case

@@ -55,11 +55,14 @@ def find_labels(images: SplitImages, split: FilesSplit, folders: Folders) -> Lab
                     break
     used: set[str] = set()
     for label, of_label in claims.items():
-        fewest = min(of_label)[0]
-        best = [claim for claim in of_label if claim[0] == fewest]
-        if len({prefix for _, prefix, _ in best}) == 1:  # else it is not known of which folder's image it is
-            used.add(label)
-            expected.update((name, label) for _, _, name in best)
+        if len(of_label) > 1:
+            fewest = min(of_label)[0]
+            of_label = [claim for claim in of_label if claim[0] == fewest]
+            if len({prefix for _, prefix, _ in of_label}) > 1:  # it is not known of which folder's image it is
+                continue
+        used.add(label)
+        for _, _, name in of_label:
+            expected[name] = label
     return LabelFiles(expected, used, set(claims))
 
 

@@ -50,11 +50,11 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     if source.label_format.is_per_image:
         files = find_labels(images, source, folders)
         labels = [files.expected[name] for name in names]
-        stamp_of_label = {label: stamp_of(path_of(label, spec.root)) for label in files.used}
-        stamps = [stamp_of_label.get(label, ABSENT) for label in labels]
-        label_stamps = [
-            _UNREADABLE if stamp == ABSENT and label in files.used else stamp for label, stamp in zip(labels, stamps)
-        ]
+        label_stamps = [ABSENT] * len(names)
+        for i, label in enumerate(labels):
+            if label in files.used:
+                stamp = stamp_of(path_of(label, spec.root))
+                label_stamps[i] = _UNREADABLE if stamp == ABSENT else stamp
         if not files.used:
             raise UserError(
                 f"{spec.source}: none of the {counted(len(names), 'image')} of '{split}' has a label file; expected "
