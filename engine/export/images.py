@@ -30,7 +30,7 @@ def open_samples(index: DatasetIndex, *, count: int, imgsz: int, tile: int) -> S
         count = max(count * len(index) // len(tiles.image), 1)
     index = index.take(np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(np.int64)))
     if not tile:
-        return ImageReader(index, imgsz=imgsz, reduces=False)
+        return ImageReader(index, imgsz=imgsz, antialias=False)
     return TileReader(TiledIndex(index, tile, hyp=Hyperparameters()), imgsz=imgsz, image_cache=_LastImage(index))
 
 

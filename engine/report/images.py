@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from data.images.reduce import read_reduced
+from data.images.decode import read_reduced
 from markupsafe import Markup
 
 from engine.evaluation.analysis import CORRECT, MISSED, find_errors

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from utils.files.results_csv import read_columns
 from tqdm import tqdm
 
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import Stopped
+from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
 from utils.process.child import start_child
 from utils.process.signals import StopSignals
