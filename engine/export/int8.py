@@ -74,6 +74,9 @@ def quantize(proto: ModelProto, batches: Iterable[np.ndarray], *, outputs: bool)
             activation_type=ort.QuantType.QUInt8,  # signed activations give wrong results in OpenVINO 2026.4
             weight_type=ort.QuantType.QInt8,
             reduce_range=True,  # weights of 7 bits: CPUs without VNNI add products in 16 bits, which 8 bits overflow
-            extra_options={"OpTypesToExcludeOutputQuantization": [] if outputs else ["Conv"]},
+            extra_options={
+                "CalibMovingAverage": True,  # the mean of the batches' extremes, which one image cannot stretch
+                "OpTypesToExcludeOutputQuantization": [] if outputs else ["Conv"],
+            },
         )
         return onnx.load(target)
