@@ -61,7 +61,8 @@ def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) ->
     keys, order = _sort_keys(others.boxes_xyxy[:, 0], others.group).sort(stable=True)
     first = torch.searchsorted(keys, lowest)
     count = (torch.searchsorted(keys, highest, right=True) - first).clamp_(min=0) * moves
-    voters = others.boxes_xyxy[order].T.contiguous()
+    voter_boxes = others.boxes_xyxy[order]
+    voters = voter_boxes.T.contiguous()
     voter_scores = others.scores[order]
     columns = kept.boxes_xyxy.T.contiguous()
 
@@ -74,12 +75,15 @@ def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) ->
     rows = torch.arange(len(count), device=count.device)
     for part, begin, number in zip(rows.split(sizes), first.split(sizes), count.split(sizes)):
         row = part.repeat_interleave(number)
-        voter = torch.arange(len(row), device=row.device) + (begin - number.cumsum(0) + number)[row - part[:1]]
-        overlap, union = overlap_and_union(columns[:, row], voters[:, voter])
+        voter_of_first = (begin - number.cumsum(0) + number).repeat_interleave(number)
+        voter = torch.arange(len(row), device=row.device) + voter_of_first
+        overlap, union = overlap_and_union(columns.index_select(1, row), voters.index_select(1, voter))
         pair = (overlap > union * iou_thres).nonzero()[:, 0]
-        row, voter, iou = row[pair], voter[pair], overlap[pair] / union[pair]
-        weights = voter_scores[voter] * vote_weights(iou.to(sum_dtype))
-        sums.index_add_(0, row, _with_ones(voters[:, voter].T) * weights[:, None])
+        row = row.index_select(0, pair)
+        voter = voter.index_select(0, pair)
+        iou = overlap.index_select(0, pair) / union.index_select(0, pair)
+        weights = voter_scores.index_select(0, voter) * vote_weights(iou.to(sum_dtype))
+        sums.index_add_(0, row, _with_ones(voter_boxes.index_select(0, voter)) * weights[:, None])
         misses.index_add_(0, row, log_misses(weights))
     mean = (sums[:, :4] / sums[:, 4:]).float()
     boxes = torch.where(mean.isfinite(), mean, kept.boxes_xyxy)

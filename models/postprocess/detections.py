@@ -53,6 +53,7 @@ class _Candidates(NamedTuple):
     boxes: Tensor  # float32 (M, 4)
     scores: Tensor  # float32 (M,)
     classes: Tensor  # int64 (M,)
+    group: Tensor  # int64 (M,), candidates that suppress each other: of one class in an image, or of all
 
     def take(self, rows: Tensor) -> _Candidates:
         """Selects ``rows``: a mask, bool (M,), or indices."""
@@ -126,17 +127,16 @@ def _select(
     iou_thres = settings.iou_thres
     voting = [voted and iou_thres is not None for voted in voting]
     lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if any(voting) else settings.conf_thres
-    candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings.multi_label, lowest_score)
-    group = candidates.image if settings.agnostic else candidates.image * num_classes + candidates.classes
+    candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings, lowest_score)
     keep = None
     if iou_thres is not None:
         needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
-        keep = _keep(candidates, group, counts, iou_thres=iou_thres, needed=needed, voted=any(voting))
+        keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, voted=any(voting))
     selected = []
     for voted in voting:
         kept = candidates if keep is None else candidates.take(keep)
         if voted and keep is not None and iou_thres is not None:
-            kept = _vote(candidates, kept, keep, group, iou_thres, batch)
+            kept = _vote(candidates, kept, keep, iou_thres, batch)
         if settings.classes is not None:
             wanted = torch.tensor([c in settings.classes for c in range(num_classes)], device=scores.device)
             kept = kept.take(wanted[kept.classes])
@@ -145,14 +145,14 @@ def _select(
 
 
 def _collect_candidates(
-    boxes: Tensor, scores: Tensor, multi_label: bool, lowest_score: float
+    boxes: Tensor, scores: Tensor, settings: PostprocessSettings, lowest_score: float
 ) -> tuple[_Candidates, Tensor]:
     """Collects the (box, label) pairs with ``scores`` (B, N, C) above ``lowest_score``, at most the `MAX_CANDIDATES`
     best of each image. Without ``multi_label``, the label of a box is its best class. Also returns how many pairs of
     each image are above: int64 (B,)."""
-    batch = boxes.shape[0]
+    batch, _, num_classes = scores.shape
     best_class = None
-    if not multi_label:
+    if not settings.multi_label:
         scores, best_class = scores.max(-1, keepdim=True)  # (B, N, L)
     allowed = scores > lowest_score
     image, box, label = allowed.nonzero(as_tuple=True)
@@ -165,43 +165,40 @@ def _collect_candidates(
     order = _best_first(image, score)  # equal scores in the order of (box, label)
     image, box, label = image[order], box[order], label[order]
     low, high = boxes[image, box].split(2, -1)
+    classes = label if best_class is None else best_class[image, box, 0]
     candidates = _Candidates(
         image=image,
         rank=_numbers_in_image(image, batch),
         boxes=torch.cat((low, torch.maximum(low, high)), -1),  # swapped sides: no area
         scores=score[order],
-        classes=label if best_class is None else best_class[image, box, 0],
+        classes=classes,
+        group=image if settings.agnostic else image * num_classes + classes,
     )
     return candidates.take(candidates.rank < MAX_CANDIDATES) if is_crowded else candidates, counts
 
 
-def _keep(
-    candidates: _Candidates, group: Tensor, counts: Tensor, *, iou_thres: float, needed: int, voted: bool
-) -> Tensor:
+def _keep(candidates: _Candidates, counts: Tensor, *, iou_thres: float, needed: int, voted: bool) -> Tensor:
     """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first, and all
     only if fewer than ``needed`` of these are kept. ``counts``: see `_collect_candidates`."""
     max_kept = max(needed, _MAX_VOTED) if voted else needed
     if max(counts.tolist(), default=0) <= _FIRST_CANDIDATES:
-        return nms_keep(candidates.boxes, group, iou_thres, max_kept)
-    is_first = candidates.rank < _FIRST_CANDIDATES
+        return nms_keep(candidates.boxes, candidates.group, iou_thres, max_kept)
     # NMS keeps a box among the best candidates exactly if it keeps it among all.
+    is_first = candidates.rank < _FIRST_CANDIDATES
     keep = torch.zeros_like(is_first)
-    keep[is_first] = nms_keep(candidates.boxes[is_first], group[is_first], iou_thres, max_kept)
+    keep[is_first] = nms_keep(candidates.boxes[is_first], candidates.group[is_first], iou_thres, max_kept)
     kept = torch.zeros_like(counts).index_add_(0, candidates.image, keep.long())
     needs_all = ((counts > _FIRST_CANDIDATES) & (kept < needed))[candidates.image]
-    keep[needs_all] = nms_keep(candidates.boxes[needs_all], group[needs_all], iou_thres, max_kept)
+    keep[needs_all] = nms_keep(candidates.boxes[needs_all], candidates.group[needs_all], iou_thres, max_kept)
     return keep
 
 
-def _vote(
-    candidates: _Candidates, kept: _Candidates, keep: Tensor, group: Tensor, iou_thres: float, batch: int
-) -> _Candidates:
+def _vote(candidates: _Candidates, kept: _Candidates, keep: Tensor, iou_thres: float, batch: int) -> _Candidates:
     """Lets suppressed candidates vote on those to ``keep``, bool (M,). Returns these, sorted by their new scores."""
-    votes = ~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE)
+    voters = candidates.take(~keep & (candidates.rank < VOTERS) & (candidates.scores > MIN_VOTING_SCORE))
     moves = (kept.rank < VOTERS) & (_numbers_in_image(kept.image, batch) < _MAX_VOTED)
-    kept_boxes = BoxGroups(kept.boxes, kept.scores, group[keep])
-    voters = BoxGroups(candidates.boxes[votes], candidates.scores[votes], group[votes])
-    boxes, scores = vote(kept_boxes, voters, moves, iou_thres)
+    kept_boxes = BoxGroups(kept.boxes, kept.scores, kept.group)
+    boxes, scores = vote(kept_boxes, BoxGroups(voters.boxes, voters.scores, voters.group), moves, iou_thres)
     return kept._replace(boxes=boxes, scores=scores).take(_best_first(kept.image, scores))
 
 

@@ -138,7 +138,7 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_pa
     assert len(other(image, conf=0, iou=0, agnostic=True)[0]) < len(other(image, conf=0, iou=1)[0])
     assert rows(other(image, imgsz=96)) != rows(other(image))
     with monkeypatch.context() as patch:
-        patch.setattr("models.postprocess.suppression.MIN_VOTING_SCORE", 0.0)  # the model is untrained
+        patch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
         plain = other(image, iou=0.5, box_voting=False)[0].boxes
         raised = other(image, iou=0.5)[0].boxes
     assert raised.data.tolist() != plain.data.tolist()

@@ -130,7 +130,7 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting, monkeypatch):
     """The image is seen with half a stride of padding; the result is that of the model after NMS."""
-    monkeypatch.setattr("models.postprocess.suppression.MIN_VOTING_SCORE", 0.0)  # the model is untrained
+    monkeypatch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
     records = read(folder)
     assert names_in(folder) == ["predictions.json"]
@@ -159,13 +159,13 @@ def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, 
     rules = PostprocessSettings(conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
 
     def find(bare, raw):
-        return {"seen": select_detections(*bare.decode(raw), rules)}
+        return [select_detections(*bare.decode(raw), rules)]
 
     view_input = ViewInput(stride=32, imgsz=SIZE, batch=4)
     tiles = Tiles(64, full_image=not more)
-    tiled = TiledDetector(model.fuse(), find, tiles=tiles, view_input=view_input, selections={"seen": rules})
+    tiled = TiledDetector(model.fuse(), find, tiles=tiles, view_input=view_input, settings=[rules])
     with torch.no_grad():
-        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))["seen"]
+        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))[0]
     corners = want.boxes_xyxy[0, : int(want.counts)].clamp(min=0).minimum(torch.tensor([150, 100, 150, 100]))
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
