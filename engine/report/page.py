@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.index.index import DatasetIndex
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ap_error, confused_pairs, split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS
@@ -183,7 +184,7 @@ class ReportPage:
             parts.append(f"No epoch of {subject.epochs} is complete yet.")
         return " ".join([*parts, f"Written {page.now()}."])
 
-    def _save(self, name: str, pictures: Any) -> None:
+    def _save(self, name: str, pictures: Iterable[Picture]) -> None:
         """Writes pictures as one PNG file; none without pictures."""
         pixels = [picture.pixels for picture in pictures]
         if pixels:
@@ -280,7 +281,7 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     )
 
 
-def data_content(splits: Mapping[str, Any], imgsz: int) -> dict[str, Any]:
+def data_content(splits: Mapping[str, DatasetIndex], imgsz: int) -> dict[str, Any]:
     """Returns what a page shows of the data: counts of ``splits``, indexes by name, and the boxes of each class."""
     names = next(iter(splits.values())).names
     boxes = {name: index.boxes_per_class(len(names)) for name, index in splits.items()}

@@ -23,8 +23,8 @@ def index(boxes: list[int], side: float, names: tuple[str, ...] = ("a", "b", "c"
     made = index_of(
         names=names[: len(boxes)],
         paths=["0.jpg"],
-        image_hw=[(320, 320)],
-        offsets=[0, len(classes)],
+        image_hw=np.array([[320, 320]]),
+        offsets=np.array([0, len(classes)]),
         boxes_xywh_px=np.tile([0.0, 0, side, side], (len(classes), 1)),
         classes=classes,
     )
@@ -163,8 +163,8 @@ def test_classes_that_the_data_set_does_not_label_need_no_labels(monkeypatch):
     region = index_of(
         names=train.names,
         paths=["0.jpg"],
-        image_hw=[(320, 320)],
-        offsets=[0, 908],
+        image_hw=np.array([[320, 320]]),
+        offsets=np.array([0, 908]),
         boxes_xywh_px=np.r_[train.boxes_xywh_px, [[0, 0, 320, 320]]],
         classes=np.r_[train.classes, 0],
     )
