@@ -44,9 +44,9 @@ def found(name: str, *modules: str) -> Any:
     raise SystemExit(f"no {name} in {', '.join(modules)}")
 
 
-DataSource = found("DataSource", "data.dataset.spec", "data.dataset.spec")
-open_data: Callable = found("open_data", "data.open", "data.open")
-IndexSettings = found("IndexSettings", "data.index.index", "data.index.load", "data.index.index")
+DataSource = found("DataSource", "data.dataset.spec", "data.source.dataset_spec")
+open_data: Callable = found("open_data", "data.open", "data.source.open")
+IndexSettings = found("IndexSettings", "data.index.index", "data.index.index_settings", "data.index.load")
 load_index: Callable = found("load_index", "data.index.load", "data.index.store")
 open_train_samples: Callable = found("open_train_samples", "data.loading.build")
 build_train_loader: Callable = found("build_train_loader", "data.loading.build")
