@@ -38,7 +38,7 @@ def test_a_signal_to_any_rank_ends_the_wait_for_scores(monkeypatch, signaled):
         ctx = replace(single, rank=rank, world_size=2, eval_ranks=1, store=store)
         evaluating = service.ValidationService(ctx, None)
         evaluating.send(1, WeightsMessage({}, is_closing=False))
-        assert evaluating.collect(control.RunControl(ctx, signals[rank]).poll_stop) is None
+        assert evaluating.collect(control.RunControl(ctx, signals[rank]).should_stop) is None
         returned.append(rank)
 
     threads = [threading.Thread(target=wait, args=(rank,), daemon=True) for rank in (0, 1)]
