@@ -6,7 +6,9 @@ import enum
 import faulthandler
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import torch.distributed as dist
 
 from engine.parallel.step_values import StepFlags
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
@@ -148,11 +150,12 @@ class RunControl:
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self._signals.received
-        if store is not None and is_stopped:
-            store.set(STOP_KEY, "")
-        elif store is not None and now - self._polled_at >= POLL_EVERY_S:
-            self._polled_at = now
-            is_stopped = store.check([STOP_KEY])
+        with suppress(dist.DistError):  # torchrun has ended, and the store with it: this process gets SIGTERM
+            if store is not None and is_stopped:
+                store.set(STOP_KEY, "")
+            elif store is not None and now - self._polled_at >= POLL_EVERY_S:
+                self._polled_at = now
+                is_stopped = store.check([STOP_KEY])
         self._validation_stopped = is_stopped
         return is_stopped
 

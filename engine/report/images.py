@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from data.images.decode import read_reduced
 from markupsafe import Markup
 
+from data.images.decode import read_reduced
 from engine.evaluation.analysis import CORRECT, MISSED, find_errors
 from engine.evaluation.matching import Matches, image_ranks
 from engine.evaluation.result import PREVIEW_IMAGES, Preview

@@ -167,7 +167,8 @@ class EndLog(Hook):
         done = counted(progress.epoch, "epoch")
         best = trainer.checkpointer.best
         if progress.best_epoch < 0 or not best.is_file():
-            log.info("done: %s, no best.pt; weights: %s", done, trainer.checkpointer.last)
+            reason = "no epoch has a score" if progress.best_epoch < 0 else "best.pt is no longer there"
+            log.info("done: %s, %s; weights: %s", done, reason, trainer.checkpointer.last)
             return
         score = f"best {self._fitness} {progress.best_fitness:.4f} in epoch {progress.best_epoch}"
         log.info("done: %s; %s: %s", done, score, best)

@@ -21,7 +21,6 @@ from engine.train.resume import Remaining
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.drawing.draw import write_image
 from utils.errors import first_line
-from utils.files.results_csv import read_columns
 from utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ class Plots(Hook):
         run = trainer.run
         model = trainer.step.ema.module
         self._folder = run.folder
+        self._table = trainer.checkpointer.table
         self._names = model.names
         self._drawing = TimeBudget(self._draw, TIME_BUDGET)
         subject = Subject(
@@ -110,8 +110,7 @@ class Plots(Hook):
                 if sheet is not None:
                     self._tensorboard.write(add_image, "val/predictions", sheet, validated.number)
         with self._failing_with_warning("report.html"):
-            table = self._folder / "results.csv"
-            self._page.write(read_columns(table) if table.exists() else {})
+            self._page.write(self._table.as_columns())
 
     @contextmanager
     def _failing_with_warning(self, name: str) -> Iterator[None]:

@@ -248,8 +248,8 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(inputs, whole, tmp_path
 )
 def test_torchrun_exits_with_its_own_code(inputs, tmp_path, number, to_torchrun, code):
     """torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
-    is saved. After SIGKILL nobody is left to stop torchrun's processes, so they end by themselves."""
-    with Processes(tmp_path / "log.txt", faults="save:1;slow:0.1") as run:
+    is saved. After SIGKILL to torchrun, the kernel sends its processes SIGTERM."""
+    with Processes(tmp_path / "log.txt", faults="save:1;slow:0.1", real=to_torchrun) as run:
         agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(inputs, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(agent.pid if to_torchrun else run.launched()[0], number)

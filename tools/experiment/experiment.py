@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from utils.process.signals import StopSignals
 
 from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.folds.held_out import scan_settings
@@ -32,6 +31,7 @@ from utils.files.checksum import sha256_of
 from utils.files.new_folder import check_run_dir
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
+from utils.process.signals import StopSignals
 
 SPLITS = ("train", "val")  # splits that a training uses; "test" stays apart
 KFOLD_YAML = "kfold.yaml"

@@ -17,7 +17,6 @@ import optuna
 import yaml
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
-from utils.process.signals import StopSignals
 
 from tools.experiment.experiment import LOCK, SEARCH_YAML, Experiment, open_experiment
 from tools.experiment.training import train, train_config
@@ -33,6 +32,7 @@ from utils.files.locks import FileLock
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.process.child import RunFailed
+from utils.process.signals import StopSignals
 from utils.strings import counted
 
 JOURNAL_LOG = "journal.log"
