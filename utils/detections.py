@@ -52,10 +52,3 @@ class DetectionTable:
     def take(self, rows: np.ndarray | slice) -> DetectionTable:
         """Selects ``rows``, which are a mask, indices or a slice."""
         return DetectionTable(*(getattr(self, column.name)[rows] for column in fields(self)))
-
-    def top_per_image(self, count: int) -> DetectionTable:
-        """Selects the ``count`` highest-scoring detections of each image, image by image."""
-        order = np.lexsort((-self.scores, self.image_index))
-        image = self.image_index[order]
-        rank = np.arange(len(image)) - np.searchsorted(image, image)
-        return self.take(order[rank < count])

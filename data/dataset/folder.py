@@ -82,14 +82,6 @@ def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
     return {**values, **splits}, folder, note
 
 
-def yaml_of_folder(folder: Path) -> Path | None:
-    """Returns the YAML that `read_folder` reads in place of ``folder``, without searching for images; None if there is
-    no such YAML. Raises UserError if several describe a data set, or one is malformed."""
-    folder = _unpacked(folder)
-    yaml = _own_yaml(folder)
-    return yaml if yaml is not None and _names_images(load_yaml(yaml)) else None
-
-
 def _unpacked(folder: Path) -> Path:
     """Returns the innermost folder that contains everything in ``folder``."""
     while True:

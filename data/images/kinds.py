@@ -29,12 +29,6 @@ def is_image(name: str, suffixes: frozenset[str]) -> bool:
     return suffix_of(name) in suffixes
 
 
-def unread_reason(path: str | os.PathLike) -> str:
-    """Returns why a file with one of the `UNREAD_SUFFIXES` is not read, and what to do; "" for any other file."""
-    suffix = suffix_of(path)
-    return f"{suffix} files are not supported; convert them to JPEG or PNG" if suffix in UNREAD_SUFFIXES else ""
-
-
 def suffix_of(path: str | os.PathLike) -> str:
     """Returns the suffix of a file name in lower case, such as ".jpg"."""
     return os.path.splitext(path)[1].lower()

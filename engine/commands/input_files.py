@@ -15,23 +15,13 @@ from engine.inference.sources import source_files
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.export_formats import format_of
-from utils.config.recipes import read_recipe
 from utils.config.settings import DetectConfig, TrainConfig, ValConfig
 from utils.errors import UserError, all_mistakes
 
 
-def check_new_run(config: TrainConfig, splits: Sequence[str]) -> None:
+def check_model_and_data(config: TrainConfig, splits: Sequence[str]) -> None:
     """Raises UserError for a data set without ``splits``, a model or starting weights that are missing, or YAMLs that
     cannot be read."""
-    with all_mistakes() as mistakes:
-        with mistakes.collecting():
-            check_model_and_data(config, splits)
-        with mistakes.collecting():
-            read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
-
-
-def check_model_and_data(config: TrainConfig, splits: Sequence[str]) -> None:
-    """Raises UserError as `check_new_run` does, but does not read the recipe."""
     with all_mistakes() as mistakes:
         with mistakes.collecting():
             check_data(config.data, splits, config.classes)

@@ -81,11 +81,6 @@ class RunControl:
         """Lets faulthandler print the stacks of all threads to standard error if this is not called again in time."""
         faulthandler.dump_traceback_later(STALL_S, repeat=True, file=2)
 
-    @property
-    def received_signal(self) -> bool:
-        """True if a signal to stop has reached this rank."""
-        return self._signals.received
-
     def request_save(self) -> None:
         """Makes all ranks save once, after the same step."""
         self._save_requested = True

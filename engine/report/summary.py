@@ -27,7 +27,6 @@ MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentione
 MIN_RISE = 0.005  # of AP in the last third of a run, that more epochs may continue
 FEW_BOXES = 50  # training boxes of a class
 IMBALANCED = 10  # ratio of boxes of the most frequent class to the rarest
-WEAK = 0.6  # fraction of the mean AP below which a class is weak
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
 # What a kind of error is, and what to do about it.
 SENTENCES = {

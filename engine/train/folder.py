@@ -115,14 +115,6 @@ def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATI
     remove_half_written(folder)
 
 
-def wait_until_saved(folder: Path) -> None:
-    """Waits until a process that was told to stop has saved the run in ``folder``, if there is one. Raises UserError if
-    it does not end."""
-    if folder.is_dir():
-        with ExitStack() as stack:
-            lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
-
-
 def _make_folder(settings: RunSettings, stack: ExitStack, progress: Progress) -> Path:
     """Makes the folder of a new run, or takes over that of an earlier one (``--exist-ok``), and locks it until
     ``stack`` is closed."""

@@ -473,10 +473,6 @@ class RunSettings:
     config: TrainConfig  # paths are absolute (`engine.train.resume.resolve`)
     hyp: Hyperparameters
 
-    def with_epochs(self, epochs: int) -> RunSettings:
-        """Returns the settings with another number of epochs."""
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, epochs=epochs))
-
     @property
     def overridden(self) -> set[str]:
         """Names of the hyper-parameters that ``--set`` gives."""

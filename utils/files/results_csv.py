@@ -55,11 +55,6 @@ class ResultsTable:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
 
-    @classmethod
-    def read_if_exists(cls, path: Path) -> ResultsTable:
-        """Returns an empty table if there is no file. Raises as `read` does."""
-        return cls.read(path) if path.exists() else cls()
-
     def add(self, epoch: int, row: Mapping[str, float]) -> None:
         """Adds the row of an epoch, or replaces it. New columns are added to the header."""
         self.columns += [name for name in row if name not in self.columns]
