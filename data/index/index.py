@@ -177,7 +177,7 @@ class DatasetIndex(LabelArrays):
         region per class, because each region of the ground truth has a class."""
         # With three classes, a region of the class -1 becomes three, of the classes 0, 1 and 2.
         copies = np.where(self.classes == IGNORED, len(self.names), 1)
-        rows = np.repeat(np.arange(len(copies)), copies)
+        rows = self.rows_of_ground_truth()
         number_of_copy = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
         classes = np.where(self.classes[rows] == IGNORED, number_of_copy, self.classes[rows])
         return GroundTruth(
@@ -191,6 +191,10 @@ class DatasetIndex(LabelArrays):
             category_ids=self.category_ids or tuple(range(len(self.names))),
             max_det=MAX_SCORED_DETECTIONS * self._max_tiles(),
         )
+
+    def rows_of_ground_truth(self) -> np.ndarray:
+        """Returns the box from which each object of `ground_truth` is: int64 (M,)."""
+        return np.repeat(np.arange(len(self.classes)), np.where(self.classes == IGNORED, len(self.names), 1))
 
     def _image_ids_or_stems(self) -> tuple[int | str, ...]:
         """Returns COCO's image ids. Without these, returns the stems of the files, as numbers if all are numbers, or

@@ -181,6 +181,7 @@ def find_label_errors(
     Returns issues that score at least ``min_score``, the highest first.
     """
     truth = split.index.ground_truth()
+    row_of = split.index.rows_of_ground_truth()
     table = table.take(np.argsort(table.image_index, kind="stable"))
     objects = Objects(truth.image_of_box, truth.boxes_xywh_px, truth.crowd)
     pairs = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, SAME_OBJECT)
@@ -197,14 +198,14 @@ def find_label_errors(
     is_confident = table.scores >= confident[table.classes]
 
     errors = []
-    is_examined = ~truth.crowd & ~split.index.repeated & np.isfinite(confident[truth.classes])
+    is_examined = ~truth.crowd & ~split.index.repeated[row_of] & np.isfinite(confident[truth.classes])
     other = pairs.take(~is_own_class & is_confident[pairs.detection] & is_examined[pairs.target])
     best = dict(zip(other.target.tolist(), other.detection.tolist()))
     for label, detection in zip(other.target.tolist(), other.detection.tolist()):
         if table.scores[detection] > table.scores[best[label]]:
             best[label] = detection
     for label, detection in best.items():
-        errors.append((float(table.scores[detection] - own_score[label]), detection, label))
+        errors.append((float(table.scores[detection] - own_score[label]), detection, int(row_of[label])))
 
     is_confident[pairs.detection] = False  # explained by a label
     rows = np.flatnonzero(is_confident)

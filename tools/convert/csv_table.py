@@ -36,11 +36,15 @@ def read_csv(file: Path) -> Iterator[Entry]:
         for line in lines:
             row = {str(key).strip().lower(): (value or "") for key, value in line.items() if isinstance(value, str)}
             is_open_images = "imageid" in row
+            width = row.get("width", "")
+            height = row.get("height", "")
+            size_wh = (int(width), int(height)) if width.isdecimal() and height.isdecimal() else None
             yield Entry(
                 row.get("imageid" if is_open_images else "filename", ""),
                 parse_boxes([row], box) if row.get("xmin") or row.get("class") else [],  # else a background
                 f"{file}:{lines.line_num}",
                 file,
+                size_wh=size_wh,
                 has_suffix=not is_open_images,
                 is_normalized=is_open_images,
             )

@@ -37,6 +37,7 @@ SPLITS = ("train", "val")  # splits that a training uses; "test" stays apart
 KFOLD_YAML = "kfold.yaml"
 SEARCH_YAML = "search.yaml"
 LOCK = ".lock"
+_TRAINED = ("settings.yaml", "results.csv", "last.pt", "best.pt")  # files of a training that has begun
 # Work of which a folder contains at most one, by the file with its settings.
 _WORK = {KFOLD_YAML: "a cross-validation", SEARCH_YAML: "a search", "settings.yaml": "a training"}
 
@@ -56,14 +57,14 @@ class Experiment:
         """Starts the work in the folder, or checks that the settings are those with which it was started. The caller
         holds the folder's lock.
 
-        A folder in which no training has saved anything is cleared, and started with the new settings. Raises UserError
+        A folder in which no training has begun is cleared, and started with the new settings. Raises UserError
         that names the first difference.
         """
         if self.settings_file.exists():
             stored = load_yaml(self.settings_file)
             if stored == self.settings:
                 return
-            if any(self.folder.rglob("last.pt")):
+            if any(path.name in _TRAINED for path in self.folder.rglob("*")):
                 raise UserError(
                     f"{self.folder}: was started with {_difference(stored, self.settings)}; continue with the same "
                     "settings, or choose another --name"

@@ -90,7 +90,8 @@ def _train_and_score(config: KfoldConfig, run: Path, title: str, *, data: Path, 
 
     ``title``: the fold, for the progress. ``data``: YAML of the fold. Raises the errors of `cross_validate`.
     """
-    train(train_config(config, data=str(data)), run, signals, title, "metrics/AP")
+    settings = train_config(config, data=str(data), max_bad=1.0)  # judged for the images of all folds together
+    train(settings, run, signals, title, "metrics/AP")
     best = run / "best.pt"
     if not best.exists():
         raise RunFailed(RunResult(USER_ERROR, {"begun": True}, f"{run.name}: no epoch could be scored"))

@@ -27,6 +27,7 @@ from engine.evaluation.fitness import Fitness
 from tools.experiment.experiment import SPLITS
 from utils.config.tool_settings import KfoldConfig
 from utils.errors import UserError
+from utils.files.paths import relative_name
 from utils.files.safe_io import write_csv, write_whole
 from utils.logger import get_logger
 from utils.strings import counted
@@ -113,7 +114,9 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: 
     source_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
     has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in source_splits)
     for number in range(int(fold.max()) + 1):
-        content: dict[str, Any] = {"path": str(spec.root), **spec.content()}
+        # With the folder of the data set, no image's name is the end of another's.
+        base = spec.root if has_label_files else spec.root.parent
+        content: dict[str, Any] = {"path": str(base), **spec.content()}
         annotations: dict[str, str] = {}
         for split, images in (("train", np.flatnonzero(fold != number)), ("val", np.flatnonzero(fold == number))):
             file = f"{folder.absolute()}/{fold_name(number)}_{split}"
@@ -121,7 +124,7 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: 
             write_whole(content[split], "".join(f"{paths[i]}\n" for i in images.tolist()), durable=True)
             if not has_label_files:
                 annotations[split] = f"{file}.json"
-                write_whole(annotations[split], json.dumps(_coco_content(index, images)), durable=True)
+                write_whole(annotations[split], json.dumps(_coco_content(index, images, base)), durable=True)
         if annotations:
             content["annotations"] = annotations
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
@@ -140,8 +143,8 @@ def fold_name(number: int) -> str:
     return f"fold{number + 1}"
 
 
-def _coco_content(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict[str, Any]]]:
-    """Returns COCO JSON for ``images``, int64 (n,).
+def _coco_content(index: DatasetIndex, images: np.ndarray, base: Path) -> dict[str, list[dict[str, Any]]]:
+    """Returns COCO JSON for ``images``, int64 (n,), whose names are relative to ``base``.
 
     An image with an unusable label gets an unusable annotation. Otherwise its tiles without objects would count as
     background, and so would the image in a training on some of the classes.
@@ -164,6 +167,6 @@ def _coco_content(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dic
     entries = []
     for i in images.tolist():
         height, width = index.image_hw[i].tolist()
-        entries.append({"id": i, "file_name": index.paths[i], "height": height, "width": width})
+        entries.append({"id": i, "file_name": relative_name(index.path(i), base), "height": height, "width": width})
     categories = [{"id": number, "name": name} for number, name in enumerate(index.names)]
     return {"images": entries, "categories": categories, "annotations": annotations}

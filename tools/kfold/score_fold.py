@@ -39,6 +39,7 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
         "batch_size": batch_size,
         "imgsz": config.imgsz,
         "device": config.device.split(",")[0],
+        "max_bad": 1.0,  # judged for the images of all folds together
         "classes": [],  # the checkpoint's, which was trained with --classes
         "stage": "",  # the images are read once
         "spawn": 0,

@@ -103,3 +103,17 @@ def test_content_is_json_without_empty_values():
     issue = Issue("kind", "text", images=("a.jpg",), where="a.txt:3")
     assert issue.content() == {"kind": "kind", "text": "text", "images": ("a.jpg",), "where": "a.txt:3"}
     assert "a.txt:3" in str(issue)
+
+
+def test_regions_that_all_classes_ignore_shift_no_label():
+    """Such a region is one of each class in the ground truth."""
+    image, boxes, classes, table = scene()
+    classes[17] = 1 - classes[17]
+    region = np.searchsorted(image, 2)
+    rows = np.insert(np.arange(len(image)), region, 0)
+    split = split_of(np.insert(image, region, 2), boxes[rows], classes[rows])
+    split.index.classes[region] = -1
+    split.index.crowd[region] = True
+    (error,) = find_label_errors(split, table.take(table.image_index != -1), GOOD)
+    assert (error.kind, error.images) == (WRONG_CLASS, ("2",))
+    np.testing.assert_allclose(error.boxes[0].xyxy_px, boxes[17], atol=1e-3)

@@ -184,6 +184,16 @@ def test_splits_are_those_of_the_folders_or_of_a_column(export, tmp_path):
     ]
 
 
+def test_boxes_are_fractions_of_the_size_that_the_export_states(export, tmp_path):
+    """Roboflow and TensorFlow state it in each row; the images were resized later."""
+    write_csv(export)
+    names, *rows = (export / "_annotations.csv").read_text().splitlines()
+    doubled = [[cell if not cell.isdecimal() else str(2 * int(cell)) for cell in row.split(",")] for row in rows]
+    (export / "_annotations.csv").write_text("\n".join([names, *map(",".join, doubled)]))
+    convert(export, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml") == {("cat", CAT, False), ("wild dog", DOG, False), ("cat", GROUP, False)}
+
+
 BAD_ROWS = [
     ("two.png,80,60,cat,9,9,9,30", "bad box: 1 object"),
     ("two.png,80,60,cat,9,9,x,30", "bad row: 1 object"),

@@ -115,10 +115,12 @@ def as_coco(spec, config, tmp_path):
     categories = [{"id": number + 7, "name": name} for number, name in enumerate(spec.names)]
     for split in ("train", "val"):
         index = load_index(spec, split, IndexSettings(cache_dir=config.cache_dir))
-        (root / "images" / split).mkdir(parents=True)
-        images = [{"id": i, "file_name": f"{split}{i}.png"} for i in range(len(index))]
+        (root / "images" / split / "old").mkdir(parents=True)
+        # The name of an even image is the end of the next one's.
+        names = [f"{split}/old/{i - 1}.png" if i % 2 else f"images/{split}/{i}.png" for i in range(len(index))]
+        images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
         for i, image in enumerate(images):
-            shutil.copy(index.path(i), root / "images" / split / image["file_name"])
+            shutil.copy(index.path(i), root / "images" / image["file_name"].removeprefix("images/"))
         rows = zip(index.image_of_box.tolist(), index.classes.tolist(), index.boxes_xywh_px.tolist())
         boxes = [{"image_id": i, "category_id": c + 7, "bbox": box} for i, c, box in rows]
         annotation_file = {"images": images, "annotations": boxes, "categories": categories}
