@@ -53,8 +53,8 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingOutcome | None:
     command = parse_command(TrainConfig, argv)
     config = command.config
     launch = read_launch()
-    check_processes(config.spawn, config.device, threads=config.threads)
     if config.spawn > 1 and launch is None:
+        check_processes(config.spawn, config.device, threads=config.threads)
         from utils.process.spawn import spawn
 
         spawn(main, config.spawn, (argv,))

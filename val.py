@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from engine.commands.input_files import check_validation
 
     launch = read_launch()
-    check_processes(config.spawn, config.device)
     if launch is None:
+        check_processes(config.spawn, config.device)
         check_validation(config)
     if config.spawn > 1 and launch is None:
         from utils.process.spawn import spawn

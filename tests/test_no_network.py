@@ -91,7 +91,7 @@ EXPORT = ["export", "--weights", "tiny.pt", "--no-check", "--device", "cpu", "--
 # By the packages that they load. A process runs those of one entry.
 COMMANDS = {
     ("tensorboard", "albumentations"): [
-        [*TRAIN, "--no-noplots", "--set", "albumentations=[{name: Blur, p: 0.5}]"],
+        [*TRAIN, "--plots", "--set", "albumentations=[{name: Blur, p: 0.5}]"],
         ["detect", "--weights", "runs/exp/last.pt", *DETECTED, "--name", "detect"],
     ],
     ("onnxruntime", "openvino"): [

@@ -348,7 +348,7 @@ def test_all_ways_to_start_work_installed(installed, tmp_path):
     assert "results are in" in installed.run(*lockstep, "kfold", *flags, "--folds", "2")
     assert "nothing to report" in installed.run(*lockstep, "check", tmp_path / "set" / "data.yaml", "--noplots")
     assert "2 classes" in installed.run(*lockstep, "weights", best, best.with_suffix(".safetensors"))
-    small = {"imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
+    small = {"imgsz": 64, "device": "cpu", "workers": 0, "plots": False}
     given = {"data": flags[1], "model": flags[3], "epochs": 1, "name": "python", "callbacks": "hooks:Hooks", **small}
     (installed.folder / "hooks.py").write_text(HOOKS)
     code = f"import utils, lockstep; print(utils.OWN, lockstep.train(**{given}).load().names)"

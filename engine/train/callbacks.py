@@ -87,8 +87,10 @@ class UserCallbacks(Hook):
         self._call("on_step", trainer)
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
-        self._state.metrics = broadcast_object(trainer.ctx, epoch.row)
-        self._call("on_epoch", trainer)
+        row = broadcast_object(trainer.ctx, epoch.row)
+        if row:  # of a run that ended within an epoch, only the report is missing
+            self._state.metrics = row
+            self._call("on_epoch", trainer)
 
     def finish(self, trainer: Trainer) -> None:
         self._call("on_end", trainer)

@@ -136,12 +136,14 @@ RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence",
 
 @dataclass(frozen=True)
 class UnscoredEpoch:
-    """The newest epoch, if its scores are still missing. Its averaged weights are those of the checkpoint, or, within
-    the next epoch (``--eval-ranks``), in a file of their own (`engine.parallel.eval_ranks.weights_path`)."""
+    """The newest epoch, if its scores are still missing."""
 
     number: int  # from 1
     row: dict[str, float]  # its row of results.csv
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
+    # Steps have been taken since (``--eval-ranks``): its averaged weights are no longer those of the checkpoint, but in
+    # a file of their own (`engine.parallel.eval_ranks.weights_path`).
+    has_own_file: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,7 @@ class Epoch:
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
     is_closing: bool = False  # see `models.losses.base.Criterion.set_closing`
+    has_own_file: bool = False  # see `UnscoredEpoch`
     # Results of its validation, if there was one:
     evaluation: Evaluation | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
@@ -143,7 +144,7 @@ class Trainer:
         self._fitness = fitness
         self._unscored: Epoch | None = None
         if unscored is not None:
-            self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing)
+            self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing, unscored.has_own_file)
         self._newest = Epoch(progress.epoch)  # the newest epoch with its scores
         self._takes_steps = run.remaining is Remaining.STEPS
         self._stopped = not self._takes_steps  # this process takes no more steps
@@ -305,7 +306,7 @@ class Trainer:
 
     def _is_newest(self, epoch: Epoch) -> bool:
         """Returns True if no step was taken after an epoch, so that the averaged weights are still its own."""
-        return epoch.number == self.progress.epoch and self.progress.batch == 0
+        return epoch.number == self.progress.epoch and self.progress.batch == 0 and not epoch.has_own_file
 
     def _score_epoch(self) -> bool:
         """Validates, records, saves and reports the epoch that has no scores yet, if there is one. Returns False if the
@@ -425,7 +426,9 @@ class Trainer:
         """Returns the header of a checkpoint taken now. It has the scores of the newest epoch until the next step is
         taken."""
         epoch = self._unscored
-        unscored = None if epoch is None else UnscoredEpoch(epoch.number, epoch.row, epoch.is_closing)
+        unscored = None
+        if epoch is not None:
+            unscored = UnscoredEpoch(epoch.number, epoch.row, epoch.is_closing, not self._is_newest(epoch))
         return CheckpointHeader(
             progress=self.progress,
             run=RunConditions(

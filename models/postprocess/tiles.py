@@ -89,9 +89,9 @@ class Tiles:
         height, width = input_hw
         fits = height == width if self.scaled else input_hw == (self.size, self.size)
         if not fits:
-            tiles = "the squares of its training" if self.scaled else f"--tile {self.size}"
+            tiles = "it was trained on square tiles" if self.scaled else f"--tile is {self.size}"
             raise UserError(
-                f"{tiles}: the exported model takes only {height}x{width} pixels (height x width); detect in whole "
+                f"the exported model takes only {height}x{width} pixels (height x width), but {tiles}; detect in whole "
                 "images with --tile 0 (in Python: tiles=False)"
             )
 

@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 from tests.helpers.documents import ROOT, Command, commands, documents
 from utils.config.commands import COMMANDS
 from utils.config.flags import Parser
-from utils.process import run_command
+from utils.process import main as process_main
 
 PAGES = documents()
 OTHERS = {  # programs that are not ours, and the first words that may follow
@@ -47,7 +47,7 @@ class Acceptance:
         values, too; else by argparse."""
         with self._monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [module.__name__, *arguments])
-            owner = run_command if hasattr(module, "run_command") else module
+            owner = process_main if hasattr(module, "run_command") else module
             used = [name for name in PARSERS if hasattr(owner, name)]
             for name in used:
                 patch.setattr(owner, name, _stopping(getattr(owner, name)))

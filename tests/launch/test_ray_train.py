@@ -34,8 +34,8 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
     ("flags", "message"),
     [
         (["--", "--resume"], "leave out --resume and --spawn"),
-        (["--", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
-        (["--data", "x.yaml"], "unrecognized arguments: --data x.yaml"),
+        (["--", "--epoch", "3"], "unrecognized arguments: --epoch"),
+        (["--data", "x.yaml"], "unrecognized arguments: --data"),
         (["--workers", "1:"], "--workers 1:: must be a number, or a range"),
         (["--workers", "x"], "--workers x: must be a number, or a range"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -160,19 +159,6 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert weights.with_name("best.torchscript").read_text() == "an older export"
 
 
-def test_files_name_their_data_set(weights: Path, tmp_path: Path, data: Path, capsys):
-    """They do so like checkpoints: by an absolute path and relative to their folder, so both may move together."""
-    (tmp_path / "both").mkdir()
-    shutil.copytree(data.parent, tmp_path / "both" / "set")
-    moved = shutil.copy(weights, tmp_path / "both" / "best.pt")
-    call(export.main, "--weights", moved, "--format", "torchscript", "--data", tmp_path / "both" / "set" / data.name)
-    (tmp_path / "both").rename(tmp_path / "elsewhere")
-    file = tmp_path / "elsewhere" / "best.torchscript"
-    call(val.main, "--weights", file, *VAL, "--project", tmp_path / "val")
-    shutil.move(file, tmp_path / "best.torchscript")
-    assert "best.torchscript" in error_of(capsys, val.main, "--weights", tmp_path / "best.torchscript", *VAL)
-
-
 def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, data: Path, capsys):
     known = {"config": {"single_cls": True}}
     weights = write_detector(tmp_path / "a.pt", calibrated_detector(TINY_MODEL, ("item",)), **known)
@@ -192,7 +178,7 @@ def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, data: P
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format: must be one of"),
+        (["--format", "onxx"], "argument --format/--include: invalid choice: 'onxx'"),
         (["--format", "onnx", "engine"], "trtexec --onnx=best.onnx --saveEngine=best.engine"),
         (["--half", "--int8", "--format", "onnx"], "choose one"),
         (["--int8"], "--int8: not for torchscript; use --format onnx or openvino or litert"),

@@ -73,9 +73,9 @@ def train(
             table = folder / "results.csv"
             columns = read_columns(table) if table.exists() else {}
             for epoch, fitness in zip(columns.get("epoch", ()), columns.get(column, ())):
-                if epoch not in reported and not np.isnan(fitness):
+                if epoch not in reported and not np.isnan(fitness) and not is_ended:
                     reported.add(epoch)
-                    is_ended = (on_epoch(int(epoch), float(fitness)) and epoch < config.epochs) or is_ended
+                    is_ended = on_epoch(int(epoch), float(fitness)) and epoch < config.epochs
                     bar.set_postfix_str(f"{column.removeprefix('metrics/')} {fitness:.3f}", refresh=False)
                     bar.update(int(epoch) - bar.n)
             if result is None and (is_ended or signals.received):

@@ -201,7 +201,7 @@ def _tolerate_broken_streams() -> _Output | None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         is_ours = isinstance(getattr(getattr(stream, "buffer", None), "raw", None), _Output)
-        if is_ours or stream is not getattr(sys, f"__{name}__"):
+        if is_ours or (stream is not None and stream is not getattr(sys, f"__{name}__")):
             continue
         if stream is not None:
             stream.flush()

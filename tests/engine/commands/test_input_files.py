@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import export
 from engine.commands.input_files import check_validation
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
@@ -24,7 +23,6 @@ WEIGHTS = "none.pt: neither a file nor the name of public weights"
     [
         ("val", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("detect", "--source none.jpg --weights none.pt", ["none.jpg: no such file or folder", WEIGHTS]),
-        ("export", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("check", "none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("detect", "--source none.jpg --weights a.jpg", ["none.jpg: ", "--weights a.jpg: is an image, not weights"]),
         ("kfold", "--data none.yaml --weights none.pt --folds 3", [DATA, WEIGHTS]),
@@ -40,11 +38,6 @@ def test_every_missing_file_is_named(tmp_path: Path, monkeypatch, command, given
     for message, start in zip(caught.value.parts, starts):
         assert message.startswith(start)
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
-
-
-def test_all_flags_of_an_export_that_rule_each_other_out_are_named():
-    with pytest.raises(UserError, match=r"^3 mistakes: \(1\) --half and --int8: .*; \(2\) --int8: .*; \(3\) --dynamic"):
-        export.main(["--weights=none.pt", "--half", "--int8", "--format", "pt2", "onnx", "--dynamic", "--batch=2"])
 
 
 def test_val_may_be_missing_where_the_weights_may_have_held_out_part_of_train(tmp_path: Path):

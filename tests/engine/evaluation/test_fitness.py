@@ -119,7 +119,7 @@ def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(r
     root, flags = root_and_flags
     train.main([*flags, "--fitness", "AP", "--name", "old", "--epochs", "1"])
     line = error_of(capsys, train.main, "--resume", root / "old" / "last.pt", "--epochs", "3", "--fitness", "F1")
-    assert "the run being resumed has 'AP'" in line
+    assert "--fitness F1: the run has 'AP'" in line
     line = error_of(capsys, train.main, *flags, "--fitness", "AP:drak", "--name", "unknown")
     assert "--fitness drak: the data set has no class of this name (did you mean 'dark'?)" in line
     assert not (root / "unknown").exists()

@@ -97,7 +97,7 @@ def subject_of(index: DatasetIndex, train_index: DatasetIndex | None = None, **c
 
 def evaluation(index: DatasetIndex, detections: DetectionTable) -> Evaluation:
     result = score_detections(index.ground_truth(), detections, len(index.names))
-    return Evaluation(result, scored=detections, shown=detections, preview=None)
+    return Evaluation(result, for_ap=detections, detected=detections, preview=None)
 
 
 def read_page(folder: Path) -> HtmlPage:
@@ -213,7 +213,7 @@ def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
     data = write_dataset(tmp_path / "set")
     model = write_model(tmp_path / "tiny.yaml")
     own = [str(a) for a in ("--data", data, "--cache-dir", tmp_path / "cache", "--project", tmp_path / "runs")]
-    train.main([*own, "--model", str(model), *SMALL, "--no-noplots", "--epochs", "1"])
+    train.main([*own, "--model", str(model), *SMALL, "--plots", "--epochs", "1"])
     weights = str(tmp_path / "runs" / "exp" / "last.pt")
     val.main([*own, "--weights", weights, "--device", "cpu", "--workers", "0", "--name", "val"])
     assert f"report: {tmp_path / 'runs' / 'val' / FILE_NAME}\n" in capsys.readouterr().out

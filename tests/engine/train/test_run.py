@@ -55,7 +55,7 @@ def names(trainer: Trainer) -> list[str]:
         ([], ["ProgressBar", "TensorBoard", "EndLog"]),
         (["--image-weights", "--time", "2"], ["ProgressBar", "ClassWeights", "TimeLimit", "TensorBoard", "EndLog"]),
         (
-            ["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
+            ["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--plots"],
             ["ProgressBar", "TensorBoard", "Plots", "UserCallbacks", "EarlyStopping", "EndLog"],
         ),
     ],
@@ -194,6 +194,6 @@ def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, 
     single = DistributedContext.single("cpu")
     gpus = (torch.device("cuda:0"), torch.device("cuda:1"))
     changes = {0: {"devices": gpus}, 1: {}}.get(processes, {"local_rank": 0, "world_size": processes})
-    config = TrainConfig(**{"noplots": True, **settings})
+    config = TrainConfig(**{"plots": False, **settings})
     with refused(message) if message else nullcontext():
         check_settings(replace(single, **changes), RunSettings(config, Hyperparameters()))

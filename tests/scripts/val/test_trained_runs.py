@@ -43,7 +43,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
             name.with_name(f"{i:03}{suffix}").write_bytes(name.read_bytes())
     call(train.main, "--resume", last, "--epochs", "2")
     assert read_checkpoint(last)["val_images"] == one["val_images"]
-    with refused("--val-fraction 0.5: the run being resumed has 0.25; leave it out, or start a new run with --weights"):
+    with refused("--val-fraction 0.5: the run has 0.25, which cannot change; ..."):
         train.main(["--resume", str(last), "--epochs", "3", "--val-fraction", "0.5"])
     call(export.main, "--weights", best, "--format", "torchscript", "--no-check")
     stems = {int(Path(name).stem) for name in one["val_images"]}
