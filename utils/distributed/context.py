@@ -37,7 +37,6 @@ class DistributedContext:
     backend: str = ""  # "" when there is no process group
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher_identity: str = ""  # of the torchrun process that started this one, on any machine; "" without
-    restarts: int = 0  # how often torchrun has restarted the processes
     eval_ranks: int = 0  # number of processes outside this group that validate for it
     first_rank: int = 0  # rank of this group's first process in the run; not 0 if the group validates for another
     # Numbers the barriers of this module, whose keys in the store must differ.

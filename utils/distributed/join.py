@@ -180,7 +180,6 @@ def _place(launch: Launch, device: str, eval_ranks: int) -> DistributedContext:
         # Evaluating processes exchange only objects, and their devices may differ.
         backend="cpu:gloo,cuda:nccl" if own_device.type == "cuda" and not evaluates else "gloo",
         launcher_identity=_launcher_identity(launch),
-        restarts=launch.restarts,
         eval_ranks=0 if evaluates else eval_ranks,
         first_rank=num_training if evaluates else 0,
     )
