@@ -30,21 +30,6 @@ class Action(enum.Flag):
     SKIP_REST = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
     STOP = SAVE | END | SKIP_REST  # for a signal or a request: a resumed run continues here
 
-    @property
-    def saves(self) -> bool:
-        """True if the run is saved at once."""
-        return Action.SAVE in self
-
-    @property
-    def ends_run(self) -> bool:
-        """True if this process takes no more steps."""
-        return Action.END in self
-
-    @property
-    def skips_rest(self) -> bool:
-        """True if nothing else is done at this point, not even the end-of-epoch work."""
-        return Action.SKIP_REST in self
-
 
 class RunControl:
     """Turns signals and requests of single ranks into actions that all ranks take together. Every rank creates one and

@@ -169,13 +169,13 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         loaded=loaded,
     )
     identity = DataIdentity.of(samples.sample_index, val_loader.samples.sample_index)
-    start = restore_run(ctx, plan, step, epoch_batches=len(loader), identity=identity)
+    progress, unscored = restore_run(ctx, plan, step, epoch_batches=len(loader), identity=identity)
 
     # The folder, which is the first thing written, and what writes into it.
     started_from = plan.started_from
     rows = started_from.rows if started_from else []
     folder, run_id = claim_folder(
-        ctx, plan.folder, settings, stack, start.progress, run_id=stored.run_id if stored else "", rows=rows
+        ctx, plan.folder, settings, stack, progress, run_id=stored.run_id if stored else "", rows=rows
     )
     run = TrainingRun(
         folder=folder, run_id=run_id, settings=settings, started_from=started_from, remaining=plan.remaining
@@ -217,8 +217,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         step=step,
         loader=loader,
         steps=steps,
-        progress=start.progress,
-        unscored=start.unscored,
+        progress=progress,
+        unscored=unscored,
         control=RunControl(ctx, signals),
         checkpointer=checkpointer,
         val_loader=val_loader,

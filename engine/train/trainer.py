@@ -198,7 +198,7 @@ class Trainer:
         started_from = self.run.started_from
         if self._takes_steps and started_from is not None and started_from.header.ended_by_callback:
             self.save_last()  # must not say that a callback has ended the run while it trains on
-        is_going_on = not self._follow(self.control.agree()).skips_rest
+        is_going_on = Action.SKIP_REST not in self._follow(self.control.agree())
         self.checkpointer.flush()
         return is_going_on
 
@@ -315,7 +315,7 @@ class Trainer:
         if epoch is None:
             return True
         is_due = validates_after(epoch.number, self.epochs, self.run.config.val_every)
-        if (is_due or not self._takes_steps) and self._follow(self._validate(epoch)).skips_rest:
+        if (is_due or not self._takes_steps) and Action.SKIP_REST in self._follow(self._validate(epoch)):
             return False
         self._unscored = None
         self._record(epoch)
@@ -394,7 +394,7 @@ class Trainer:
             if answer is not None and hook.on_rank_0:
                 raise TypeError(f"{type(hook).__name__}.{point}: a hook on rank 0 alone must not return an action")
             action |= answer or Action.CONTINUE
-            if action.skips_rest:
+            if Action.SKIP_REST in action:
                 break
         return action
 
@@ -404,9 +404,9 @@ class Trainer:
 
     def _follow(self, action: Action) -> Action:
         """Saves or ends the run, as ``action`` requests."""
-        if action.saves:
+        if Action.SAVE in action:
             self.save_last()
-        self._stopped |= action.ends_run
+        self._stopped |= Action.END in action
         return action
 
     def _is_save_due(self, every_s: float) -> bool:
