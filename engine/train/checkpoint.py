@@ -23,7 +23,7 @@ from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from models.modules import is_parallel, unwrap
 from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext, gather_arrays
+from utils.distributed.context import DistributedContext, gather_on_main
 from utils.errors import UserError, all_mistakes
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
@@ -346,7 +346,7 @@ def _gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) 
     if not ctx.is_distributed or not any(is_parallel(model) for model in models.values()):
         return None
     local = {name: flatten(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
-    by_rank = gather_arrays(ctx, local)
+    by_rank = gather_on_main(ctx, local)
     if by_rank is None:
         return None
     stacked = {name: torch.from_numpy(np.stack([arrays[name] for arrays in by_rank])) for name in models}

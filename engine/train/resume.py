@@ -33,8 +33,8 @@ from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, names_with
+from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
-from utils.distributed.join import check_agreement
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
 from utils.files.paths import normal_path

@@ -67,9 +67,10 @@ from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
 from utils.config.settings import FIND_BATCH_SIZE, RunSettings, TrainConfig, changed_settings, names_with
 from utils.detections import DetectionTable
+from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.groups import check_group_size
-from utils.distributed.join import joined_run, product_version
+from utils.distributed.join import joined_run
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
