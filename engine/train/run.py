@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from engine.evaluation.result import Evaluation
 from engine.evaluation.tables import protocol_text
 from engine.export.formats import require_packages
 from engine.export.parity import try_export
-from engine.optim.build import RULES, LoadedParameters
+from engine.optim.build import RULES, SHORT_RUN, LoadedParameters, resolve_optimizer
 from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.eval_ranks import EvalRanks, EvalSetup, serve
@@ -44,7 +45,6 @@ from engine.report.summary import warn_of_small_boxes
 from engine.train.batch_size import choose_batch_size
 from engine.train.callbacks import UserCallbacks
 from engine.train.checkpoint import Checkpointer, DataIdentity, RunDescription
-from engine.train.choices import choose_flips, choose_lr_mult, choose_optimizer
 from engine.train.compile import check_compilation
 from engine.train.folder import claim_folder
 from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
@@ -65,7 +65,14 @@ from models.losses.distillation import Teacher
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
-from utils.config.settings import FIND_BATCH_SIZE, RunSettings, TrainConfig, changed_settings, names_with
+from utils.config.settings import (
+    FIND_BATCH_SIZE,
+    Hyperparameters,
+    RunSettings,
+    TrainConfig,
+    changed_settings,
+    names_with,
+)
 from utils.detections import DetectionTable
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
@@ -76,6 +83,7 @@ from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.machine.packages import require_package
+from utils.mirrored_classes import mirrored_classes
 from utils.process.launch import Launch
 from utils.process.signals import StopSignals
 from utils.strings import counted, listed
@@ -137,7 +145,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     # The loaders, which need the batch size.
     settings = choose_batch_size(ctx, settings, model, criterion, samples)
     config = settings.config
-    check_shards(ctx, config)
     loader = build_train_loader(ctx, config, settings.hyp, samples, stride=model.stride)
     val_loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
     fitness.check_objects(evaluator.ground_truth)
@@ -150,7 +157,9 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     # The step. The number of steps decides the last open settings.
     steps = step_plan(config, len(loader))
     settings, optimizer_reason = choose_optimizer(settings, steps)
-    settings = choose_lr_mult(settings, steps, probe)
+    if settings.hyp.lr_mult is None:
+        lr_mult = 1.0 if probe is None else probe.choose_lr_mult(config, steps)
+        settings = replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
     config = settings.config
     try_export(ctx, config, model)
     loaded = LoadedParameters(
@@ -293,6 +302,38 @@ def choose_kernels(config: TrainConfig) -> None:
         # Nothing here reads uninitialized memory, and filling it takes time. torch makes the setting a property of its
         # module at run time, which a type checker cannot see.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def choose_flips(ctx: DistributedContext, settings: RunSettings, names: Sequence[str]) -> RunSettings:
+    """Turns ``fliplr`` off if a mirrored image exchanges two of the classes ``names``, such as "left arrow" and "right
+    arrow", and it has its default, unless ``--set`` gives that. Logs this, and a warning of flips that stay on."""
+    for flip in ("fliplr", "flipud"):
+        pairs = mirrored_classes(names, flip)
+        probability = getattr(settings.hyp, flip)
+        if not pairs or probability == 0:
+            continue
+        exchanged = listed([f"'{one}' and '{other}'" for one, other in pairs], 1)
+        reason = f"a flipped image exchanges the classes {exchanged}"
+        if probability == getattr(Hyperparameters, flip) and flip not in settings.overridden:
+            off: dict[str, Any] = {flip: 0.0}
+            settings = replace(settings, hyp=replace(settings.hyp, **off))
+            get_logger().info("%s is turned off: %s; --set %s=%g turns it on", flip, reason, flip, probability)
+        elif ctx.is_main:
+            get_logger().warning("%s is %g, but %s; --set %s=0 turns it off", flip, probability, reason, flip)
+    return settings
+
+
+def choose_optimizer(settings: RunSettings, steps: StepPlan) -> tuple[RunSettings, str]:
+    """Chooses the optimizer, which depends on the planned steps. Also returns why, for the log; "" if the settings name
+    it."""
+    if settings.config.optimizer != "auto":
+        return settings, ""
+    if steps.is_timed:
+        reason = "auto: --time leaves the number of steps open"
+    else:
+        reason = f"auto: {'at most' if steps.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
+    optimizer = resolve_optimizer("auto", steps.planned_steps)
+    return replace(settings, config=replace(settings.config, optimizer=optimizer)), reason
 
 
 def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
