@@ -7,12 +7,13 @@ import faulthandler
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import torch.distributed as dist
+from torch import Tensor
 
-from engine.parallel.step_values import StepFlags
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.errors import PeerFailure, Stopped, UserError
 from utils.logger import get_logger
 from utils.process.signals import StopSignals
 
@@ -29,6 +30,28 @@ class Action(enum.Flag):
     END = enum.auto()  # take no more steps
     SKIP_REST = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
     STOP = SAVE | END | SKIP_REST  # for a signal or a request: a resumed run continues here
+
+
+class StepFlags(NamedTuple):
+    """Requests of any rank to all ranks. They are reduced together with the sums of a step, so they cost nothing and
+    all ranks read them after the same step."""
+
+    save: bool = False
+    stop: bool = False  # for a signal, or a callback
+
+    def __or__(self, other: StepFlags) -> StepFlags:
+        return StepFlags(*(mine or theirs for mine, theirs in zip(self, other)))
+
+    def to_tensor(self, like: Tensor) -> Tensor:
+        """Returns 1 for each flag that is set and 0 for the others (F,), made on the device without a host sync."""
+        values = like.new_zeros(len(self))
+        for number, is_set in enumerate(self):
+            if is_set:
+                values[number].fill_(1)
+        return values
+
+
+NO_FLAGS = StepFlags()
 
 
 class RunControl:
@@ -88,9 +111,7 @@ class RunControl:
 
     def flags(self) -> StepFlags:
         """Returns this rank's requests for the step that begins."""
-        code = self._signals.code
-        stop = self._stop_requested or code == REQUEUE
-        flags = StepFlags(save=self._save_requested, stop=stop, interrupt=code == INTERRUPTED)
+        flags = StepFlags(save=self._save_requested, stop=self._stop_requested or self._signals.received)
         self._save_requested = False  # a save is requested once, a stop in every step until the run ends
         return flags
 
@@ -106,8 +127,6 @@ class RunControl:
         if not any(flags) and action is Action.CONTINUE:
             return action
         flags |= read_newest()
-        if flags.interrupt:
-            return self._stop(INTERRUPTED)
         if flags.stop:  # a signal to any rank, or else a request
             exit_code = max_over_ranks(self._ctx, self._signals.code)
             return self._stop(exit_code) if exit_code else self._follow_request()

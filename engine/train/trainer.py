@@ -18,10 +18,9 @@ from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import Evaluation
 from engine.evaluation.tables import number_text
 from engine.optim.schedule import StepPlan, build_schedule
-from engine.parallel.control import Action, RunControl
+from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.eval_ranks import EvalRanks, remove_weights, weights_path
-from engine.parallel.step_values import NO_FLAGS, StepFlags, StepValues
 from engine.train.checkpoint import (
     RESULT_FIELDS,
     Checkpointer,
@@ -31,7 +30,7 @@ from engine.train.checkpoint import (
     UnscoredEpoch,
 )
 from engine.train.resume import Remaining, TrainingOutcome, TrainingRun
-from engine.train.step import TrainStep
+from engine.train.step import StepValues, TrainStep
 from utils.batches import Batch
 from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.parallel.control import Action, RunControl
-from engine.parallel.step_values import NO_FLAGS, StepFlags
+from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.distributed.context import DistributedContext
