@@ -164,8 +164,8 @@ class RunControl:
         return self._stop(code) if code else Action.CONTINUE
 
     def raise_if_aborted(self, position: str, continuation: str) -> None:
-        """Raises an error if the run is aborted (`agree_on_abort`). Returns if all epochs are done, or if a callback
-        has ended the run. Every rank must call this.
+        """Raises an error if the run is aborted (`agree_on_abort`), also by a signal since the ranks have agreed last.
+        Returns if all epochs are done, or if a callback has ended the run. Every rank must call this.
 
         Args:
             position: progress text, such as ``2 epochs``.
@@ -174,6 +174,7 @@ class RunControl:
         Raises Stopped if a signal to any rank has stopped the run, UserError if a callback has failed on this rank, and
         `PeerFailure` if one has failed on another rank only.
         """
+        self.exit_code = self.exit_code or max_over_ranks(self._ctx, self._signals.code)
         if self.exit_code:
             get_logger().info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)

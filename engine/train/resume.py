@@ -279,6 +279,8 @@ def merge_settings(
             changes[name] = new
         elif name not in explicit_flags or new == old or (name in _OPEN and new == _OPEN[name]):
             continue
+        elif name == "epochs" and command.time:
+            continue  # the time decides on their number
         elif rule == "fixed":
             flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
             raise UserError(
@@ -288,11 +290,8 @@ def merge_settings(
         else:
             changes[name] = new
             messages.append(f"resume: {name} {old!r} -> {new!r}")
-    if "epochs" in explicit_flags:
-        if command.time:
-            changes.pop("epochs", None)  # the time decides on the number of epochs
-        else:
-            changes["time"] = 0.0
+    if "epochs" in explicit_flags and not command.time:
+        changes["time"] = 0.0
     changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
     return replace(stored, **changes), messages
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from engine.export.parity import try_export
 from engine.optim.build import RULES, SHORT_RUN, LoadedParameters, resolve_optimizer
 from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
 from engine.parallel.control import RunControl
-from engine.parallel.eval_ranks import EvalRanks, EvalSetup, serve
+from engine.parallel.eval_ranks import EvalRanks, EvalSetup, Scorer, serve
 from engine.parallel.pipeline import check_pipeline
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.summary import warn_of_small_boxes
@@ -524,17 +523,25 @@ def common_facts(val: DatasetIndex) -> dict[str, str]:
 def run_evaluating_process(
     launch: Launch | None, config: TrainConfig, explicit_flags: Collection[str], signals: StopSignals
 ) -> None:
-    """Validates what the training processes send until the run ends. A signal is theirs to follow.
+    """Validates what the training processes send until the run ends. Once they have described the run, a signal is
+    theirs to follow; before, it ends this process.
 
     ``explicit_flags``: names of the settings on the command line.
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    with signals.deferred(), joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx:
-        serve(ctx, partial(build_scorer, ctx, config, explicit_flags))
+    with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx, ExitStack() as stack:
+
+        def build(setup: EvalSetup) -> Scorer:
+            stack.enter_context(signals.deferred())
+            return build_scorer(ctx, config, explicit_flags, setup)
+
+        serve(ctx, build)
 
 
-def build_scorer(ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: EvalSetup):
+def build_scorer(
+    ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: EvalSetup
+) -> Scorer:
     """Builds the function that scores averaged weights as the training processes would, see
     `engine.parallel.eval_ranks.Scorer`. Raises UserError if the data cannot be opened or differ from theirs."""
     source = setup.source
