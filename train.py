@@ -64,7 +64,7 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingOutcome | None:
     from utils.distributed.join import joined_run
 
     if is_eval_rank(launch, config.eval_ranks):
-        from engine.train.run import run_evaluating_process
+        from engine.train.eval_process import run_evaluating_process
 
         run_evaluating_process(launch, config, command.explicit_flags, signals)
         return None

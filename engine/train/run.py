@@ -1,9 +1,7 @@
-"""Builds a training run from its plan: one page, in the order in which things happen. Also what an evaluating process
-(``--eval-ranks``) builds of it."""
+"""Builds a training run from its plan: one page, in the order in which things happen."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -30,14 +28,13 @@ from data.open import open_data
 from data.render.letterbox import CanvasRule
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.fitness import Fitness
-from engine.evaluation.result import Evaluation
 from engine.evaluation.tables import protocol_text
 from engine.export.formats import require_packages
 from engine.export.parity import try_export
 from engine.optim.build import RULES, SHORT_RUN, LoadedParameters, resolve_optimizer
 from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
 from engine.parallel.control import RunControl
-from engine.parallel.eval_ranks import EvalRanks, EvalSetup, Scorer, serve
+from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.pipeline import check_pipeline
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.summary import warn_of_small_boxes
@@ -50,8 +47,8 @@ from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard,
 from engine.train.lr_probe import WeightsProbe, probe_weights
 from engine.train.plots import Plots
 from engine.train.progress_bar import ProgressBar
-from engine.train.resume import Remaining, RunPlan, TrainingRun, resolve, restore_run
-from engine.train.starting_model import build_starting_model, rebuild_model, rebuild_starting_model
+from engine.train.resume import Remaining, RunPlan, TrainingRun, restore_run
+from engine.train.starting_model import build_starting_model, rebuild_starting_model
 from engine.train.step import TrainStep, build_step
 from engine.train.teacher import open_teacher
 from engine.train.trackers import Service, Tracker, open_services
@@ -64,26 +61,16 @@ from models.losses.distillation import Teacher
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
-from utils.config.settings import (
-    FIND_BATCH_SIZE,
-    Hyperparameters,
-    RunSettings,
-    TrainConfig,
-    changed_settings,
-    names_with,
-)
-from utils.detections import DetectionTable
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, changed_settings
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.groups import check_group_size
-from utils.distributed.join import joined_run
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.machine.packages import require_package
 from utils.mirrored_classes import mirrored_classes
-from utils.process.launch import Launch
 from utils.process.signals import StopSignals
 from utils.strings import counted, listed
 
@@ -518,59 +505,3 @@ def common_facts(val: DatasetIndex) -> dict[str, str]:
     """Returns properties that training and evaluating processes must have in common, by their names in messages."""
     facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", val)
     return {name: str(value) for name, value in facts.items()}
-
-
-def run_evaluating_process(
-    launch: Launch | None, config: TrainConfig, explicit_flags: Collection[str], signals: StopSignals
-) -> None:
-    """Validates what the training processes send until the run ends. Once they have described the run, a signal is
-    theirs to follow; before, it ends this process.
-
-    ``explicit_flags``: names of the settings on the command line.
-    """
-    configure_logging(False)
-    get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx, ExitStack() as stack:
-
-        def build(setup: EvalSetup) -> Scorer:
-            stack.enter_context(signals.deferred())
-            return build_scorer(ctx, config, explicit_flags, setup)
-
-        serve(ctx, build)
-
-
-def build_scorer(
-    ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: EvalSetup
-) -> Scorer:
-    """Builds the function that scores averaged weights as the training processes would, see
-    `engine.parallel.eval_ranks.Scorer`. Raises UserError if the data cannot be opened or differ from theirs."""
-    source = setup.source
-    if setup.finds_own_data:
-        source = replace(source, data=resolve(config).data)
-    own = {name: getattr(config, name) for name in names_with(TrainConfig, scope="machine") if name in explicit_flags}
-    settings = RunSettings(replace(setup.config, **own), setup.hyp)
-    config = settings.config
-    if ctx.device.type == setup.device:
-        torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
-    choose_kernels(config)
-    # The run's data set, at the location that this process uses.
-    spec = open_data(replace(source, stage=config.stage, cache_dir=config.cache_dir), ctx)
-    model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
-    if model.head.anchors is not None and setup.anchors is not None:
-        model.head.anchors.copy_(setup.anchors)
-    criterion = build_criterion(ctx, settings, model, setup.class_weights)
-    loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
-    for name, value in common_facts(loader.index).items():
-        if setup.facts.get(name) != value:
-            raise UserError(f"{name} differs from that of the training processes")
-
-    def score(ema: dict[str, Tensor], is_closing: bool) -> Evaluation | None:
-        model.load_state_dict(ema)
-        criterion.set_closing(is_closing)
-        evaluation = evaluator.run(model, loader)
-        if evaluation is None or config.plots:
-            return evaluation
-        no_detections = DetectionTable.concatenate([])  # only plots show them
-        return replace(evaluation, for_ap=no_detections, detected=no_detections, preview=None)
-
-    return score
