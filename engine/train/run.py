@@ -143,15 +143,16 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
 
     # The step. The number of steps decides the last open settings.
     steps = step_plan(config, len(loader))
-    settings, optimizer_reason = choose_optimizer(settings, steps)
-    if settings.hyp.lr_mult is None:
+    optimizer, optimizer_reason = choose_optimizer(config, steps)
+    lr_mult = settings.hyp.lr_mult
+    if lr_mult is None:
         lr_mult = 1.0 if probe is None else probe.choose_lr_mult(config, steps)
-        settings = replace(settings, hyp=replace(settings.hyp, lr_mult=lr_mult))
+    settings = RunSettings(replace(config, optimizer=optimizer), replace(settings.hyp, lr_mult=lr_mult))
     config = settings.config
     try_export(ctx, config, model)
     loaded = LoadedParameters(
         new_rows=starting_model.pretrained,
-        lr_mult=1.0 if settings.hyp.lr_mult is None else settings.hyp.lr_mult,
+        lr_mult=lr_mult,
         new_lr_mult=stored.new_lr_mult if stored else new_layers_lr_mult(steps.planned_steps),
     )
     step = build_step(
@@ -310,17 +311,16 @@ def choose_flips(ctx: DistributedContext, settings: RunSettings, names: Sequence
     return settings
 
 
-def choose_optimizer(settings: RunSettings, steps: StepPlan) -> tuple[RunSettings, str]:
-    """Chooses the optimizer, which depends on the planned steps. Also returns why, for the log; "" if the settings name
-    it."""
-    if settings.config.optimizer != "auto":
-        return settings, ""
+def choose_optimizer(config: TrainConfig, steps: StepPlan) -> tuple[str, str]:
+    """Returns the optimizer, which for ``auto`` depends on the planned steps, and why, for the log; "" if the settings
+    name it."""
+    if config.optimizer != "auto":
+        return config.optimizer, ""
     if steps.is_timed:
         reason = "auto: --time leaves the number of steps open"
     else:
         reason = f"auto: {'at most' if steps.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
-    optimizer = resolve_optimizer("auto", steps.planned_steps)
-    return replace(settings, config=replace(settings.config, optimizer=optimizer)), reason
+    return resolve_optimizer("auto", steps.planned_steps), reason
 
 
 def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
