@@ -60,10 +60,11 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingOutcome | None:
         spawn(main, config.spawn, (argv,))
         return None
     # Modules that import torch are loaded only after the flags have been checked.
-    from utils.distributed.join import check_same_start, joined_run
+    from utils.distributed.agreement import check_same_start
+    from utils.distributed.join import joined_run
 
     if is_eval_rank(launch, config.eval_ranks):
-        from engine.train.run import run_evaluating_process
+        from engine.train.eval_process import run_evaluating_process
 
         run_evaluating_process(launch, config, command.explicit_flags, signals)
         return None

@@ -107,7 +107,7 @@ def compare_bits(data: str, setups: Sequence[Setup]) -> bool:
             for setup, content in zip(setups[1:], others):
                 places = differences(first, content)
                 verdict = f"{len(places)} differ: {places[:3]}" if places else "the same bits"
-                steps = content["progress"]["step"]
+                steps = content["progress"]["updates"]
                 print(f"{model} {optimizer}: {setups[0]} against {setup}, {steps} steps: {verdict}", flush=True)
                 are_equal = are_equal and not places
     return are_equal

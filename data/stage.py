@@ -31,11 +31,11 @@ import yaml
 
 from data.dataset.spec import DEMO, DatasetSpec, DataSource
 from data.dataset.yaml_file import load_dataset_spec
+from data.file_exchange import exchange_items
 from data.images.kinds import image_suffixes, is_image
 from data.labels.label_format import Listing
 from data.listing.listing import list_split, listing_text
 from utils.distributed.context import DistributedContext, StoreBarrier, torch_distributed_zero_first
-from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock

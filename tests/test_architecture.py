@@ -16,7 +16,7 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import KeyedDistributedSampler
 from tests.helpers.repository import ROOT
 from tests.helpers.requirements import requirements
-from utils.distributed import join
+from utils.distributed import agreement
 from utils.machine.packages import DISTRIBUTION_NAMES
 
 LAYERS = ("utils", "data", "models", "engine", "tools")
@@ -246,7 +246,7 @@ def test_the_loader_and_the_sampler_are_kinds_of_those_of_pytorch():
 
 def test_every_folder_of_the_code_is_compared_between_the_processes_of_a_run():
     """Those that a training imports, and the scripts of the installed package."""
-    assert {*join.CODE_FOLDERS} == {*LAYERS} - {"tools"} | {"scripts"}
+    assert {*agreement.CODE_FOLDERS} == {*LAYERS} - {"tools"} | {"scripts"}
 
 
 def test_modules_are_named_for_a_concept():

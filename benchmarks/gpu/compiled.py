@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed.training_step import StepBuilder, build_step, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
-from engine.parallel.step_values import StepValues
-from engine.train.step import TrainStep
+from engine.train.step import StepValues, TrainStep
 
 WHOLE = "whole"
 ACCUMULATED = "accumulated"

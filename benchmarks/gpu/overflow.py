@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed.training_step import build_step, make_batches
-from engine.parallel.step_values import StepValues
-from engine.train.step import TrainStep
+from engine.train.step import StepValues, TrainStep
 
 MOMENTA = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 HEADROOM_STEPS = 8  # steps until a far too high loss scale has come down

@@ -24,8 +24,8 @@ from data.samples.tiles import TiledIndex
 from data.samples.weights import sample_weights
 from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
-from utils.distributed.join import check_agreement
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.packages import require_package

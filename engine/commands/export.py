@@ -29,8 +29,8 @@ from models.weights.load import load_detector
 from models.weights.origin import origin_of
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
+from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
-from utils.distributed.join import product_version
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line, os_reason
 from utils.files.checksum import sha256_of
 from utils.files.paths import normal_path

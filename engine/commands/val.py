@@ -39,8 +39,8 @@ from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
 from utils.config.settings import Hyperparameters, ValConfig
+from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
-from utils.distributed.join import check_same_model, check_same_start
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir, increment_path
 from utils.labels import GroundTruth

@@ -30,7 +30,7 @@ from models.postprocess.tiles import TileStitcher
 from utils.batches import Batch, to_float
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.detections import Detections, DetectionTable, to_host
-from utils.distributed.context import DistributedContext, gather_arrays
+from utils.distributed.context import DistributedContext, gather_on_main
 from utils.labels import GroundTruth
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Evaluator:
             model = cast(Detector, model).fuse(one_to_one=None)  # `unwrap` returns any module
         with eval_mode(model) as bare:
             arrays, preview = self._run_shard(bare, loader, should_stop)
-        shards = gather_arrays(self.ctx, arrays)
+        shards = gather_on_main(self.ctx, arrays)
         if shards is None:
             return None
         arrays = shards[0] if len(shards) == 1 else _concatenated(shards)

@@ -7,12 +7,13 @@ import faulthandler
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import torch.distributed as dist
+from torch import Tensor
 
-from engine.parallel.step_values import StepFlags
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped, UserError
+from utils.errors import PeerFailure, Stopped, UserError
 from utils.logger import get_logger
 from utils.process.signals import StopSignals
 
@@ -30,20 +31,27 @@ class Action(enum.Flag):
     SKIP_REST = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
     STOP = SAVE | END | SKIP_REST  # for a signal or a request: a resumed run continues here
 
-    @property
-    def saves(self) -> bool:
-        """True if the run is saved at once."""
-        return Action.SAVE in self
 
-    @property
-    def ends_run(self) -> bool:
-        """True if this process takes no more steps."""
-        return Action.END in self
+class StepFlags(NamedTuple):
+    """Requests of any rank to all ranks. They are reduced together with the sums of a step, so they cost nothing and
+    all ranks read them after the same step."""
 
-    @property
-    def skips_rest(self) -> bool:
-        """True if nothing else is done at this point, not even the end-of-epoch work."""
-        return Action.SKIP_REST in self
+    save: bool = False
+    stop: bool = False  # for a signal, or a callback
+
+    def __or__(self, other: StepFlags) -> StepFlags:
+        return StepFlags(*(mine or theirs for mine, theirs in zip(self, other)))
+
+    def to_tensor(self, like: Tensor) -> Tensor:
+        """Returns 1 for each flag that is set and 0 for the others (F,), made on the device without a host sync."""
+        values = like.new_zeros(len(self))
+        for number, is_set in enumerate(self):
+            if is_set:
+                values[number].fill_(1)
+        return values
+
+
+NO_FLAGS = StepFlags()
 
 
 class RunControl:
@@ -103,9 +111,7 @@ class RunControl:
 
     def flags(self) -> StepFlags:
         """Returns this rank's requests for the step that begins."""
-        code = self._signals.code
-        stop = self._stop_requested or code == REQUEUE
-        flags = StepFlags(save=self._save_requested, stop=stop, interrupt=code == INTERRUPTED)
+        flags = StepFlags(save=self._save_requested, stop=self._stop_requested or self._signals.received)
         self._save_requested = False  # a save is requested once, a stop in every step until the run ends
         return flags
 
@@ -121,8 +127,6 @@ class RunControl:
         if not any(flags) and action is Action.CONTINUE:
             return action
         flags |= read_newest()
-        if flags.interrupt:
-            return self._stop(INTERRUPTED)
         if flags.stop:  # a signal to any rank, or else a request
             exit_code = max_over_ranks(self._ctx, self._signals.code)
             return self._stop(exit_code) if exit_code else self._follow_request()
@@ -160,8 +164,8 @@ class RunControl:
         return self._stop(code) if code else Action.CONTINUE
 
     def raise_if_aborted(self, position: str, continuation: str) -> None:
-        """Raises an error if the run is aborted (`agree_on_abort`). Returns if all epochs are done, or if a callback
-        has ended the run. Every rank must call this.
+        """Raises an error if the run is aborted (`agree_on_abort`), also by a signal since the ranks have agreed last.
+        Returns if all epochs are done, or if a callback has ended the run. Every rank must call this.
 
         Args:
             position: progress text, such as ``2 epochs``.
@@ -170,6 +174,7 @@ class RunControl:
         Raises Stopped if a signal to any rank has stopped the run, UserError if a callback has failed on this rank, and
         `PeerFailure` if one has failed on another rank only.
         """
+        self.exit_code = self.exit_code or max_over_ranks(self._ctx, self._signals.code)
         if self.exit_code:
             get_logger().info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)

@@ -130,10 +130,10 @@ def serve(ctx: DistributedContext, build_scorer: Callable[[EvalSetup], Scorer]) 
     if store is None:
         raise ValueError("evaluating processes need the store of a distributed run")
     with suppress(dist.DistError):  # the store is gone, so the run has ended
+        setup = _wait_for(store, "setup")
+        if setup is None:
+            return
         try:
-            setup = _wait_for(store, "setup")
-            if setup is None:
-                return
             score = build_scorer(setup)
             for number in itertools.count(1):
                 message = _wait_for(store, f"epoch/{number}")

@@ -22,7 +22,7 @@ from models.detector import Detector
 from models.losses.base import Criterion
 from utils.batches import Batch, Targets
 from utils.config.settings import FIND_BATCH_SIZE, RunSettings
-from utils.distributed.context import DistributedContext, min_over_ranks
+from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class
 from utils.logger import get_logger
@@ -71,7 +71,7 @@ def choose_batch_size(
     while (doubled := max(2 * images, 1)) <= max_images and fits(doubled):
         images = doubled
     torch.cuda.set_per_process_memory_fraction(1.0, ctx.device)
-    images = min_over_ranks(ctx, images)
+    images = -max_over_ranks(ctx, -images)  # the smallest
     if images == 0:
         raise UserError(
             f"--batch-size -1: not even one image of {_largest_side(settings, model)} px fits in the memory that "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from models.modules import is_parallel, unwrap
 from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext, gather_arrays
+from utils.distributed.context import DistributedContext, gather_on_main
 from utils.errors import UserError, all_mistakes
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 RESULTS_CSV = "results.csv"
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
-# Keys that best.pt leaves out: it stores the averaged weights and their description.
-_RUN_KEYS = (
-    "model", "optimizer", "scaler", "run", "rows", "rank_buffers", "unscored", "ended_by_callback", "teacher"
+# Keys of best.pt: the averaged weights, their scores and description.
+_BEST_KEYS = (
+    "progress", "metrics", "run_id", "model_spec", "names", "used_classes", "imgsz", "bits", "config", "hyp", "data",
+    "identity", "val_images", "tile", "pretrained", "new_lr_mult", "origin", "ema"
 )  # fmt: skip
 
 
@@ -52,7 +53,6 @@ class Progress:
 
     epoch: Count = 0  # epochs completed
     batch: Count = 0  # micro-batches of the next epoch taken
-    step: Count = 0  # micro-batches taken by each rank
     updates: Count = 0  # optimizer steps taken
     loss_sums: list[float] = field(default_factory=list)  # sums over the finite steps of the epoch; empty: none yet
     finite_steps: Count = 0  # finite steps of the epoch so far
@@ -102,7 +102,6 @@ class Progress:
     def count_step(self, micro_batches: int) -> None:
         """Counts a step of the optimizer over ``micro_batches``."""
         self.batch += micro_batches
-        self.step += micro_batches
         self.updates += 1
 
     def count_losses(self, losses: Sequence[float], *, is_finite: bool) -> None:
@@ -347,7 +346,7 @@ def _gather_rank_buffers(ctx: DistributedContext, models: dict[str, nn.Module]) 
     if not ctx.is_distributed or not any(is_parallel(model) for model in models.values()):
         return None
     local = {name: flatten(float_buffers(unwrap(model))).cpu().numpy() for name, model in models.items()}
-    by_rank = gather_arrays(ctx, local)
+    by_rank = gather_on_main(ctx, local)
     if by_rank is None:
         return None
     stacked = {name: torch.from_numpy(np.stack([arrays[name] for arrays in by_rank])) for name in models}
@@ -373,8 +372,8 @@ def _plain(value: Any) -> Any:
     return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
 
 
-def _without(content: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key not in keys}
+def _content_of_best(content: dict[str, Any]) -> dict[str, Any]:
+    return {key: content[key] for key in _BEST_KEYS}
 
 
 def copy_to_cpu(value: Any) -> Any:
@@ -471,7 +470,7 @@ class Checkpointer:
         files: dict[Path, dict[str, Any]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
-            files[self.best] = _without(content, _RUN_KEYS)
+            files[self.best] = _content_of_best(content)
         epoch = header.progress.epoch
         if self.save_period > 0 and epoch % self.save_period == 0:
             files[self.folder / f"epoch{epoch}.pt"] = content
@@ -481,7 +480,7 @@ class Checkpointer:
     def write_weights(self, state: TrainState, header: CheckpointHeader, path: Path) -> None:
         """Writes at once, on rank 0, what best.pt would contain if this epoch were the best."""
         content = _plain(header) | _plain(self.description) | {"ema": state.ema.module.state_dict()}
-        self._write({path: copy_to_cpu(_without(content, _RUN_KEYS))})
+        self._write({path: copy_to_cpu(_content_of_best(content))})
 
     def save_best(self, content: dict[str, Any]) -> None:
         """Writes best.pt on rank 0 with what `write_weights` has written, and its scores."""

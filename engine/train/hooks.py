@@ -1,5 +1,4 @@
-"""What may end a run early, weight its images, and show its results: early stopping, ``--time``, ``--image-weights``,
-TensorBoard and the last lines of the log."""
+"""Early stopping, ``--time``, ``--image-weights``, TensorBoard, and the last lines of the log."""
 
 from __future__ import annotations
 

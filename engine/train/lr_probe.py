@@ -28,7 +28,7 @@ from utils.batches import BatchRequest, Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.class_names import class_key
 from utils.config.settings import RunSettings, TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays
+from utils.distributed.context import DistributedContext, broadcast_object, gather_on_main
 from utils.logger import get_logger
 from utils.strings import counted, listed
 
@@ -199,7 +199,7 @@ def score_on_objects(
         samples = plain.render(BatchRequest(keys, (side, side)))
         scores = _batch_scores(detector, samples, side)
         scores_by_batch |= {f"{name} {number}": array for name, array in scores._asdict().items()}
-    shards = broadcast_object(ctx, gather_arrays(ctx, scores_by_batch)) or []
+    shards = broadcast_object(ctx, gather_on_main(ctx, scores_by_batch)) or []
     gathered = {name: array for shard in shards for name, array in shard.items()}
     if not batches:
         return ObjectScores(np.zeros(0), np.zeros((0, 0), np.float32))

@@ -33,8 +33,8 @@ from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, names_with
+from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
-from utils.distributed.join import check_agreement
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
 from utils.files.paths import normal_path
@@ -83,11 +83,6 @@ class RunPlan:
     def started_from(self) -> Checkpoint | None:
         """The checkpoint, without its tensors."""
         return None if self.checkpoint is None else self.checkpoint.record()
-
-    @property
-    def lacks_scores(self) -> bool:
-        """Whether the newest epoch has to be scored first."""
-        return self.checkpoint is not None and self.checkpoint.lacks_scores(self.settings.config.epochs)
 
     @property
     def data_source(self) -> DataSource:
@@ -284,6 +279,8 @@ def merge_settings(
             changes[name] = new
         elif name not in explicit_flags or new == old or (name in _OPEN and new == _OPEN[name]):
             continue
+        elif name == "epochs" and command.time:
+            continue  # the time decides on their number
         elif rule == "fixed":
             flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
             raise UserError(
@@ -293,11 +290,8 @@ def merge_settings(
         else:
             changes[name] = new
             messages.append(f"resume: {name} {old!r} -> {new!r}")
-    if "epochs" in explicit_flags:
-        if command.time:
-            changes.pop("epochs", None)  # the time decides on the number of epochs
-        else:
-            changes["time"] = 0.0
+    if "epochs" in explicit_flags and not command.time:
+        changes["time"] = 0.0
     changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
     return replace(stored, **changes), messages
 
@@ -351,19 +345,12 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
     return TrainingOutcome(folder, plan.settings.config, failure=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartPosition:
-    """The position at which a run begins or continues."""
-
-    progress: Progress
-    unscored: UnscoredEpoch | None = None  # the newest epoch if it has to be validated first
-
-
 def restore_run(
     ctx: DistributedContext, plan: RunPlan, state: TrainState, *, epoch_batches: int, identity: DataIdentity
-) -> StartPosition:
+) -> tuple[Progress, UnscoredEpoch | None]:
     """Puts the state of the plan's checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns
-    the position from which the run continues; that of a new run if there is no checkpoint. Every rank must call this.
+    the progress from which the run continues, and the newest epoch if it has to be validated first; the start of a new
+    run if there is no checkpoint. Every rank must call this.
 
     Args:
         epoch_batches: batches of an epoch on each rank.
@@ -373,14 +360,14 @@ def restore_run(
     """
     checkpoint = plan.checkpoint
     if checkpoint is None:
-        return StartPosition(progress=Progress())
+        return Progress(), None
     checkpoint.restore(ctx, state)
     progress = continue_at(checkpoint, plan.settings.config, epoch_batches, identity)
     # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
     has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
     if progress.best_epoch >= 0 and not has_best:
         progress.forget_best()
-    return StartPosition(progress=progress, unscored=_unscored_epoch(plan, checkpoint))
+    return progress, _unscored_epoch(plan, checkpoint)
 
 
 def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, identity: DataIdentity) -> Progress:
@@ -404,23 +391,17 @@ def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int,
         )
         if description.identity.val_labels != identity.val_labels:
             progress.forget_best()  # the scores are not comparable
-    accumulate = step_plan(config, epoch_batches).accumulate
-    is_recounted = (
-        stored.batch_size != config.batch_size
-        or conditions.epoch_batches != epoch_batches
-        or step_plan(stored, conditions.epoch_batches).accumulate != accumulate
-    )
+    steps = step_plan(config, epoch_batches)
+    is_recounted = stored.batch_size != config.batch_size or conditions.epoch_batches != epoch_batches
     if progress.batch and (not has_same_data or (config.rect and is_recounted)):
         progress.begin_epoch()
     elif progress.batch == conditions.epoch_batches:  # only the end of the epoch is missing
         progress.batch = epoch_batches
     elif progress.batch and is_recounted:
         batches = min(progress.batch * stored.batch_size // config.batch_size, epoch_batches)
-        progress.begin_epoch(batches - batches % accumulate)
+        progress.begin_epoch(batches - batches % steps.accumulate)
         get_logger().info("resume: continues at batch %d of %d", progress.batch, epoch_batches)
     # The schedule is a function of the step relative to all steps.
-    steps = step_plan(config, epoch_batches)
-    progress.step = progress.epoch * epoch_batches + progress.batch
     progress.updates = progress.epoch * steps.per_epoch + -(-progress.batch // steps.accumulate)
     return progress
 
@@ -440,7 +421,7 @@ def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | No
     report."""
     unscored = checkpoint.header.unscored
     is_reported_again = plan.remaining is Remaining.REPORT and checkpoint.header.metrics
-    if unscored is not None or not (plan.lacks_scores or is_reported_again):
+    if unscored is not None or not (checkpoint.lacks_scores(plan.settings.config.epochs) or is_reported_again):
         return unscored
     number = checkpoint.progress.epoch
     description = checkpoint.description

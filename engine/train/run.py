@@ -1,14 +1,12 @@
-"""Builds a training run from its plan: one page, in the order in which things happen. Also what an evaluating process
-(``--eval-ranks``) builds of it."""
+"""Builds a training run from its plan: one page, in the order in which things happen."""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,34 +28,33 @@ from data.open import open_data
 from data.render.letterbox import CanvasRule
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.fitness import Fitness
-from engine.evaluation.result import Evaluation
 from engine.evaluation.tables import protocol_text
 from engine.export.formats import require_packages
 from engine.export.parity import try_export
-from engine.optim.build import RULES, LoadedParameters
+from engine.optim.build import RULES, SHORT_RUN, LoadedParameters, resolve_optimizer
 from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
 from engine.parallel.control import RunControl
-from engine.parallel.eval_ranks import EvalRanks, EvalSetup, serve
+from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.pipeline import check_pipeline
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.summary import warn_of_small_boxes
 from engine.train.batch_size import choose_batch_size
 from engine.train.callbacks import UserCallbacks
 from engine.train.checkpoint import Checkpointer, DataIdentity, RunDescription
-from engine.train.choices import choose_flips, choose_lr_mult, choose_optimizer
 from engine.train.compile import check_compilation
 from engine.train.folder import claim_folder
 from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
 from engine.train.lr_probe import WeightsProbe, probe_weights
 from engine.train.plots import Plots
 from engine.train.progress_bar import ProgressBar
-from engine.train.resume import Remaining, RunPlan, TrainingRun, resolve, restore_run
-from engine.train.starting_model import build_starting_model, rebuild_model, rebuild_starting_model
+from engine.train.resume import Remaining, RunPlan, TrainingRun, restore_run
+from engine.train.starting_model import build_starting_model, rebuild_starting_model
 from engine.train.step import TrainStep, build_step
 from engine.train.teacher import open_teacher
 from engine.train.trackers import Service, Tracker, open_services
 from engine.train.trainer import Hook, Trainer
 from engine.train.unused_settings import unused_settings
+from engine.train.validation import Validation
 from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
@@ -65,17 +62,16 @@ from models.losses.distillation import Teacher
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
-from utils.config.settings import FIND_BATCH_SIZE, RunSettings, TrainConfig, changed_settings, names_with
-from utils.detections import DetectionTable
+from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, changed_settings
+from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.groups import check_group_size
-from utils.distributed.join import joined_run, product_version
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import resolve_amp
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.machine.packages import require_package
-from utils.process.launch import Launch
+from utils.mirrored_classes import mirrored_classes
 from utils.process.signals import StopSignals
 from utils.strings import counted, listed
 
@@ -136,7 +132,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     # The loaders, which need the batch size.
     settings = choose_batch_size(ctx, settings, model, criterion, samples)
     config = settings.config
-    check_shards(ctx, config)
     loader = build_train_loader(ctx, config, settings.hyp, samples, stride=model.stride)
     val_loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
     fitness.check_objects(evaluator.ground_truth)
@@ -148,13 +143,16 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
 
     # The step. The number of steps decides the last open settings.
     steps = step_plan(config, len(loader))
-    settings, optimizer_reason = choose_optimizer(settings, steps)
-    settings = choose_lr_mult(settings, steps, probe)
+    optimizer, optimizer_reason = choose_optimizer(config, steps)
+    lr_mult = settings.hyp.lr_mult
+    if lr_mult is None:
+        lr_mult = 1.0 if probe is None else probe.choose_lr_mult(config, steps)
+    settings = RunSettings(replace(config, optimizer=optimizer), replace(settings.hyp, lr_mult=lr_mult))
     config = settings.config
     try_export(ctx, config, model)
     loaded = LoadedParameters(
         new_rows=starting_model.pretrained,
-        lr_mult=1.0 if settings.hyp.lr_mult is None else settings.hyp.lr_mult,
+        lr_mult=lr_mult,
         new_lr_mult=stored.new_lr_mult if stored else new_layers_lr_mult(steps.planned_steps),
     )
     step = build_step(
@@ -169,13 +167,13 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         loaded=loaded,
     )
     identity = DataIdentity.of(samples.sample_index, val_loader.samples.sample_index)
-    start = restore_run(ctx, plan, step, epoch_batches=len(loader), identity=identity)
+    progress, unscored = restore_run(ctx, plan, step, epoch_batches=len(loader), identity=identity)
 
     # The folder, which is the first thing written, and what writes into it.
     started_from = plan.started_from
     rows = started_from.rows if started_from else []
     folder, run_id = claim_folder(
-        ctx, plan.folder, settings, stack, start.progress, run_id=stored.run_id if stored else "", rows=rows
+        ctx, plan.folder, settings, stack, progress, run_id=stored.run_id if stored else "", rows=rows
     )
     run = TrainingRun(
         folder=folder, run_id=run_id, settings=settings, started_from=started_from, remaining=plan.remaining
@@ -207,6 +205,9 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         setup = describe_for_evaluators(plan, settings, step, spec=spec, val=val_loader.index)
         eval_ranks = EvalRanks(ctx, folder, setup)
         stack.callback(eval_ranks.close)
+    validation = Validation(
+        step, checkpointer, folder, loader=val_loader, evaluator=evaluator, fitness=fitness, eval_ranks=eval_ranks
+    )
     hooks = build_hooks(run, step, loader, val_loader, evaluator, fitness, services, callbacks)
     for hook in hooks:
         stack.callback(hook.close)
@@ -217,14 +218,11 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         step=step,
         loader=loader,
         steps=steps,
-        progress=start.progress,
-        unscored=start.unscored,
+        progress=progress,
+        unscored=unscored,
         control=RunControl(ctx, signals),
         checkpointer=checkpointer,
-        val_loader=val_loader,
-        evaluator=evaluator,
-        eval_ranks=eval_ranks,
-        fitness=fitness,
+        validation=validation,
         hooks=hooks,
     )
 
@@ -292,6 +290,37 @@ def choose_kernels(config: TrainConfig) -> None:
         # Nothing here reads uninitialized memory, and filling it takes time. torch makes the setting a property of its
         # module at run time, which a type checker cannot see.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def choose_flips(ctx: DistributedContext, settings: RunSettings, names: Sequence[str]) -> RunSettings:
+    """Turns ``fliplr`` off if a mirrored image exchanges two of the classes ``names``, such as "left arrow" and "right
+    arrow", and it has its default, unless ``--set`` gives that. Logs this, and a warning of flips that stay on."""
+    for flip in ("fliplr", "flipud"):
+        pairs = mirrored_classes(names, flip)
+        probability = getattr(settings.hyp, flip)
+        if not pairs or probability == 0:
+            continue
+        exchanged = listed([f"'{one}' and '{other}'" for one, other in pairs], 1)
+        reason = f"a flipped image exchanges the classes {exchanged}"
+        if probability == getattr(Hyperparameters, flip) and flip not in settings.overridden:
+            off: dict[str, Any] = {flip: 0.0}
+            settings = replace(settings, hyp=replace(settings.hyp, **off))
+            get_logger().info("%s is turned off: %s; --set %s=%g turns it on", flip, reason, flip, probability)
+        elif ctx.is_main:
+            get_logger().warning("%s is %g, but %s; --set %s=0 turns it off", flip, probability, reason, flip)
+    return settings
+
+
+def choose_optimizer(config: TrainConfig, steps: StepPlan) -> tuple[str, str]:
+    """Returns the optimizer, which for ``auto`` depends on the planned steps, and why, for the log; "" if the settings
+    name it."""
+    if config.optimizer != "auto":
+        return config.optimizer, ""
+    if steps.is_timed:
+        reason = "auto: --time leaves the number of steps open"
+    else:
+        reason = f"auto: {'at most' if steps.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
+    return resolve_optimizer("auto", steps.planned_steps), reason
 
 
 def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
@@ -477,51 +506,3 @@ def common_facts(val: DatasetIndex) -> dict[str, str]:
     """Returns properties that training and evaluating processes must have in common, by their names in messages."""
     facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", val)
     return {name: str(value) for name, value in facts.items()}
-
-
-def run_evaluating_process(
-    launch: Launch | None, config: TrainConfig, explicit_flags: Collection[str], signals: StopSignals
-) -> None:
-    """Validates what the training processes send until the run ends. A signal is theirs to follow.
-
-    ``explicit_flags``: names of the settings on the command line.
-    """
-    configure_logging(False)
-    get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    with signals.deferred(), joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx:
-        serve(ctx, partial(build_scorer, ctx, config, explicit_flags))
-
-
-def build_scorer(ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: EvalSetup):
-    """Builds the function that scores averaged weights as the training processes would, see
-    `engine.parallel.eval_ranks.Scorer`. Raises UserError if the data cannot be opened or differ from theirs."""
-    source = setup.source
-    if setup.finds_own_data:
-        source = replace(source, data=resolve(config).data)
-    own = {name: getattr(config, name) for name in names_with(TrainConfig, scope="machine") if name in explicit_flags}
-    settings = RunSettings(replace(setup.config, **own), setup.hyp)
-    config = settings.config
-    if ctx.device.type == setup.device:
-        torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
-    choose_kernels(config)
-    # The run's data set, at the location that this process uses.
-    spec = open_data(replace(source, stage=config.stage, cache_dir=config.cache_dir), ctx)
-    model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
-    if model.head.anchors is not None and setup.anchors is not None:
-        model.head.anchors.copy_(setup.anchors)
-    criterion = build_criterion(ctx, settings, model, setup.class_weights)
-    loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
-    for name, value in common_facts(loader.index).items():
-        if setup.facts.get(name) != value:
-            raise UserError(f"{name} differs from that of the training processes")
-
-    def score(ema: dict[str, Tensor], is_closing: bool) -> Evaluation | None:
-        model.load_state_dict(ema)
-        criterion.set_closing(is_closing)
-        evaluation = evaluator.run(model, loader)
-        if evaluation is None or config.plots:
-            return evaluation
-        no_detections = DetectionTable.concatenate([])  # only plots show them
-        return replace(evaluation, for_ap=no_detections, detected=no_detections, preview=None)
-
-    return score

@@ -20,8 +20,8 @@ from models.weights.transfer import fill_model
 from utils.class_names import class_difference
 from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
+from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext
-from utils.distributed.join import check_same_model
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.strings import counted

@@ -6,6 +6,7 @@ Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
+from engine.parallel.control import NO_FLAGS, StepFlags
 from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import Pipeline
-from engine.parallel.step_values import NO_FLAGS, DelayedReader, StepFlags
 from engine.parallel.strategy import Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
 from engine.train.compile import Compilation, plan_compilation
@@ -51,6 +52,63 @@ class StepSettings:
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepValues:
+    """The results of one step, on the host."""
+
+    finite: bool  # gradients of the global batch; False: the step was skipped
+    local_finite: bool  # this rank's own loss
+    grad_norm: float  # before clipping
+    flags: StepFlags  # requests of all ranks when the step began
+    losses: tuple[float, ...]  # the criterion's parts over the global batch, normalized
+    paths: tuple[str, ...]  # images of this rank's shard
+
+    @staticmethod
+    def unpack(vector: Sequence[float], paths: tuple[str, ...]) -> StepValues:
+        """Reads what a step has pushed: finite, local_finite, grad_norm, sums of the flags over ranks, losses."""
+        finite, local_finite, grad_norm, *others = vector
+        counts = others[: len(NO_FLAGS)]
+        return StepValues(
+            finite=finite > 0,
+            local_finite=local_finite > 0,
+            grad_norm=grad_norm,
+            flags=StepFlags(*(count > 0 for count in counts)),
+            losses=tuple(others[len(NO_FLAGS) :]),
+            paths=paths,
+        )
+
+
+class DelayedReader:
+    """Reads the values of steps one step late: the copy to the host runs while the next step is queued."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._asynchronous = device.type == "cuda"
+        # On the host, complete once the event is reached, or at once without one.
+        self._copies: deque[tuple[Tensor, torch.cuda.Event | None, tuple[str, ...]]] = deque()
+
+    def push(self, vector: Tensor, paths: tuple[str, ...]) -> None:
+        """Starts to copy the results of a step (n,), see `StepValues.unpack`. ``paths``: images of this rank's
+        shard."""
+        event = None
+        if self._asynchronous:
+            host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            host.copy_(vector, non_blocking=True)
+            vector = host
+            event = torch.cuda.Event(blocking=True)  # the host sleeps instead of spinning
+            event.record()
+        self._copies.append((vector, event, paths))
+
+    def pop(self, *, leave: int = 1) -> list[StepValues]:
+        """Returns the results of all steps but the newest ``leave``, oldest first."""
+        results = []
+        while len(self._copies) > leave:
+            vector, event, paths = self._copies.popleft()
+            if event is not None:
+                event.synchronize()
+            results.append(StepValues.unpack(vector.tolist(), paths))
+        return results
 
 
 class TrainStep:

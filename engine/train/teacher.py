@@ -24,8 +24,8 @@ from models.weights.origin import Origin, origin_of_run
 from models.weights.read import read_weights
 from utils.class_names import class_key
 from utils.config.settings import TrainConfig
+from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
-from utils.distributed.join import check_agreement
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.strings import counted, listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,35 +9,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data.loading.loader import InfiniteDataLoader, ValidationLoader
+from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
-from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import Evaluation
 from engine.evaluation.tables import number_text
 from engine.optim.schedule import StepPlan, build_schedule
-from engine.parallel.control import Action, RunControl
+from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
 from engine.parallel.ddp import average_buffers, broadcast_parameters
-from engine.parallel.eval_ranks import EvalRanks, remove_weights, weights_path
-from engine.parallel.step_values import NO_FLAGS, StepFlags, StepValues
-from engine.train.checkpoint import (
-    RESULT_FIELDS,
-    Checkpointer,
-    CheckpointHeader,
-    Progress,
-    RunConditions,
-    UnscoredEpoch,
-)
+from engine.parallel.eval_ranks import remove_weights
+from engine.train.checkpoint import Checkpointer, CheckpointHeader, Progress, RunConditions, UnscoredEpoch
 from engine.train.resume import Remaining, TrainingOutcome, TrainingRun
-from engine.train.step import TrainStep
+from engine.train.step import StepValues, TrainStep
+from engine.train.validation import Validation
 from utils.batches import Batch
 from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag
-from utils.distributed.context import broadcast_object, max_over_ranks
+from utils.distributed.context import max_over_ranks
 from utils.errors import UserError
-from utils.files.results_csv import CONFIDENCE_COLUMN
-from utils.files.torch_file import read_checkpoint
 from utils.logger import get_logger
 from utils.program import resume_flag
 
@@ -106,7 +94,6 @@ class Trainer:
 
     Args:
         unscored: the newest epoch if it has no scores yet, as a checkpoint stores it; it is validated first.
-        eval_ranks: the processes that validate (``--eval-ranks``); None: the training processes do.
     """
 
     def __init__(
@@ -120,10 +107,7 @@ class Trainer:
         unscored: UnscoredEpoch | None,
         control: RunControl,
         checkpointer: Checkpointer,
-        val_loader: ValidationLoader,
-        evaluator: Evaluator,
-        eval_ranks: EvalRanks | None,
-        fitness: Fitness,
+        validation: Validation,
         hooks: Sequence[Hook],
     ) -> None:
         self.run = run
@@ -138,10 +122,7 @@ class Trainer:
         self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
-        self._val_loader = val_loader
-        self._evaluator = evaluator
-        self._eval_ranks = eval_ranks
-        self._fitness = fitness
+        self._validation = validation
         self._unscored: Epoch | None = None
         if unscored is not None:
             self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing, unscored.has_own_file)
@@ -198,7 +179,7 @@ class Trainer:
         started_from = self.run.started_from
         if self._takes_steps and started_from is not None and started_from.header.ended_by_callback:
             self.save_last()  # must not say that a callback has ended the run while it trains on
-        is_going_on = not self._follow(self.control.agree()).skips_rest
+        is_going_on = Action.SKIP_REST not in self._follow(self.control.agree())
         self.checkpointer.flush()
         return is_going_on
 
@@ -222,9 +203,9 @@ class Trainer:
         self.progress.complete_epoch()
         self._unscored = epoch
         self._call_hooks("epoch_trained", epoch)
-        if self._eval_ranks is not None and self._can_wait_for_scores(epoch):
+        can_wait = self._can_wait_for_scores(epoch)
+        if can_wait and self._validation.send(number, is_closing=is_closing, header=self._header()):
             epoch.row["time"] = self.seconds()
-            self._send(epoch, self._eval_ranks)
             self._save_epoch(epoch)
         elif not self._score_epoch():
             return
@@ -294,16 +275,6 @@ class Trainer:
         is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
         return is_validated and epoch.number < self.epochs and not may_stop_early
 
-    def _send(self, epoch: Epoch, eval_ranks: EvalRanks) -> None:
-        """Leaves the averaged weights of an epoch, the newest or one that was sent before, to the evaluating
-        processes."""
-        if self.ctx.is_main:
-            self.checkpointer.flush()  # last.pt needs only the weights of the epoch that it names
-            remove_weights(self.run.folder, before=epoch.number - 1)
-            if self._is_newest(epoch):
-                self.checkpointer.write_weights(self.step, self._header(), weights_path(self.run.folder, epoch.number))
-        eval_ranks.send(epoch.number, is_closing=epoch.is_closing)
-
     def _is_newest(self, epoch: Epoch) -> bool:
         """Returns True if no step was taken after an epoch, so that the averaged weights are still its own."""
         return epoch.number == self.progress.epoch and self.progress.batch == 0 and not epoch.has_own_file
@@ -315,7 +286,7 @@ class Trainer:
         if epoch is None:
             return True
         is_due = validates_after(epoch.number, self.epochs, self.run.config.val_every)
-        if (is_due or not self._takes_steps) and self._follow(self._validate(epoch)).skips_rest:
+        if (is_due or not self._takes_steps) and Action.SKIP_REST in self._follow(self._validate(epoch)):
             return False
         self._unscored = None
         self._record(epoch)
@@ -324,7 +295,7 @@ class Trainer:
             self._save_epoch(epoch)
         else:  # the run itself has taken steps since
             if epoch.is_best and self.ctx.is_main:
-                self._save_late_best(epoch)
+                self._validation.save_late_best(epoch.number, self.progress, epoch.metrics)
             if self._stopped:
                 self.save_last()
         self._call_hooks("epoch_saved", epoch)
@@ -336,40 +307,25 @@ class Trainer:
         is_due = self.ctx.is_main and self._is_save_due(min(every_s, SAVE_BEFORE_VALIDATION_S))
         if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
             self.save_last()
-        if self._eval_ranks is not None:
-            if not self._eval_ranks.has_sent(epoch.number):
-                self._send(epoch, self._eval_ranks)
-            epoch.evaluation = self._eval_ranks.wait(epoch.number, self.control.should_stop)
-            return self.control.after_validation()
-        model = self.step.ema.module
-        if not self._is_newest(epoch):  # a run with --eval-ranks continues without
-            weights = read_checkpoint(weights_path(self.run.folder, epoch.number))["ema"] if self.ctx.is_main else None
-            model = copy.deepcopy(model)
-            model.load_state_dict(broadcast_object(self.ctx, weights))
-        self.step.criterion.set_closing(epoch.is_closing)
-        epoch.evaluation = self._evaluator.run(model, self._val_loader, should_stop=self.control.should_stop)
+        epoch.evaluation = self._validation.run(
+            epoch.number,
+            is_closing=epoch.is_closing,
+            header=self._header() if self._is_newest(epoch) else None,
+            should_stop=self.control.should_stop,
+        )
         return self.control.after_validation()
 
     def _record(self, epoch: Epoch) -> None:
         """Completes the row of an epoch with its scores, if it was validated, and keeps those that the run needs."""
-        scores = None
-        if epoch.evaluation is not None:
-            result = epoch.evaluation.result
-            metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
-            if result.threshold is not None:
-                metrics[CONFIDENCE_COLUMN] = result.threshold
-            fitness = self._fitness.score_of(result)
-            metrics[self._fitness.column] = fitness
-            metrics |= {name: value for name, value in result.extras.items() if name.startswith("val/")}
-            thresholds = (result.threshold, result.plain_confidence, result.scored_confidence)
-            scores = (metrics, result.class_ap, fitness, thresholds)
-        scores = broadcast_object(self.ctx, scores)
+        scores = self._validation.scores_of(epoch.evaluation)
         if scores is not None:
-            epoch.metrics, epoch.class_ap, fitness, thresholds = scores
-            self.progress.confidence, self.progress.plain_confidence, self.progress.scored_confidence = thresholds
-            epoch.is_best = self.progress.record_fitness(epoch.number, fitness)
+            epoch.metrics = scores.metrics
+            epoch.class_ap = scores.class_ap
+            progress = self.progress
+            progress.confidence, progress.plain_confidence, progress.scored_confidence = scores.thresholds
+            epoch.is_best = progress.record_fitness(epoch.number, scores.fitness)
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
-            columns.setdefault(self._fitness.column, self._fitness.name)
+            columns.setdefault(self._validation.fitness.column, self._validation.fitness.name)
             shown = [f"{title} {number_text(epoch.metrics[name])}" for name, title in columns.items()]
             get_logger().info("epoch %d: %s", epoch.number, "  ".join(shown))
         row = epoch.row
@@ -380,12 +336,6 @@ class Trainer:
             self.checkpointer.table.add(epoch.number, epoch.row)
         self._newest = replace(epoch, evaluation=None)  # its detections may take gigabytes
 
-    def _save_late_best(self, epoch: Epoch) -> None:
-        """Writes best.pt from the weights that were sent to the evaluating processes."""
-        content = read_checkpoint(weights_path(self.run.folder, epoch.number))
-        results = {name: getattr(self.progress, name) for name in RESULT_FIELDS}
-        self.checkpointer.save_best(content | {"progress": content["progress"] | results, "metrics": epoch.metrics})
-
     def _ask_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, combined."""
         action = Action.CONTINUE
@@ -394,7 +344,7 @@ class Trainer:
             if answer is not None and hook.on_rank_0:
                 raise TypeError(f"{type(hook).__name__}.{point}: a hook on rank 0 alone must not return an action")
             action |= answer or Action.CONTINUE
-            if action.skips_rest:
+            if Action.SKIP_REST in action:
                 break
         return action
 
@@ -404,9 +354,9 @@ class Trainer:
 
     def _follow(self, action: Action) -> Action:
         """Saves or ends the run, as ``action`` requests."""
-        if action.saves:
+        if Action.SAVE in action:
             self.save_last()
-        self._stopped |= action.ends_run
+        self._stopped |= Action.END in action
         return action
 
     def _is_save_due(self, every_s: float) -> bool:

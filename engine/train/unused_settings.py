@@ -6,7 +6,7 @@ import math
 
 from engine.optim.schedule import step_plan
 from models.detector import Detector
-from utils.config.epochs import closing_epochs
+from utils.config.epochs import closing_epochs, last_early_validation
 from utils.config.flags import as_flag, flag_name
 from utils.config.settings import ALL_RANKS, RunSettings, changed_settings
 from utils.distributed.context import DistributedContext
@@ -25,9 +25,7 @@ def unused_settings(ctx: DistributedContext, settings: RunSettings, model: Detec
     epochs = math.inf if config.time else config.epochs
     length = counted(config.epochs, "epoch")
     mixes_images = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
-    early: float = 0  # the newest validation before the last epoch; 0: there is none
-    if config.val_every:
-        early = epochs if config.time else (config.epochs - 1) // config.val_every * config.val_every
+    early = last_early_validation(epochs, config.val_every)
     # Settings, whether they have no effect, and the reason, which follows "does nothing".
     table: list[tuple[str, bool, str]] = [
         (" ".join(sorted(head.unused_hyperparameters)), True, ": the model's loss does not use it"),

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 CLOSING_EPOCHS = 10  # at most half of the run
 
 
 def validates_after(epoch: int, epochs: int, val_every: int) -> bool:
     """Returns whether a run of ``epochs`` validates after ``epoch``, which counts from 1."""
     return epoch == epochs or (val_every > 0 and epoch % val_every == 0)
+
+
+def last_early_validation(epochs: float, val_every: int) -> float:
+    """Returns the newest epoch before the last one of ``epochs`` after which a run validates; 0 if there is none. inf
+    for a run of unknown length, whose ``epochs`` are inf."""
+    if not val_every:
+        return 0
+    return epochs if math.isinf(epochs) else (epochs - 1) // val_every * val_every
 
 
 def closing_epochs(setting: int | None, epochs: int) -> int:

@@ -142,7 +142,7 @@ class StoreBarrier:
             raise PeerLost("process 0 of this run, or its launcher, has ended") from None
 
 
-def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
+def gather_on_main(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
     """Gathers every rank's arrays on rank 0, in rank order. Returns None on other ranks. Lengths may differ."""
     if not ctx.is_distributed:
         return [arrays]
@@ -177,11 +177,6 @@ def max_over_ranks(ctx: DistributedContext, value: int) -> int:
     largest = torch.tensor([value])  # on the CPU, because every process group has gloo
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
-
-
-def min_over_ranks(ctx: DistributedContext, value: int) -> int:
-    """All-reduces ``value`` to its minimum over ranks. Returns only after all ranks have called it."""
-    return -max_over_ranks(ctx, -value)
 
 
 def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:

@@ -1,5 +1,5 @@
-"""How the processes of a run join: each gets its place and device, all meet at one store and form a process group, and
-compare what they must have in common. `joined_run` also sees to it that each failure is reported once.
+"""How the processes of a run join: each gets its place and device, and all meet at one store and form a process group.
+`joined_run` also sees to it that each failure is reported once.
 
 The launcher numbers all processes. With ``--eval-ranks``, the last ones form a group of their own, with ranks from 0.
 For two nodes of three processes, three GPUs on each, and ``--eval-ranks 2``:
@@ -16,24 +16,19 @@ from __future__ import annotations
 
 import datetime
 import gc
-import hashlib
-import json
 import multiprocessing
 import os
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from utils.config.settings import TrainConfig, ValConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, PeerLost, Stopped, UserError, first_line
 from utils.logger import get_logger
@@ -41,15 +36,12 @@ from utils.machine.devices import devices_for_ranks, identities, make_current, p
 from utils.process.launch import Launch
 from utils.process.main import error_line
 from utils.process.signals import end_with_parent
-from utils.program_folders import PROJECT
 from utils.strings import rank_list
 
 TIMEOUT_S = 1800.0  # for joining, and of collectives
 LOG_AFTER_S = 10.0  # waiting time after which a line is logged, and then again and again
-CODE_FOLDERS = ("utils", "data", "models", "engine", "scripts")  # "scripts" exists in the installed package only
 # Parts of a failed collective's message that mean that another process has ended.
 _LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
-_MAX_SHOWN_CHARACTERS = 60
 
 
 @contextmanager
@@ -263,67 +255,3 @@ def _check_own_gpu(ctx: DistributedContext) -> None:
 def evaluation_store(store: dist.Store) -> dist.Store:
     """Returns the part of the run's store for messages to and from the evaluating processes."""
     return dist.PrefixStore("evaluators", store)
-
-
-def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
-    """Raises UserError on rank 0 and PeerFailure on the others if ``facts`` differ between processes: collectives would
-    hang, or training would produce wrong weights. Every process must call this. Facts are JSON-serializable; their keys
-    are their names in messages."""
-    facts_by_rank = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
-    differences: list[str] = []
-    for name in facts_by_rank[0]:
-        ranks_by_value: dict[str, list[int]] = {}
-        for rank, rank_facts in enumerate(facts_by_rank):
-            ranks_by_value.setdefault(str(rank_facts.get(name)), []).append(rank)
-        if len(ranks_by_value) > 1:
-            values = [f"{value} on {rank_list(ranks)}" for value, ranks in ranks_by_value.items()]
-            differences.append(f"{name} is {', but '.join(values)}")
-    if differences:
-        error_type = UserError if ctx.is_main else PeerFailure
-        raise error_type(f"the processes of this run differ: {'; '.join(differences)}")
-
-
-def _shown(value: object) -> str:
-    """Returns the value as JSON, shortened to its beginning and a digest if it is long."""
-    text = json.dumps(value, sort_keys=True, default=str)
-    if len(text) <= _MAX_SHOWN_CHARACTERS:
-        return text
-    return f"{text[: _MAX_SHOWN_CHARACTERS // 2]}... ({hashlib.blake2b(text.encode(), digest_size=4).hexdigest()})"
-
-
-def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
-    """Raises UserError if the processes differ in flags, code or torch version. Called before anything else is opened.
-    Flags of the machine may differ; whether ``--stage`` is given may not."""
-    if ctx.world_size == 1:
-        return
-    facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
-    of_machine = names_with(type(config), scope="machine")
-    facts |= {f"--{name.replace('_', '-')}": v for name, v in asdict(config).items() if name not in of_machine}
-    facts["--stage"] = "given" if config.stage else "not given"
-    check_agreement(ctx, facts)
-
-
-def check_same_model(ctx: DistributedContext, model: Any, from_files: Iterable[Tensor]) -> None:
-    """Raises UserError if the processes differ in their models, or in the weights ``from_files`` that they read.
-    ``model``: has the attributes ``names`` and ``spec`` of a `models.detector.Detector`."""
-    if ctx.world_size == 1:
-        return
-    facts: dict[str, object] = {"the class names": list(model.names), "the model": model.spec}
-    facts["the checksum of the starting weights"] = sum(_checksum(tensor) for tensor in from_files)
-    check_agreement(ctx, facts)
-
-
-def _checksum(tensor: Tensor) -> int:
-    """Sums the bits as integers, so that the result does not depend on the order of addition."""
-    flat = tensor.detach().reshape(-1)
-    return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))
-
-
-def product_version() -> str:
-    """Returns a digest of the source files that determine a result, so not of tools, as 12 hex digits. In the installed
-    package, the modules of the Python interface lie beside these files, and count too."""
-    digest = hashlib.blake2b(digest_size=6)
-    files = [*PROJECT.glob("*.py"), *(path for package in CODE_FOLDERS for path in (PROJECT / package).rglob("*.py"))]
-    for path in sorted(files):
-        digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()

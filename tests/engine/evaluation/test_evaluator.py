@@ -135,7 +135,7 @@ def run_ranks(monkeypatch, gt, letterbox, world):
         shares.append(arrays)
         return list(reversed(shares)) if ctx.is_main else None
 
-    monkeypatch.setattr(evaluator_module, "gather_arrays", gather)
+    monkeypatch.setattr(evaluator_module, "gather_on_main", gather)
     batches = make_batches(gt, letterbox)
     for rank in reversed(range(world)):
         evaluator = make_evaluator(gt, letterbox, context(rank, world), Moments())

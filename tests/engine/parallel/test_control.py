@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.parallel.control import Action, RunControl
-from engine.parallel.step_values import NO_FLAGS, StepFlags
+from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.distributed.context import DistributedContext
@@ -106,7 +105,8 @@ def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
 
 
 def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):
-    monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: 1)
+    answers = iter([0, 1])  # no signal, a failure
+    monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: next(answers))
     with pytest.raises(PeerFailure):
         build().raise_if_aborted("1 epoch", CONTINUATION)
 

@@ -20,6 +20,7 @@ from engine.parallel.control import Action, RunControl
 from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch
 from engine.train.resume import Remaining, TrainingRun
 from engine.train.trainer import Hook, Trainer
+from engine.train.validation import Validation
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
@@ -166,6 +167,7 @@ def build(
     run_settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
     run = TrainingRun(folder=folder, run_id="", settings=run_settings, started_from=None, remaining=remaining)
     loader: Any = Loader()
+    checkpointer: Any = RecordingCheckpointer()
     return Trainer(
         run=run,
         step=step,
@@ -174,11 +176,16 @@ def build(
         progress=progress or Progress(),
         unscored=unscored,
         control=RunControl(ctx, signals or StopSignals()),
-        checkpointer=RecordingCheckpointer(),  # type: ignore[arg-type]
-        val_loader=None,  # type: ignore[arg-type]
-        evaluator=scores,  # type: ignore[arg-type]
-        eval_ranks=scores if is_late else None,  # type: ignore[arg-type]
-        fitness=Fitness.parse("AP", ["a"]),
+        checkpointer=checkpointer,
+        validation=Validation(
+            step,
+            checkpointer,
+            folder,
+            loader=None,  # type: ignore[arg-type]
+            evaluator=scores,  # type: ignore[arg-type]
+            fitness=Fitness.parse("AP", ["a"]),
+            eval_ranks=scores if is_late else None,  # type: ignore[arg-type]
+        ),
         hooks=hooks,
     )
 

@@ -13,7 +13,7 @@ from tests.helpers.processes import Processes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
-from utils.distributed.join import check_agreement, product_version
+from utils.distributed.agreement import check_agreement, product_version
 from utils.errors import PeerFailure, UserError
 
 SECONDS = 60  # enough for two processes to start on a busy machine, and far below a collective's timeout
@@ -162,7 +162,7 @@ def test_equal_values_pass_and_all_ranks_report_different_ones():
 
 
 def test_the_code_version_changes_with_the_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.distributed.join.PROJECT", tmp_path)
+    monkeypatch.setattr("utils.distributed.agreement.PROJECT", tmp_path)
     (tmp_path / "utils").mkdir()
     (tmp_path / "utils" / "a.py").write_text("x = 1\n")
     before = product_version()

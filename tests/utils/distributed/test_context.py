@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, broadcast_object, gather_on_main, torch_distributed_zero_first
 from utils.distributed.join import join_run
 from utils.errors import PeerFailure, PeerLost, Stopped, UserError
 
@@ -19,7 +19,7 @@ def test_a_plain_process_has_rank_zero_of_one():
     assert (ctx.rank, ctx.local_rank, ctx.world_size, ctx.is_distributed, ctx.is_main) == (0, -1, 1, False, True)
     with torch_distributed_zero_first(ctx):
         pass
-    assert gather_arrays(ctx, {"a": np.arange(2)})[0]["a"].tolist() == [0, 1]
+    assert gather_on_main(ctx, {"a": np.arange(2)})[0]["a"].tolist() == [0, 1]
     assert broadcast_object(ctx, "x") == "x"
 
 
@@ -48,7 +48,7 @@ def _order(ctx, folder):
         if ctx.is_node_leader:
             time.sleep(0.5)
             open(f"{folder}/node{ctx.node_rank}", "w").close()
-    gathered = gather_arrays(ctx, {"rank": np.full(ctx.rank, ctx.rank)})  # rank 0 sends nothing
+    gathered = gather_on_main(ctx, {"rank": np.full(ctx.rank, ctx.rank)})  # rank 0 sends nothing
     return existed, broadcast_object(ctx, ctx.rank), gathered and [len(g["rank"]) for g in gathered]
 
 
