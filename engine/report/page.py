@@ -30,7 +30,8 @@ from engine.report.figures import (
     metric_charts,
 )
 from engine.report.images import LABEL_LEGEND, WORST_LEGEND, label_error_cards, worst_images, write_preview
-from engine.report.label_errors import CheckedSplit, find_label_errors, unjudged_classes
+from engine.report.issues import CheckedSplit
+from engine.report.label_errors import find_label_errors, unjudged_classes
 from engine.report.summary import Subject, advice, error_sentences
 from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
