@@ -71,8 +71,6 @@ class DatasetIndex(LabelArrays):
     category_ids: tuple[int, ...] = ()  # by class; empty if they are the class indices
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
-    # int64 (N, 2): number of each image's `Scan`, and its position in ``Scan.source.images``; None if unknown.
-    origins: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -116,7 +114,6 @@ class DatasetIndex(LabelArrays):
             offsets=offsets_of(counts),
             paths=FlatStrings.of(self.paths[i] for i in images.tolist()),
             image_ids=ids and FlatStrings.of(ids[i] for i in images.tolist()),
-            origins=None if self.origins is None else self.origins[images],
         )
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
@@ -293,13 +290,8 @@ class LoadedSplit:
     used: DatasetIndex
     note: str = ""  # how it was read, for the log, such as " (cached)"
     report_path: Path | None = None  # text file that lists the findings, if there are any; None without a cache
-    scans: tuple[Scan, ...] = ()  # see `DatasetIndex.origins`; empty if the index is from a cache file
+    scans: tuple[Scan, ...] = ()  # one for each data set that it joins; empty if the index is from a cache file
     parts: tuple[LoadedSplit, ...] = ()  # the data sets that it joins
-
-
-def origins_of_scan(count: int) -> np.ndarray:
-    """Returns `DatasetIndex.origins` for the ``count`` images of one scan."""
-    return np.column_stack([np.zeros(count, np.int64), np.arange(count)])
 
 
 def digest_of(*values: Any) -> str:

@@ -22,9 +22,7 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
     its images. A single data set, extended for a model with more classes, keeps its ids and digests."""
     names = spec.as_labeled().names
     indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
-    index = indexes[0]
-    if len(indexes) > 1:
-        index = _concatenate(indexes, origins=_origins(parts))
+    index = _concatenate(indexes) if len(indexes) > 1 else indexes[0]
     findings = [
         finding._replace(where=relative_name(path_of(finding.where, part.spec.root), spec.root))
         for part in parts
@@ -33,7 +31,7 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
     return replace(index, report=ScanReport.joined([part.used.report for part in parts], findings))
 
 
-def _concatenate(indexes: Sequence[DatasetIndex], *, origins: np.ndarray | None) -> DatasetIndex:
+def _concatenate(indexes: Sequence[DatasetIndex]) -> DatasetIndex:
     """Concatenates several indexes with the same root and classes into one without a report. Ids of COCO JSONs are not
     kept, because they may contradict each other."""
     return DatasetIndex(
@@ -45,7 +43,6 @@ def _concatenate(indexes: Sequence[DatasetIndex], *, origins: np.ndarray | None)
         image_files=digest_of([index.image_files for index in indexes]),
         selection=digest_of([index.selection for index in indexes]),
         pixels=indexes[0].pixels,
-        origins=origins,
     )
 
 
@@ -55,18 +52,6 @@ def _with_root(index: DatasetIndex, root: Path) -> DatasetIndex:
         return index
     paths = FlatStrings.of(relative_name(index.path(i), root) for i in range(len(index)))
     return replace(index, root=root, paths=paths)
-
-
-def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
-    """Returns the origins of all images, with the parts' scans numbered consecutively, or None if they are unknown."""
-    origins = []
-    num_scans = 0
-    for part in parts:
-        if part.used.origins is None:
-            return None
-        origins.append(np.add(part.used.origins, [num_scans, 0]))
-        num_scans += len(part.scans)
-    return np.concatenate(origins)
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

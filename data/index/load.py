@@ -43,7 +43,7 @@ def load_index(
         raise UserError(problem)
     log_split(loaded, title=split)
     warn_of_no_object(loaded)
-    return replace(loaded.used, origins=None)  # the scans are not kept
+    return loaded.used
 
 
 def read_split(

@@ -19,7 +19,7 @@ import numpy as np
 from data.dataset.spec import DatasetSpec, class_names
 from data.flat_strings import FlatStrings
 from data.images.verify import HiddenDamageError, check_image
-from data.index.index import DatasetIndex, IndexSettings, Scan, offsets_of, origins_of_scan
+from data.index.index import DatasetIndex, IndexSettings, Scan, offsets_of
 from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, Fit, clean_rows
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, UNKNOWN_CLASS, Finding, ScanReport
@@ -275,7 +275,6 @@ def _index_of_all(
         image_ids=None if image_ids is None else FlatStrings.of(map(json.dumps, image_ids)),
         categories=source.categories,
         category_ids=_ids_as_labeled(source, spec, single_cls=single_cls),
-        origins=origins_of_scan(count),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from data.dataset.spec import DatasetSpec
 from data.flat_strings import FlatStrings
 from data.images.shards import open_shards
-from data.index.index import COLUMNS, DatasetIndex, digest_of_arrays, origins_of_scan
+from data.index.index import COLUMNS, DatasetIndex, digest_of_arrays
 from data.labels.categories import Category
 from data.labels.findings import FindingTable, ScanReport
 from data.listing.listing import Listing
@@ -29,7 +29,7 @@ from utils.pixels import RGB8
 
 # Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
 # losses: all index caches are then built anew.
-CACHE_VERSION = 27
+CACHE_VERSION = 28
 _FINDINGS = tuple(column.name for column in fields(FindingTable))
 
 
@@ -178,4 +178,4 @@ def read_shards(path: Path, spec: DatasetSpec) -> DatasetIndex:
     index = restored_index(meta, shards.arrays, names, path)
     # Checksums of the images replace modification times.
     image_files = digest_of_arrays(*(shards.arrays[name] for name in ("paths.data", "paths.offsets", "size", "crc")))
-    return replace(index, image_files=image_files, pixels=spec.pixels, origins=origins_of_scan(len(index)))
+    return replace(index, image_files=image_files, pixels=spec.pixels)

@@ -146,16 +146,6 @@ def _id_key(value: Any) -> str:
     return str(value) if type(value) in (int, str) else ""
 
 
-def _num_objects(data: bytes) -> int:
-    return data.count(b'"image_id"')
-
-
 COCO = LabelFormat(
-    name="coco",
-    suffix=".json",
-    is_per_image=False,
-    in_annotations=True,
-    read=_read,
-    num_objects=_num_objects,
-    class_names=category_names,
+    name="coco", suffix=".json", is_per_image=False, in_annotations=True, read=_read, class_names=category_names
 )

@@ -4,8 +4,8 @@ Each format is a module of this package with a `LabelFormat`, listed in `data.la
 file to rows: a row is a box or a `RowProblem`. `data.labels.clean` then checks whether the boxes fit into the images,
 for a whole split at once, so that a data set has the same boxes in any format.
 
-The row number locates a row in its label file: the line in a text file, from 1; the position of a COCO annotation, from
-0; or, in an XML file with several objects on a line, the object's number, from 1. `LabelSource.where` formats it.
+The row number locates a row in its label file: its line, from 1, which several objects of an XML file may share; or the
+position of a COCO annotation, from 0. `LabelSource.where` formats it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class RawLabels(NamedTuple):
     rows: list[LabelRow]  # in file order
     problems: list[RowProblem]
     size_hw: tuple[int, int] | None = None  # image size according to the file
-    is_by_line: bool = True  # whether row numbers are lines; else they count objects, because a line has several
 
     @property
     def num_labeled(self) -> int:
@@ -121,7 +120,7 @@ class LabelFormat:
     # Reads the labels of a split, for class names, or None if every object is of class 0. Raises UserError for an
     # unusable label file of a split.
     read: Callable[[Listing, tuple[str, ...] | None], LabelSource]
-    num_objects: Callable[[bytes], int]  # number of objects in the content of a label file
+    num_objects: Callable[[bytes], int] | None = None  # number of objects in the content of an image's label file
     # Returns the class names in the annotations of the splits, ordered by id; None if annotations define no classes.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
 
@@ -140,7 +139,6 @@ class LabelPerImage:
         self._exists = (listing.label_stamps[:, 0] >= 0).tolist()
         self._root = listing.root
         self._parse = parse
-        self._without_lines: set[int] = set()  # images whose row numbers are not lines, see `RawLabels.is_by_line`
 
     def read(self, i: int) -> RawLabels | None:
         if not self._exists[i]:
@@ -153,16 +151,11 @@ class LabelPerImage:
                 error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None
-        labels = self._parse(data)
-        if not labels.is_by_line:
-            self._without_lines.add(i)
-        return labels
+        return self._parse(data)
 
     def where(self, i: int, row_number: int | None = None) -> str:
         name = self._labels[i]
-        if row_number is None:
-            return name
-        return f"{name}: object {row_number}" if i in self._without_lines else f"{name}:{row_number}"
+        return name if row_number is None else f"{name}:{row_number}"
 
 
 def row_table(image: int, rows: list[LabelRow]) -> np.ndarray:

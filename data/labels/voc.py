@@ -6,7 +6,6 @@ pixels. ``difficult`` objects are treated like all others.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -35,16 +34,13 @@ _BOX_TAGS = ("bndbox", "xmin")  # an element with either child has a box
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     """Parses a file into rows in pixels, with the image size that the file states.
 
-    The row number is the line of the ``<object>``, or the object's number if two begin on one line. ``class_ids``:
-    class indices by name; None if every object is of class 0. Raises LabelFileError for other files.
+    The row number is the line of the ``<object>``. ``class_ids``: class indices by name; None if every object is of
+    class 0. Raises LabelFileError for other files.
     """
     root = _parse(data)
-    elements = list(_boxed(root))
-    lines = [int(element.attrib[LINE]) for element in elements]
-    have_own_lines = len(set(lines)) == len(lines)
-    labels = RawLabels([], [], _size_hw(root), is_by_line=have_own_lines)
-    for element, row_number in zip(elements, lines if have_own_lines else itertools.count(1)):
-        labels.add(_parse_object(element, row_number, class_ids))
+    labels = RawLabels([], [], _size_hw(root))
+    for element in _boxed(root):
+        labels.add(_parse_object(element, int(element.attrib[LINE]), class_ids))
     return labels
 
 

@@ -105,6 +105,8 @@ def find_orphans(
         for folder in images.folders.values():
             label_folders.update(place for _, place in places_of_labels(folder, None, folders)[1])
     suffix = source.label_format.suffix
+    count_objects = source.label_format.num_objects
+    assert count_objects is not None, "formats with a file per image count its objects"
     orphans = {
         folders.prefix(folder) + name
         for folder in label_folders
@@ -121,7 +123,7 @@ def find_orphans(
     findings: list[Finding] = []
     for name in sorted(orphans):
         try:
-            num_objects = source.label_format.num_objects(read_regular(path_of(name, folders.root), MAX_BYTES))
+            num_objects = count_objects(read_regular(path_of(name, folders.root), MAX_BYTES))
         except OSError:  # what it contains is unknown
             num_objects = 1
         if num_objects:

@@ -27,6 +27,7 @@ from utils.strings import counted
 KEY = "lockstep"
 VERSION = 1
 LAYOUTS = {"raw": False, "end2end": True}  # names of layouts, and `ExportMetadata.end2end` of each
+DEFAULT_HW = (640, 640)  # canvas of files that state no size
 FOREIGN_IOU = 0.7  # NMS threshold in validation for raw files that state none
 METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several files
 MAX_BYTES = 10_000_000  # of metadata in an archive

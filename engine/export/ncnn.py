@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.export.formats import Session, checked_shape, log_cpu_only, model_file, quiet, run_converter
 from engine.export.graphs import ModelGraphs
-from engine.export.metadata import ExportMetadata, read_metadata_file, write_metadata_file
+from engine.export.metadata import DEFAULT_HW, ExportMetadata, read_metadata_file, write_metadata_file
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
@@ -24,7 +24,6 @@ from utils.machine.packages import require_package
 
 PARAM_FILE = "model.ncnn.param"  # layers, as text
 WEIGHTS_FILE = "model.ncnn.bin"
-DEFAULT_HW = (640, 640)  # canvas of a file that does not state its size
 
 
 def write(graphs: ModelGraphs, path: Path, metadata: ExportMetadata) -> str:

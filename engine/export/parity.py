@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from engine.export.graphs import ModelGraphs, ResolvedExport, resolve_options
 from engine.export.images import letterboxed
 from engine.export.metadata import ExportMetadata
 from models.detector import Detector
-from models.postprocess.detections import Selected, detections_to_score
+from models.postprocess.detections import BoxDecoder, Selected, select_detections
 from models.postprocess.selection import ValidationSettings
 from utils.boxes import xyxy_to_xywh
 from utils.config.export_formats import EXPORT_FORMATS
@@ -192,7 +193,9 @@ class Reference:
         settings = ValidationSettings(iou_thres=nms_iou, box_voting=False)
 
         def postprocess(model: nn.Module, raw: list[Tensor]) -> Selected:
-            found = detections_to_score(model, raw, settings)
+            decoder = cast(BoxDecoder, model)
+            for_ap, _ = settings.selections(decoder.nms_iou)
+            found = select_detections(*decoder.decode(raw), for_ap)
             return Selected(found, found, found)
 
         evaluator = Evaluator(

@@ -7,18 +7,19 @@ import errno
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
 
-from engine.inference.detect_files import ResultFiles
+from engine.inference.detect_output import ResultFiles
 from engine.inference.detector import FrameDetections, ImageDetector, detect_frames
 from engine.inference.drawing import Window, describe_counts, draw_detections
+from engine.inference.label_writers import written_suffix
 from engine.inference.model import autocast_type
 from engine.inference.open_model import open_weights
-from engine.inference.result_files import written_suffix
 from engine.inference.settings import DetectionSettings, warn_of_unused_flags
 from engine.inference.sources import FileProblem, ReadAhead, SourceOptions, open_source
 from engine.inference.tracks import ObjectTracks
@@ -80,12 +81,52 @@ def detect(config: DetectConfig) -> Path | None:
         in_sequences=tracks is not None,
     )
     frames = open_source(config.source, options)
-    log = FrameLog(model.names, config)
-    files = ResultFiles(model.names, config)
-    seen: set[str] = set()  # files that had frames
-    failed: dict[str, str] = {}  # files that could not be used, and why
+    results = _Results(config, model.names)
+    stream = detect_frames(frames, detector, settings, ahead=ahead, tracks=tracks, skipped=results.failed)
+    with contextlib.closing(stream):
+        results.take(stream, threads=detector.threads, ahead=ahead)
+    results.summarize()
+    return results.files.folder
 
-    def draw(item: FrameDetections | FileProblem) -> DrawnFrame:
+
+class _Results:
+    """Draws, logs and writes the detections of a source."""
+
+    def __init__(self, config: DetectConfig, names: tuple[str, ...]) -> None:
+        self.files = ResultFiles(names, config)
+        self.failed: dict[str, str] = {}  # files that could not be used, and why
+        self._config = config
+        self._names = names
+        self._log = FrameLog(names, config)
+        self._seen: set[str] = set()  # files that had frames
+
+    def take(self, stream: Iterator[FrameDetections | FileProblem], *, threads: int, ahead: ReadAhead) -> None:
+        """Takes all frames of ``stream``, or those until the user closes the window."""
+        with contextlib.ExitStack() as stack:
+            # On exit, waits for the files that are being written, then completes them.
+            window = stack.enter_context(contextlib.closing(Window())) if self._config.view_img else None
+            stack.enter_context(contextlib.closing(self._log))
+            stack.enter_context(contextlib.closing(self.files))
+            drawn = stack.enter_context(contextlib.closing(map_ahead(self._draw, stream, threads=threads, ahead=ahead)))
+            written = stack.enter_context(contextlib.closing(map_ahead(self._write, drawn, threads=1, ahead=ahead)))
+            for item, drawing, _ in written:
+                if window is None or drawing is None or isinstance(item, FileProblem):
+                    continue
+                if not window.show(drawing, wait=not item.frame.is_video):
+                    break
+
+    def summarize(self) -> None:
+        """Logs the totals. Raises UserError if files could not be used."""
+        self._log.summarize()
+        if self.files.folder is not None:
+            get_logger().info("results are in %s", self.files.folder)
+        if self.failed:
+            first = next(iter(self.failed.values()))
+            count = len(self._seen | self.failed.keys())
+            raise UserError(f"{len(self.failed)} of {count} files could not be used (first: {first})")
+
+    def _draw(self, item: FrameDetections | FileProblem) -> DrawnFrame:
+        config = self._config
         if isinstance(item, FileProblem) or (config.nosave and not config.view_img):
             return item, None, b""
         frame = item.frame
@@ -96,7 +137,7 @@ def detect(config: DetectConfig) -> Path | None:
                 classes=item.table.classes,
                 scores=None if config.hide_conf else item.table.scores,
                 tracks=item.tracks,
-                names=None if config.hide_labels else model.names,
+                names=None if config.hide_labels else self._names,
                 line_width=config.line_thickness,
             )
             if config.nosave or frame.is_video:
@@ -105,44 +146,22 @@ def detect(config: DetectConfig) -> Path | None:
         except Exception as error:
             return problem_of(error, frame.path), None, b""
 
-    def write(drawn: DrawnFrame) -> DrawnFrame:
+    def _write(self, drawn: DrawnFrame) -> DrawnFrame:
         """Logs and writes the next frame, and notes the problems."""
         item, drawing, encoded = drawn
-        if isinstance(item, FrameDetections) and item.frame.path not in failed:
-            seen.add(item.frame.path)
-            files.open_folder()
+        if isinstance(item, FrameDetections) and item.frame.path not in self.failed:
+            self._seen.add(item.frame.path)
+            self.files.open_folder()
             try:
-                log.add(item)
-                files.add(item, drawing, encoded)
+                self._log.add(item)
+                self.files.add(item, drawing, encoded)
             except Exception as error:
                 item = problem_of(error, item.frame.path)
-        if isinstance(item, FileProblem) and item.path not in failed:  # a video may have failed already
+        if isinstance(item, FileProblem) and item.path not in self.failed:  # a video may have failed already
             item.log()
             if item.is_skipped:
-                failed[item.path] = item.reason
+                self.failed[item.path] = item.reason
         return item, drawing, b""
-
-    with contextlib.ExitStack() as stack:
-        # On exit, waits for the files that are being written, then completes them, then closes the source.
-        stream = detect_frames(frames, detector, settings, ahead=ahead, tracks=tracks, skipped=failed)
-        stack.enter_context(contextlib.closing(stream))
-        window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
-        stack.enter_context(contextlib.closing(log))
-        stack.enter_context(contextlib.closing(files))
-        drawn = stack.enter_context(contextlib.closing(map_ahead(draw, stream, threads=detector.threads, ahead=ahead)))
-        written = stack.enter_context(contextlib.closing(map_ahead(write, drawn, threads=1, ahead=ahead)))
-        for item, drawing, _ in written:
-            if window is None or drawing is None or isinstance(item, FileProblem):
-                continue
-            if not window.show(drawing, wait=not item.frame.is_video):
-                break
-    log.summarize()
-    if files.folder is not None:
-        get_logger().info("results are in %s", files.folder)
-    if failed:
-        first = next(iter(failed.values()))
-        raise UserError(f"{len(failed)} of {len(seen | failed.keys())} files could not be used (first: {first})")
-    return files.folder
 
 
 def problem_of(error: Exception, path: str) -> FileProblem:

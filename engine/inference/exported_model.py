@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.export.formats import Session, open_exported
-from engine.export.metadata import ExportMetadata, OutputLayout
+from engine.export.metadata import DEFAULT_HW, ExportMetadata, OutputLayout
 from engine.inference.model import InferenceModel
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.export_formats import EXPORT_FORMATS, format_of, titles_of_programs
@@ -20,8 +20,6 @@ from utils.errors import UserError, errors_of
 from utils.machine.limits import explain_limit
 from utils.pixels import PixelFormat
 from utils.strings import counted
-
-DEFAULT_HW = (640, 640)  # canvas of files that state no size
 
 
 def open_exported_model(path: Path, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from engine.inference.drawing import Window
 from engine.inference.images import Color, Source
+from engine.inference.label_writers import UniqueStems, written_suffix
 from engine.inference.open_model import open_weights
 from engine.inference.predictor import Predictor
-from engine.inference.result_files import UniqueStems, written_suffix
 from engine.inference.results import ResultList, Results
 from utils.drawing.draw import write_image
 from utils.errors import UserError

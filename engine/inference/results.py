@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.inference.drawing import Window, describe_counts, draw_detections
-from engine.inference.result_files import WRITABLE, class_folders, write_crops, write_yolo_labels
+from engine.inference.label_writers import WRITABLE, class_folders, write_crops, write_yolo_labels
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.aliases import attribute_error
 from utils.detections import DetectionTable

@@ -139,7 +139,8 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
         return files
     is_folder = bool(source.strip()) and path.is_dir()
     entries = path.iterdir() if is_folder else map(Path, glob.glob(str(path), recursive=True))
-    files = sorted(entry for entry in entries if entry.suffix.lower() in known and not entry.is_dir())
+    visible = (entry for entry in entries if not entry.name.startswith("."))  # macOS's ._x.jpg is no image
+    files = sorted(entry for entry in visible if entry.suffix.lower() in known and not entry.is_dir())
     if not files:
         if is_folder:
             raise UserError(f"{source}: no image or video in this folder; its subfolders: --source '{source}/**/*'")

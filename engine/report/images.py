@@ -17,7 +17,7 @@ from data.images.decode import read_reduced
 from engine.evaluation.analysis import CORRECT, MISSED, find_errors
 from engine.evaluation.matching import Matches, image_ranks
 from engine.evaluation.result import PREVIEW_IMAGES, Preview
-from engine.report.label_errors import CheckedSplit, Issue, LabelBox
+from engine.report.issues import CheckedSplit, Issue, LabelBox
 from utils.batches import Batch
 from utils.boxes import cxcywh_to_xyxy, xywh_to_xyxy
 from utils.detections import Detections

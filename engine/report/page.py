@@ -30,8 +30,9 @@ from engine.report.figures import (
     metric_charts,
 )
 from engine.report.images import LABEL_LEGEND, WORST_LEGEND, label_error_cards, worst_images, write_preview
-from engine.report.label_errors import CheckedSplit, find_label_errors, unjudged_classes
-from engine.report.summary import Subject, advice, error_sentences
+from engine.report.issues import CheckedSplit
+from engine.report.label_errors import find_label_errors, unjudged_classes
+from engine.report.summary import Subject, Validated, advice, error_sentences
 from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
@@ -75,6 +76,7 @@ class ReportPage:
         self._keeps_earlier = keeps_earlier
         self.path = folder / FILE_NAME
         self._epoch = 0  # of the validation that is shown; 0: none, or that of a checkpoint
+        self._validated: Validated | None = None  # what is known from it
         self._validation: dict[str, Any] | None = None  # what the page shows of it
         self._evaluation: Evaluation | None = None  # a validation that is not yet in `_validation`
         self._data: dict[str, Any] | None = None
@@ -127,14 +129,14 @@ class ReportPage:
             self._data = data_content(splits, subject.imgsz)
             self._save("labels", self._data["bars"].values())
         if self._evaluation is not None:
-            self._validation = self._validation_content(self._evaluation)
+            self._validated, self._validation = self._validation_content(self._evaluation)
             self._evaluation = None
             for name, picture in (self._validation["curves"] | self._validation["error_figures"]).items():
                 self._save(name, [picture])
         charts = {chart.title: chart_picture(chart) for chart in history_charts(history)}
         self._save("results", charts.values())
-        shown = self._validation or {}
-        first = {AP_CHART: charts[AP_CHART]} if AP_CHART in charts else dict([*shown.get("curves", {}).items()][:1])
+        curves = self._validation["curves"] if self._validation else {}
+        first = {AP_CHART: charts[AP_CHART]} if AP_CHART in charts else dict([*curves.items()][:1])
         is_timing = {title: not title.endswith((LOSS_SUFFIX, "F1")) for title in charts if title != AP_CHART}
         page.write_page(
             self.path,
@@ -146,17 +148,7 @@ class ReportPage:
             charts={title: charts[title] for title, is_folded in is_timing.items() if not is_folded},
             timings={title: charts[title] for title, is_folded in is_timing.items() if is_folded},
             validation=self._validation,
-            advice=list(
-                advice(
-                    subject,
-                    history,
-                    shown.get("result"),
-                    shown.get("errors"),
-                    ap_error=shown.get("ap_error", float("nan")),
-                    label_errors=shown.get("num_label_errors", 0),
-                    last=self._folder / "last.pt",
-                )
-            ),
+            advice=list(advice(subject, history, self._validated, last=self._folder / "last.pt")),
             data=self._data,
             files=_files_table(history, subject.best_epoch),
             settings=_settings_table(subject.config, subject.hyp),
@@ -190,8 +182,8 @@ class ReportPage:
         if pixels:
             write_whole(self._folder / f"{name}.png", Picture(tile_images(pixels, SHEET_COLUMNS)).png)
 
-    def _validation_content(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Returns what the page shows of a validation."""
+    def _validation_content(self, evaluation: Evaluation) -> tuple[Validated, dict[str, Any]]:
+        """Returns what is known from a validation, and what the page shows of it."""
         subject = self._subject
         index = subject.validated
         names = index.names
@@ -216,10 +208,7 @@ class ReportPage:
         pairs = confused_pairs(result.confusion)
         pair_rows: list[list[str | float]]
         pair_rows = [[names[t], names[p], n, float(n / totals[t])] for n, p, t in pairs[:MAX_PAIRS]]
-        return {
-            "result": result,
-            "errors": errors,
-            "ap_error": error,
+        return Validated(result, errors, error, len(label_errors)), {
             "facts": _facts(result, error, is_training=subject.epochs > 0),
             "sentences": list(error_sentences(result, errors, names)),
             "worst": worst_images(split, matches),

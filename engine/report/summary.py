@@ -62,6 +62,16 @@ class Subject:
         return self.config.epochs if isinstance(self.config, TrainConfig) else 0
 
 
+@dataclass(frozen=True)
+class Validated:
+    """What is known from a validation."""
+
+    result: EvalResult
+    errors: ErrorSplit  # of the detections above the threshold
+    ap_error: float  # standard error of AP; nan: unknown
+    label_errors: int  # labels that the model contradicts
+
+
 def error_sentences(result: EvalResult, errors: ErrorSplit, names: Sequence[str]) -> Iterator[str]:
     """Yields the kinds of errors of detections above the threshold, the most costly first, then the weakest class.
 
@@ -101,35 +111,27 @@ def _main_class(result: EvalResult, errors: ErrorSplit, kind: int, names: Sequen
 
 
 def advice(
-    subject: Subject,
-    history: Mapping[str, np.ndarray],
-    result: EvalResult | None,
-    errors: ErrorSplit | None,
-    *,
-    ap_error: float,
-    label_errors: int,
-    last: Path,
+    subject: Subject, history: Mapping[str, np.ndarray], validated: Validated | None, *, last: Path
 ) -> Iterator[str]:
     """Yields what to do next, about the largest error first.
 
     Args:
         history: the columns of results.csv, float64 (epochs,).
-        result, errors: of the validation, and of its detections above the threshold; None before one.
-        ap_error: standard error of AP; nan: unknown.
-        label_errors: number of labels that the model contradicts.
+        validated: None before a validation.
         last: the checkpoint with which the run continues.
     """
-    if result is not None and not result.class_targets.any():
-        yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
-        return
-    if result is not None and errors is not None:
-        flips = list(_flips(subject, result))
-        largest = int(np.nan_to_num(errors.cost).argmax())
-        if errors.cost[largest] >= MIN_COST and not (largest == CLASS and flips):
+    if validated is not None:
+        if not validated.result.class_targets.any():
+            yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
+            return
+        flips = list(_flips(subject, validated.result))
+        cost = validated.errors.cost
+        largest = int(np.nan_to_num(cost).argmax())
+        if cost[largest] >= MIN_COST and not (largest == CLASS and flips):
             yield f"Against the largest error: {SENTENCES[KINDS[largest]][1]}."
         yield from flips
-    if label_errors:
-        yield f"Check {counted(label_errors, 'label')} that the model contradicts, below."
+        if validated.label_errors:
+            yield f"Check {counted(validated.label_errors, 'label')} that the model contradicts, below."
     config = subject.config
     if isinstance(config, TrainConfig) and subject.batches and not config.time:
         few = few_steps_warning(step_plan(config, subject.batches), from_weights=bool(config.weights))
@@ -141,7 +143,8 @@ def advice(
     is_complete = subject.epochs > 0 and len(history.get("epoch", ())) >= subject.epochs
     if is_complete and third:
         rise = float(fitness[-third:].max() - fitness[:-third].max())
-        if rise > max(MIN_RISE, 2 * np.nan_to_num(ap_error)):
+        error = 0.0 if validated is None else float(np.nan_to_num(validated.ap_error))
+        if rise > max(MIN_RISE, 2 * error):
             more = f"{resume_flag(last)} --epochs {2 * subject.epochs}"
             yield f"{subject.fitness.name} was still rising: train longer, with {more}."
     if _overfits(history):

@@ -76,13 +76,6 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
     return _select(boxes_xyxy, scores, settings, [settings.box_voting])[0]
 
 
-def detections_to_score(model: nn.Module, raw: list[Tensor], settings: ValidationSettings | None = None) -> Detections:
-    """Selects the detections whose AP is computed, from the raw maps of ``model``, a `BoxDecoder`."""
-    settings = settings or ValidationSettings()
-    for_ap, _ = settings.selections(cast(BoxDecoder, model).nms_iou)
-    return _renumber_classes(select_detections(*_decode(model, raw, settings), for_ap), for_ap.classes)
-
-
 @torch.no_grad()
 def select_for_validation(model: nn.Module, raw: list[Tensor], settings: ValidationSettings | None = None) -> Selected:
     """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`."""

@@ -20,7 +20,7 @@ from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, open_cache, render_samples, write_rectangles
-from tools.check.scan import scan_split
+from tools.check.dataset_check import scan_split
 from tools.shard.write_shards import write_set as write_shards
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig

@@ -15,7 +15,7 @@ import train
 import val
 from engine.evaluation.evaluator import Evaluator
 from engine.inference.predictor import load
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import Tiles
 from tests.helpers.same_content import assert_same_content
@@ -107,7 +107,7 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
             pixels = torch.from_numpy(image[y1:y2, x1:x2].copy()).permute(2, 0, 1)[None].float() / 255
             with torch.inference_mode():
                 settings = ValidationSettings(conf_thres=0.001, iou_thres=0.7, max_det=300)
-                views = detections_to_score(detector, detector(pixels), settings)
+                views = select_for_validation(detector, detector(pixels), settings).for_ap
             for box, score, kind in zip(*(part[0, : int(views.counts)] for part in views[:3])):
                 xyxy = (box.double().numpy() + np.tile([x1, y1], 2)).clip([x1, y1] * 2, [x2, y2] * 2)
                 boxes.append((xyxy, float(score), int(kind), which))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.report.label_errors import CheckedSplit, Issue
+from engine.report.issues import CheckedSplit, Issue
 from engine.report.summary import small_boxes
 from tools.check.issue_kinds import DOUBLED, SMALL_OBJECTS, TINY, TWO_CLASSES
 

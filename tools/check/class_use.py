@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.report.label_errors import CheckedSplit, Issue
+from engine.report.issues import CheckedSplit, Issue
 from tools.check.issue_kinds import IMBALANCE, NOT_TRAINED, UNUSED
 from utils.strings import counted, listed
 

@@ -1,23 +1,32 @@
-"""Checks a data set, with a model if one is given. Needs torch, unlike __main__.py."""
+"""Checks a data set, with a model if one is given: scans its splits, and collects their issues. Needs torch, unlike
+__main__.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data.dataset.spec import DatasetSpec, DataSource
+import numpy as np
+
+from data.dataset.spec import IGNORED, DatasetSpec, DataSource
+from data.index.index import IndexSettings, Scan
+from data.index.load import read_split
+from data.index.messages import log_split, no_object, problems
+from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.open import open_data, problem_of_output
+from engine.commands.val import score
+from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
 from engine.inference.settings import resolve_imgsz
-from engine.report.label_errors import CheckedSplit, Issue, by_kind
+from engine.report.issues import CheckedSplit, Issue, LabelBox, by_kind, learned_names
+from engine.report.label_errors import find_label_errors, unjudged_classes
 from tools.check.boxes import box_pairs, box_sizes
 from tools.check.class_use import class_use
 from tools.check.duplicates import image_issues
-from tools.check.issue_kinds import advice_about
-from tools.check.label_errors import LabelErrors, examine_labels
-from tools.check.scan import refused_splits, scan_issues, scan_splits
+from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED, UNREADABLE_SPLIT, advice_about
 from utils.class_names import class_difference
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
@@ -36,13 +45,13 @@ class CheckResult:
     spec: DatasetSpec
     splits: list[CheckedSplit]
     issues: list[Issue]  # including label errors
-    label_errors: LabelErrors
+    trust_notes: list[str]  # lines about how far to trust the model; none without a model
     imgsz: int  # longer image side in training, pixels
     weights: str  # "" without a model
 
     def summary(self) -> list[str]:
         """Returns the lines for the terminal: the number of issues of each kind, its meaning, and the first few."""
-        lines = list(self.label_errors.trust_notes)
+        lines = list(self.trust_notes)
         for kind, group in by_kind(self.issues).items():
             meaning = advice_about(kind).meaning
             lines.append(f"{kind}: {len(group):,}{f' ({meaning})' if meaning else ''}")
@@ -62,7 +71,7 @@ class CheckResult:
                 split.name: split.index.counts() | {total.kind: total.number for total in split.index.report.kinds}
                 for split in self.splits
             },
-            "model": self.label_errors.trust_notes,
+            "model": self.trust_notes,
             "issues": [issue.content() for issue in self.issues],
         }
 
@@ -98,9 +107,109 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     issues += [issue for split in splits for issue in box_pairs(split)]
     issues += box_sizes(splits, imgsz)
     issues += class_use(splits)
-    label_errors = LabelErrors()
+    trust_notes: list[str] = []
     if model is not None:
         validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
-        label_errors = examine_labels(validation, model, spec, splits, min_score=config.min_score)
-    issues += label_errors.issues
-    return CheckResult(spec, splits, issues, label_errors, imgsz, config.weights)
+        label_errors, trust_notes = examine_labels(validation, model, spec, splits, min_score=config.min_score)
+        issues += label_errors
+    return CheckResult(spec, splits, issues, trust_notes, imgsz, config.weights)
+
+
+def scan_splits(spec: DatasetSpec, names: Sequence[str], *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
+    """Scans the splits ``names`` and decodes all their images; nothing is cached. Raises UserError as `load_index`.
+
+    Without ``names``, scans all splits. Then a split that is missing or cannot be read is only an issue, because some
+    data sets are published without the images of their test split; the first error is raised if none can be read.
+    """
+    splits: list[CheckedSplit] = []
+    issues: list[Issue] = []
+    errors: list[UserError] = []
+    for name in () if names else ("train", "val"):
+        try:
+            spec.split(name)
+        except UserError as error:
+            issues.append(Issue(MISSING_SPLIT, str(error)))
+    for name in dict.fromkeys(names or spec.splits):
+        try:
+            splits.append(scan_split(spec, name, workers=workers))
+        except UserError as error:
+            if names:
+                raise
+            errors.append(error)
+            issues.append(Issue(UNREADABLE_SPLIT, str(error), name))
+    if not splits:
+        raise errors[0]
+    return splits, issues
+
+
+def scan_split(spec: DatasetSpec, name: str, *, workers: int) -> CheckedSplit:
+    """Scans a split as `scan_splits` does."""
+    settings = IndexSettings(workers=workers, decode_all=True, use_cache=False)
+    loaded = read_split(spec, name, settings)
+    log_split(loaded, title=name)
+    return CheckedSplit(
+        name=name,
+        index=loaded.used,
+        parts=loaded.scans,
+        refusals=tuple(problems(loaded, settings.max_bad)),
+        objects_problem=no_object(loaded),
+    )
+
+
+def refused_splits(splits: Iterable[CheckedSplit]) -> list[Issue]:
+    """Returns an issue for each message with which training or scoring refuses one of ``splits``, and for each other
+    split without objects."""
+    issues = []
+    for split in splits:
+        issues += [Issue(REFUSED, refusal, split.name) for refusal in split.refusals]
+        if split.objects_problem and not split.refusals:
+            issues.append(Issue(NO_OBJECTS, split.objects_problem, split.name))
+    return issues
+
+
+def scan_issues(split: CheckedSplit) -> list[Issue]:
+    """Converts the findings of the scan to issues, sorted by kind; findings in shards name no images."""
+    issues = []
+    for part in split.parts:
+        for finding in part.findings:
+            where = split.relative(part, finding.where)
+            images: tuple[str, ...] = ()
+            if part.source is not None and finding.image >= 0:
+                images = (split.relative(part, part.source.images[finding.image]),)
+            boxes = _finding_boxes(split, part, finding, where)
+            issues.append(Issue(finding.kind, finding.text, split.name, images=images, where=where, boxes=boxes))
+    return sorted(issues, key=lambda issue: issue.kind)
+
+
+def _finding_boxes(split: CheckedSplit, part: Scan, finding: Finding, where: str) -> tuple[LabelBox, ...]:
+    """Returns the labeled box that a finding is about; none without finite corners."""
+    if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
+        return ()
+    if finding.class_id < 0 or finding.kind == UNKNOWN_CLASS:
+        name = finding.text
+    else:
+        name = learned_names(part)[finding.class_id] or part.spec.as_labeled().names[finding.class_id]
+    number = split.index.names.index(name) if name in split.index.names else IGNORED
+    return (LabelBox(name, number, finding.xyxy_px, where=where),)
+
+
+def examine_labels(
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], *, min_score: float
+) -> tuple[list[Issue], list[str]]:
+    """Finds the label errors of all splits with a score of at least ``min_score``, the highest first, by the detections
+    that val.py scores with ``config``. Also returns lines about how far to trust the model."""
+    issues: list[Issue] = []
+    notes: list[str] = []
+    for split in splits:
+        settings = replace(config, task=split.name)
+        scores = score(settings, model, spec, DistributedContext.single(model.device), index=split.index)
+        assert scores is not None, "the only process has the scores"
+        result = scores.evaluation.result
+        class_ap50 = result.class_metrics["AP50"]
+        issues += find_label_errors(split, scores.evaluation.for_ap, class_ap50, min_score)
+        if result.class_targets.any():
+            unjudged = unjudged_classes(class_ap50, spec.names)
+            note = f"{Path(config.weights).name} has AP {result.ap:.3f} on {split.name}"
+            notes.append(f"{note}; {unjudged}." if unjudged else f"{note}.")
+    issues.sort(key=lambda issue: issue.score or 0.0, reverse=True)
+    return issues, notes

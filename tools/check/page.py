@@ -23,7 +23,8 @@ from engine.report.images import (
     label_outlines,
     photo,
 )
-from engine.report.label_errors import LABEL_ERRORS, CheckedSplit, Issue, by_kind
+from engine.report.issues import CheckedSplit, Issue, by_kind
+from engine.report.label_errors import LABEL_ERRORS
 from engine.report.page import data_content
 from tools.check.dataset_check import CheckResult
 from tools.check.issue_kinds import DUPLICATES, advice_about
@@ -80,7 +81,7 @@ def _content(result: CheckResult) -> dict[str, Any]:
         "issues": issues,
         "kinds": _kinds_table(kinds),
         "facts": _facts(result),
-        "trust_notes": result.label_errors.trust_notes,
+        "trust_notes": result.trust_notes,
         "model": Path(result.weights).name,
         "num_errors": len(label_errors),
         "max_errors": MAX_LABEL_ERRORS,

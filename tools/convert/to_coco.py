@@ -114,6 +114,8 @@ def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: floa
         images = collect(entries, root, findings)
         num_boxes = Counter(box.name for image in images for box in image.boxes)
         report = ScanReport.of(findings, used_images=len(images), used_objects=num_boxes.total())
+        if not num_boxes and not (report.lost_images or report.lost_objects):
+            raise UserError(f"{source}: its annotations have no box")
         if report.has_lost_too_much(max_bad) or not num_boxes:
             raise UserError(f"{source}: {report.loss_summary()} (--max-bad is {max_bad:g})")
         sizes = _write(images, sorted(num_boxes), root, out, created)

@@ -13,7 +13,7 @@ from engine.inference.exported_model import ExportedModel
 from engine.inference.open_model import open_model, open_weights
 from engine.inference.predictor import Predictor
 from models.detector import build_detector
-from models.postprocess.detections import detections_to_score
+from models.postprocess.detections import select_for_validation
 from tests.helpers.messages import refused
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
@@ -33,7 +33,7 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         expected = detector.fuse(one_to_one=not nms).to(memory_format=torch.channels_last)
         found = model.decode(model(images))
         assert all(torch.equal(a, b) for a, b in zip(found, expected.decode(expected(images))))
-        detections = detections_to_score(model, model(images))
+        detections = select_for_validation(model, model(images)).for_ap
         wanted = select(*found, conf_thres=0.001, iou_thres=iou, max_det=300)
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
 

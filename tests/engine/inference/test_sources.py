@@ -52,6 +52,7 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     for name in ("b.png", "a.jpg", "sub.png"):
         save_image(tmp_path / name, 50)
     (tmp_path / "notes.md").write_text("x")
+    (tmp_path / "._b.png").write_text("x")  # macOS's copy of attributes
     (tmp_path / "c.mp4").write_bytes(video.read_bytes())
     frames = list(open_source(str(tmp_path), SourceOptions(max_frames=2)))
     assert [(f.path.split("/")[-1], f.index) for f in frames] == [

@@ -11,7 +11,7 @@ import torch
 
 from engine.evaluation.matching import match_detections
 from engine.report.images import COLORS, Outline, PhotoFile, draw_batch, photo, worst_images
-from engine.report.label_errors import CheckedSplit, LabelBox
+from engine.report.issues import CheckedSplit, LabelBox
 from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of

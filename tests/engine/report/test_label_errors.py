@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS, CheckedSplit, Issue, find_label_errors
+from engine.report.issues import CheckedSplit, Issue
+from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS, find_label_errors
 from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh

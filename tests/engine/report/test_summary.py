@@ -12,7 +12,7 @@ import pytest
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import BACKGROUND, CLASS, KINDS, LOCATION, MISSED, ErrorSplit
 from engine.evaluation.result import EvalResult
-from engine.report.summary import Subject, advice, error_sentences, small_boxes
+from engine.report.summary import Subject, Validated, advice, error_sentences, small_boxes
 from tests.helpers.synthetic_index import index_of
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 
@@ -84,7 +84,9 @@ def advised(
         batches=batches,
     )
     last = Path("my runs/last.pt")
-    return "\n".join(advice(subject, columns, result, errors, ap_error=ap_error, label_errors=label_errors, last=last))
+    is_validated = result is not None or label_errors > 0 or not np.isnan(ap_error)
+    known = Validated(result or scored(9, 9), errors or errors_of({}, {}), ap_error, label_errors)
+    return "\n".join(advice(subject, columns, known if is_validated else None, last=last))
 
 
 def test_errors_are_named_by_their_cost_with_their_number_and_class():

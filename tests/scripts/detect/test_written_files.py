@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from engine.inference.detect_files import ResultFiles
+from engine.inference.detect_output import ResultFiles
 from engine.inference.detector import FrameDetections
-from engine.inference.result_files import UniqueStems, write_crops, written_suffix
+from engine.inference.label_writers import UniqueStems, write_crops, written_suffix
 from engine.inference.sources import Frame
 from tests.scripts.detect.detection import frames_of, names_in
 from utils.config.settings import DetectConfig

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
-from engine.report.label_errors import CheckedSplit
+from engine.report.issues import CheckedSplit
 from tests.helpers.editable_set import EditableSet
 from tools.check.boxes import MAX_PARTNERS, SAME_IOU, box_pairs
+from tools.check.dataset_check import scan_split
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
-from tools.check.scan import scan_split
 
 
 def many_boxes(folder: Path, kind: str, count: int) -> CheckedSplit:

@@ -13,17 +13,16 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.labels.findings import BAD_BOX, BAD_IMAGE, FITTED, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from engine.report.images import COLORS
-from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS, Issue, LabelBox
+from engine.report.issues import Issue, LabelBox
+from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
 from tools.check.boxes import box_pairs, box_sizes
-from tools.check.dataset_check import CheckResult
+from tools.check.dataset_check import CheckResult, scan_issues, scan_splits
 from tools.check.duplicates import image_issues
 from tools.check.issue_kinds import DOUBLED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT, TINY, TWO_CLASSES
-from tools.check.label_errors import LabelErrors
 from tools.check.page import FILE_NAME, write_page
-from tools.check.scan import scan_issues, scan_splits
 from utils.boxes import scale_boxes
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -36,7 +35,7 @@ def page_of(data: EditableSet, out: Path, more=(), imgsz: int = 640) -> tuple[Ht
     splits, _ = scan_splits(spec, [], workers=2)
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
     issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
-    result = CheckResult(spec, splits, issues, LabelErrors(), imgsz, "best.pt" if more else "")
+    result = CheckResult(spec, splits, issues, [], imgsz, "best.pt" if more else "")
     assert write_page(result, out) == out / FILE_NAME
     return check_self_contained((out / FILE_NAME).read_text(encoding="utf-8")), issues
 

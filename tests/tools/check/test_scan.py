@@ -13,8 +13,8 @@ from data.labels.findings import FITTED
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.boxes import box_pairs
+from tools.check.dataset_check import scan_issues, scan_split
 from tools.check.issue_kinds import DOUBLED
-from tools.check.scan import scan_issues, scan_split
 from tools.shard.write_shards import write_set
 
 NAMES = ["cat", "dog", "DontCare"]

@@ -231,6 +231,7 @@ def test_an_image_whose_boxes_are_lost_is_no_background(export, tmp_path):
         ("annotations.xml", "<annotations><image>", "annotations.xml:1: malformed XML..."),
         ("metadata.jsonl", '{"file_name": "two.png"', "metadata.jsonl:1: not a row with 'file_name'..."),
         ("a.parquet", "PAR1", "a.parquet: not a parquet file..."),
+        ("annotations.xml", '<annotations><image id="0" name="two.png"/></annotations>', "...have no box"),
         ("a.txt", "cat 1 2 3 4", "my sét: expected annotations of CVAT, LabelMe, CSV..."),
     ],
 )

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.inference.detector import FrameDetections
-from engine.inference.result_files import (
+from engine.inference.label_writers import (
     UniqueStems,
     class_folders,
     coco_rows,
