@@ -195,26 +195,6 @@ def test_a_search_in_which_every_trial_fails_stops(root_and_flags, capsys):
 
 
 @pytest.mark.slow
-def test_a_full_disk_does_not_use_up_the_trials(root_and_flags, tmp_path, monkeypatch, capsys):
-    _, flags = root_and_flags
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "user_full.py").write_text("""
-import os
-def on_epoch(run):
-    if "0001" in str(run.folder) and not os.path.exists("has space"):
-        open("/dev/full", "wb", 0).write(b"x")
-""")
-    flags = [*flags, "--project", ".", "--name", "full", "--trials", "3", "--epochs", "2"]
-    flags += ["--callbacks", "user_full:on_epoch"]
-    assert "No space left on device" in error_of(capsys, main, *flags)
-    assert created(tmp_path / "full") == 2
-    assert (tmp_path / "full" / "trials" / "0001" / "run" / "last.pt").exists()
-    (tmp_path / "has space").touch()
-    main(flags)
-    assert [row["state"] for row in read_trials(tmp_path / "full")] == ["complete"] * 3
-
-
-@pytest.mark.slow
 def test_a_training_that_cannot_begin_fails_its_trial_only_if_another_has_succeeded(tmp_path, capsys, monkeypatch):
     """No tile shows a whole object, so the trainings of some trials cannot begin."""
     monkeypatch.chdir(tmp_path)
