@@ -174,10 +174,9 @@ def _find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStac
                 f"{folder}: has {RESULTS_CSV}, but no last.pt to continue from; restore it, or choose another --name"
             )
         return folder
-    restarted = find_run_of_launchers(Path(command.project), launchers)
     if command.resume:
         path = Path(command.resume)
-    elif restarted is not None:
+    elif (restarted := find_run_of_launchers(Path(command.project), launchers)) is not None:
         path = restarted
     else:
         newest_last = sorted(Path(command.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
