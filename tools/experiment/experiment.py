@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.folds.held_out import scan_settings
 from data.index.load import load_index
 from data.open import open_data
+from engine.commands.input_files import check_model_and_data
 from engine.evaluation.fitness import Fitness
 from utils.config.flags import flag_name
 from utils.config.settings import default_of, field_by_alias, names_with
@@ -84,8 +85,11 @@ def _difference(stored: Any, current: Mapping[str, Any]) -> str:
     return f"{name} {stored.get(name, 'not set')}, not {current.get(name, 'not set')}"
 
 
-def run_experiment(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
-    """Calls ``work``; after a signal, logs that the same command continues."""
+def run_experiment(config: KfoldConfig, splits: Sequence[str], work: Callable[[StopSignals], None]) -> None:
+    """Checks the flags, the model, the weights and the data, which must have ``splits``, and calls ``work``. After a
+    signal, logs that the same command continues. Raises UserError for what cannot be used."""
+    refuse_unsupported_flags(config)
+    check_model_and_data(config, splits)
     configure_logging(True)
     with StopSignals() as signals:
         try:

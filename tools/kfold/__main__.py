@@ -26,13 +26,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _cross_validate(config: KfoldConfig) -> None:
-    from engine.commands.input_files import check_model_and_data
-    from tools.experiment.experiment import refuse_unsupported_flags, run_experiment
+    from tools.experiment.experiment import run_experiment
     from tools.kfold.cross_validate import run_folds
 
-    refuse_unsupported_flags(config)
-    check_model_and_data(config, ("train",))  # folds hold out the validation images
-    run_experiment(config, partial(run_folds, config))
+    run_experiment(config, ("train",), partial(run_folds, config))  # folds hold out the validation images
 
 
 if __name__ == "__main__":

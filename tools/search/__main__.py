@@ -28,15 +28,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _search(config: SearchConfig) -> None:
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
-    from engine.commands.input_files import check_model_and_data
-    from tools.experiment.experiment import refuse_unsupported_flags, run_experiment
-    from tools.search.ranges import read_space
+    from tools.experiment.experiment import run_experiment
     from tools.search.search import search
 
-    refuse_unsupported_flags(config)
     splits = ("train",) if config.folds or config.val_fraction else ("train", "val")
-    check_model_and_data(config, splits)
-    run_experiment(config, partial(search, config, read_space(config)))
+    run_experiment(config, splits, partial(search, config))
 
 
 if __name__ == "__main__":

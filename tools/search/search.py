@@ -22,7 +22,7 @@ from tools.experiment.experiment import LOCK, SEARCH_YAML, Experiment, open_expe
 from tools.experiment.training import train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import make_folds
-from tools.search.ranges import Space, values_text
+from tools.search.ranges import Space, read_space, values_text
 from tools.search.report import REASON, TRIALS_CSV, best_of, write_report
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
@@ -40,7 +40,7 @@ HALVING_FACTOR = 3
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
 
 
-def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
+def search(config: SearchConfig, signals: StopSignals) -> None:
     """Runs trials until this and other processes have started ``config.trials``, and writes the report.
 
     Raises:
@@ -49,8 +49,9 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         Stopped: a signal has ended the search.
     """
     log = get_logger()
+    space = read_space(config)
     experiment = open_experiment(config, SEARCH_YAML, space.to_dict())
-    with FileLock(experiment.folder / LOCK).wait("another process of this search"):
+    with _search_lock(experiment):
         experiment.store_or_verify_settings()
         study = _open_study(config, experiment.folder / JOURNAL_LOG)
         if config.folds:
@@ -72,14 +73,20 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
             )
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", plots=True)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
-    with FileLock(experiment.folder / LOCK).wait("another process of this search"):
-        for line in write_report(experiment, trials.all(), space, unit=config.unit, command=command):
+    with _search_lock(experiment):
+        newest = trials.all()
+        for line in write_report(experiment, newest, space, unit=config.unit, command=command):
             log.info("%s", line)
-    num_running = sum(frozen.state == TrialState.RUNNING for frozen in trials.all())
+    num_running = sum(frozen.state == TrialState.RUNNING for frozen in newest)
     if num_running:
         log.info("%s running in other processes", counted(num_running, "trial"))
-    elif best_of(trials.all()) is None:
+    elif best_of(newest) is None:
         raise UserError(f"{experiment.folder / TRIALS_CSV}: no trial is complete; this table has the reasons")
+
+
+def _search_lock(experiment: Experiment) -> FileLock:
+    """Waits for the lock under which a process starts or joins the search, claims a trial, or writes the report."""
+    return FileLock(experiment.folder / LOCK).wait("another process of this search")
 
 
 def _open_study(config: SearchConfig, journal: Path) -> optuna.Study:
@@ -126,7 +133,7 @@ class _Trials:
     def claim(self) -> tuple[optuna.Trial, FileLock] | None:
         """Claims an interrupted trial or, if there is none, a new one, and its lock; None if none is left. The first
         trial of a search has the recipe's values, as far as the ranges hold them."""
-        with FileLock(self.experiment.folder / LOCK).wait("another process of this search"):
+        with _search_lock(self.experiment):
             trials = self.all()
             for frozen in trials:
                 if frozen.state == TrialState.RUNNING and (lock := self._lock(frozen.number)):
