@@ -38,6 +38,7 @@ from utils.strings import counted
 JOURNAL_LOG = "journal.log"
 HALVING_FACTOR = 3
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
+PATIENCE_S = 3.0  # a killed process holds its lock until the kernel has freed its memory
 
 
 def search(config: SearchConfig, signals: StopSignals) -> None:
@@ -135,10 +136,12 @@ class _Trials:
         trial of a search has the recipe's values, as far as the ranges hold them."""
         with _search_lock(self.experiment):
             trials = self.all()
+            are_all_started = sum(frozen.state != TrialState.WAITING for frozen in trials) >= self.config.trials
+            patience_s = PATIENCE_S if are_all_started else 0.0
             for frozen in trials:
-                if frozen.state == TrialState.RUNNING and (lock := self._lock(frozen.number)):
+                if frozen.state == TrialState.RUNNING and (lock := self._lock(frozen.number, patience_s)):
                     return self._with_values(optuna.Trial(self.study, frozen._trial_id)), lock
-            if sum(frozen.state != TrialState.WAITING for frozen in trials) >= self.config.trials:
+            if are_all_started:
                 return None
             if not trials:
                 self.study.enqueue_trial(self.space.baseline_values())
@@ -147,12 +150,12 @@ class _Trials:
             assert new_lock is not None, "no other process can have locked a new trial"
             return self._with_values(trial), new_lock
 
-    def _lock(self, number: int) -> FileLock | None:
-        """Locks a trial; returns None if another process is running it."""
+    def _lock(self, number: int, patience_s: float = 0.0) -> FileLock | None:
+        """Locks a trial; returns None if another process is still running it after ``patience_s`` seconds."""
         folder = self.folder_of(number)
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
-        holder = lock.acquire()
+        holder = lock.acquire(patience_s)
         return None if holder else lock
 
     def _with_values(self, trial: optuna.Trial) -> optuna.Trial:
