@@ -139,8 +139,12 @@ class _Trials:
             are_all_started = sum(frozen.state != TrialState.WAITING for frozen in trials) >= self.config.trials
             patience_s = PATIENCE_S if are_all_started else 0.0
             for frozen in trials:
-                if frozen.state == TrialState.RUNNING and (lock := self._lock(frozen.number, patience_s)):
+                lock = self._lock(frozen.number, patience_s) if frozen.state == TrialState.RUNNING else None
+                if lock is None:
+                    continue
+                if self.all()[frozen.number].state == TrialState.RUNNING:
                     return self._with_values(optuna.Trial(self.study, frozen._trial_id)), lock
+                lock.release()  # its process has ended it meanwhile
             if are_all_started:
                 return None
             if not trials:
