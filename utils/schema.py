@@ -64,7 +64,6 @@ class Hint(NamedTuple):
 
 Count = Annotated[int, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
-TOO_LONG = "the number does not fit in 64 bits"
 _MAX_SHOWN_CHARACTERS = 100  # per value in a message
 _TYPE_NAMES = {
     int: "a whole number",
@@ -207,7 +206,17 @@ def _check_type(value: Any, plain_type: type, location: str, is_optional: bool) 
         wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
         raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
     if isinstance(value, int) and not fits_64_bits(value):
-        raise UserError(f"{location}: {TOO_LONG}")
+        raise UserError(f"{location}: the number does not fit in 64 bits")
+    if isinstance(value, str) and not _is_file_name(value):
+        raise UserError(f"{location}: {_shown(value)} contains a NUL or an unpaired surrogate")
+
+
+def _is_file_name(text: str) -> bool:
+    """Returns whether text can be the name of a file or an argument of a process. Names that are not UTF-8 can."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _with_checked_content(value: Any, kind: Any, location: str) -> Any:
