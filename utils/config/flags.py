@@ -115,7 +115,8 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type, help_text: str) -> None:
-    """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional."""
+    """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional. The
+    parser returns words, which are converted and checked as values from Python are (`checked_setting`)."""
     kind = type_of(field, owner)
     default = default_of(field)
     options: dict[str, Any] = {"help": help_text, "dest": field.name}
@@ -124,9 +125,8 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
         options["action"] = argparse.BooleanOptionalAction
     else:
         choices = field.metadata["bounds"].choices
-        (element_type,) = typing.get_args(kind) or (kind,)
-        options["type"] = functools.partial(in_own_case, choices=choices) if choices else element_type
-        options["choices"] = choices
+        if choices:
+            options["metavar"] = f"{{{','.join(choices)}}}"
         if typing.get_origin(kind) is list:
             options["nargs"] = "+"
         elif field.metadata["const"] is not None:

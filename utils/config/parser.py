@@ -7,7 +7,7 @@ From words to settings:
       flags.build_parser          argparse, with a flag for each field
     given_settings                values by name: of a file, or of keywords (lockstep/keywords.py)
       schema.build
-    schema.check                  every value, by the type and the bounds of its field
+    plain_values.checked_setting  every value, by the type and the bounds of its field
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any, Generic
 from utils.config.aliases import is_yolo_line, line_to_type, our_flags
 from utils.config.commands import command_of
 from utils.config.flags import build_parser, shown_name
+from utils.config.plain_values import checked_setting
 from utils.config.settings import default_of
 from utils.config.settings_file import PREFIX, read_settings_file
 from utils.errors import UserError, all_mistakes
-from utils.schema import DataclassT, build, check, hints_of
+from utils.schema import DataclassT, build
 
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `--set` adds to it
 
@@ -41,8 +42,7 @@ class ParsedCommand(Generic[DataclassT]):
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
     """Parses a command line, which may use YOLOv5's flags, or a single argument ``@FILE`` (see `settings_file`).
-    ``argv`` None means this process's own. Raises UserError that lists the mistakes and what to write instead; only the
-    first ones if a word is no value of its flag."""
+    ``argv`` None means this process's own. Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) == 1 and argv[0].startswith(PREFIX):
         path = Path(argv[0].removeprefix(PREFIX))
@@ -59,7 +59,7 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     parser = build_parser(cls)
     with all_mistakes() as mistakes:
         with mistakes.collecting():
-            # Raises UserError at a word that is no value of its flag; then nobody knows what the words after it set.
+            # Raises UserError at a flag that lacks its value, or has one and takes none.
             _, unknown = parser.parse_known_args(words, parsed)
             if unknown:
                 mistakes.add(parser.unknown_message(unknown, words))
@@ -70,8 +70,7 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
         values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
         for name, value in values.items():
             with mistakes.collecting():
-                location = shown_name(fields[name])
-                values[name] = check(value, hints_of(cls)[name], location, fields[name].metadata["bounds"])
+                values[name] = checked_setting(cls, name, value, shown_name(fields[name]))
     if log_lines:
         from utils.logger import log_when_configured  # imports logging, which --help does not need
 

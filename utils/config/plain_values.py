@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import typing
 from collections.abc import KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any
 
+from utils.config.flags import in_own_case
 from utils.config.settings import Hyperparameters
-from utils.config.yaml_files import parse_yaml_value
 from utils.errors import UserError
-from utils.schema import bounds_of, check, hints_of, parse_hint, type_of
+from utils.schema import check, hints_of, parse_hint, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -62,12 +61,15 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
 def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
     """Returns the value of the setting ``name`` of ``owner``, converted as on a command line, and checked. ``value``:
     a `plain_value`, or the words of a command line. Raises UserError that begins with ``location``."""
-    fields = {field.name: field for field in dataclasses.fields(owner)}
+    field = owner.__dataclass_fields__[name]
+    bounds = field.metadata["bounds"]
     if owner is not Hyperparameters:
-        value = _as_setting(value, type_of(fields[name], owner))
+        value = in_own_case(_as_setting(value, type_of(field, owner)), bounds.choices)
     elif isinstance(value, str):
+        from utils.config.yaml_files import parse_yaml_value  # not needed for --help
+
         value = parse_yaml_value(value, location)
-    return check(value, hints_of(owner)[name], location, bounds_of(fields[name]))
+    return check(value, hints_of(owner)[name], location, bounds)
 
 
 def _as_setting(value: Any, kind: Any) -> Any:

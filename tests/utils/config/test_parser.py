@@ -109,8 +109,8 @@ def test_wrong_flags_and_values_are_one_line_that_names_the_flag(cls, line):
 
 def test_all_mistakes_of_a_command_line_are_named_at_once():
     with pytest.raises(UserError) as error:
-        parse_config(DetectConfig, ["--source", "a.jpg", "--conf", "2", "--foo"])
-    assert len(error.value.parts) == 3
+        parse_config(DetectConfig, ["--source", "a.jpg", "--conf", "2", "--vid-stride", "x", "--track", "y", "--foo"])
+    assert len(error.value.parts) == 5
 
 
 def test_words_after_the_end_of_flags_are_taken_as_they_are():
