@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 CHECK_FAILED = 1  # a result failed its check, or tools.check found issues
 BUG = 1  # with a traceback, as of Python itself
@@ -109,6 +109,14 @@ def all_mistakes() -> Iterator[Mistakes]:
     mistakes = Mistakes()
     yield mistakes
     mistakes.raise_any()
+
+
+def refuse(table: Iterable[tuple[object, str]]) -> None:
+    """Raises one UserError for all rows of a table of conditions and messages whose condition is true."""
+    with all_mistakes() as mistakes:
+        for condition, message in table:
+            if condition:
+                mistakes.add(message)
 
 
 @contextlib.contextmanager

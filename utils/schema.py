@@ -13,13 +13,14 @@ import difflib
 import functools
 import math
 import os
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from utils.errors import Mistakes, UserError, all_mistakes, one_line
+from utils.errors import UserError, all_mistakes, one_line
 from utils.strings import look_alike
 
 if TYPE_CHECKING:
@@ -64,8 +65,9 @@ class Hint(NamedTuple):
 
 Count = Annotated[int, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
-TOO_LONG = "the number does not fit in 64 bits"
 _MAX_SHOWN_CHARACTERS = 100  # per value in a message
+_REPR = reprlib.Repr()  # does not write out lists of lists, which aliases of a YAML can make very large
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = _MAX_SHOWN_CHARACTERS + 1
 _TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
@@ -95,11 +97,6 @@ def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> 
     return f" (did you mean '{known_by_key[closest[0]]}'?)" if closest else ""
 
 
-def fits_64_bits(number: int) -> bool:
-    """Returns whether torch, NumPy and checkpoints can store ``number``."""
-    return abs(number) < 2**63
-
-
 @functools.cache
 def parse_hint(hint: Any) -> Hint:
     """Splits a type hint into its parts. Raises TypeError for unions other than of one type and None, because a value
@@ -120,11 +117,6 @@ def parse_hint(hint: Any) -> Hint:
 def type_of(field: dataclasses.Field, owner: type) -> Any:
     """Returns the type of a field of ``owner``, without ``Annotated`` and ``| None``."""
     return parse_hint(hints_of(owner)[field.name]).type
-
-
-def bounds_of(field: dataclasses.Field) -> Bounds | None:
-    """Returns the bounds in the metadata of a field created by `setting`, or None for other fields."""
-    return field.metadata.get("bounds")
 
 
 def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[str], str] | None = None) -> DataclassT:
@@ -148,19 +140,13 @@ def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[
                 continue
             with mistakes.collecting():
                 key_location = f"{location}: {key}" if location else key
-                checked[key] = check(value, hints[key], key_location, bounds_of(fields[key]))
+                checked[key] = check(value, hints[key], key_location, fields[key].metadata.get("bounds"))
         if values.keys() <= fields.keys():  # an unknown key may be a missing one, misspelled
-            _note_missing(fields, values, location, mistakes)
+            required = [f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING]
+            for name in required:
+                if name not in values:
+                    mistakes.add(f"{location}: has no '{name}'" if location else f"{name}: is missing")
     return cls(**checked)
-
-
-def _note_missing(
-    fields: Mapping[str, dataclasses.Field], values: Mapping[str, Any], location: str, mistakes: Mistakes
-) -> None:
-    for name, field in fields.items():
-        is_required = field.default is field.default_factory is dataclasses.MISSING
-        if is_required and name not in values:
-            mistakes.add(f"{location}: has no '{name}'" if location else f"{name}: is missing")
 
 
 def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) -> Any:
@@ -175,15 +161,48 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     Raises UserError that begins with ``location``.
     """
     kind, is_optional, hint_bounds = parse_hint(hint)
+    bounds = hint_bounds if bounds is None else bounds
     if kind is Any or (is_optional and value is None):
         return value
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else build(kind, value, location)
     plain_type = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
-    value = _from_yaml(value, plain_type)
-    _check_type(value, plain_type, location, is_optional)
-    value = _with_checked_content(value, kind, location)
-    bounds = hint_bounds if bounds is None else bounds
+    is_bool = isinstance(value, bool)
+    # YAML has no tuples, and reads "1e-3" as text.
+    if plain_type is tuple and isinstance(value, list):
+        value = tuple(value)
+    if plain_type is float and isinstance(value, int | str) and not is_bool:
+        with contextlib.suppress(ValueError, OverflowError):
+            value = float(value)
+    if not isinstance(value, plain_type) or (is_bool and plain_type is not bool):
+        wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
+        raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
+    if isinstance(value, int) and abs(value) >= 2**63:  # torch, NumPy and checkpoints cannot store it
+        raise UserError(f"{location}: the number does not fit in 64 bits")
+    if isinstance(value, str) and not _is_file_name(value):
+        raise UserError(f"{location}: {_shown(value)} contains a NUL or an unpaired surrogate")
+    if typing.is_typeddict(kind):
+        missing = sorted(kind.__required_keys__ - value.keys())
+        if missing:
+            raise UserError(f"{location}: has no '{missing[0]}'")
+        hints = hints_of(kind)
+        value = {key: check(item, hints.get(key, Any), f"{location}: {key}") for key, item in value.items()}
+    elif isinstance(value, dict) and typing.get_args(kind):
+        key_hint, value_hint = typing.get_args(kind)
+        for key in value:
+            check(key, key_hint, f"{location}: the key {_shown(key)}")
+        value = {
+            key: check(item, value_hint, f"{location}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
+            for key, item in value.items()
+        }
+    elif isinstance(value, list | tuple) and typing.get_args(kind):
+        element_hints = typing.get_args(kind)
+        if plain_type is list or element_hints[-1] is ...:
+            element_hints = element_hints[:1] * len(value)
+        if len(value) != len(element_hints):
+            raise UserError(f"{location}: must be {len(element_hints)} values, got {_shown(value)}")
+        elements = enumerate(zip(value, element_hints), 1)
+        value = plain_type(check(item, each, f"{location}: element {number}") for number, (item, each) in elements)
     if bounds is not None:
         _check_bounds(value, location, bounds)
         if bounds.is_output:
@@ -191,73 +210,12 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     return value
 
 
-def _from_yaml(value: Any, plain_type: type) -> Any:
-    """Converts ``value`` to ``plain_type`` if YAML represents such values by another type. Returns others unchanged."""
-    if plain_type is tuple and isinstance(value, list):
-        return tuple(value)
-    if plain_type is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):  # YAML 1.1 reads "1e-3" as text
-            return float(value)
-    return value
-
-
-def _check_type(value: Any, plain_type: type, location: str, is_optional: bool) -> None:
-    is_bool_as_number = plain_type in (int, float) and isinstance(value, bool)
-    if not isinstance(value, plain_type) or is_bool_as_number:
-        wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
-        raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
-    if isinstance(value, int) and not fits_64_bits(value):
-        raise UserError(f"{location}: {TOO_LONG}")
-
-
-def _with_checked_content(value: Any, kind: Any, location: str) -> Any:
-    """Returns a list, tuple or dict with its elements checked. Other values, and containers without element hints, are
-    returned unchanged."""
-    if not isinstance(value, list | tuple | dict):
-        return value
-    if isinstance(value, dict) and typing.is_typeddict(kind):
-        return _check_typed_dict(value, kind, location)
-    element_hints = typing.get_args(kind)
-    if not element_hints:
-        return value
-    if isinstance(value, list):
-        return _check_elements(value, element_hints[0], location)
-    if isinstance(value, tuple):
-        return _check_tuple(value, element_hints, location)
-    key_hint, value_hint = element_hints
-    return _check_mapping(value, key_hint, value_hint, location)
-
-
-def _check_elements(values: Iterable[Any], element_hint: Any, location: str) -> list:
-    return [check(value, element_hint, f"{location}: element {number}") for number, value in enumerate(values, 1)]
-
-
-def _check_tuple(values: tuple, element_hints: tuple, location: str) -> tuple:
-    if element_hints[-1] is ...:
-        return tuple(_check_elements(values, element_hints[0], location))
-    if len(values) != len(element_hints):
-        raise UserError(f"{location}: must be {len(element_hints)} values, got {_shown(values)}")
-    elements = enumerate(zip(values, element_hints), 1)
-    return tuple(check(value, hint, f"{location}: element {number}") for number, (value, hint) in elements)
-
-
-def _check_mapping(values: dict, key_hint: Any, value_hint: Any, location: str) -> dict:
-    checked = {}
-    for key, value in values.items():
-        check(key, key_hint, f"{location}: the key {_shown(key)}")
-        checked[key] = check(value, value_hint, f"{location}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
-    return checked
-
-
-def _check_typed_dict(values: dict, cls: Any, location: str) -> dict:
-    missing = sorted(cls.__required_keys__ - values.keys())
-    if missing:
-        raise UserError(f"{location}: has no '{missing[0]}'")
-    hints = hints_of(cls)
-    checked = {}
-    for key, value in values.items():
-        checked[key] = check(value, hints[key], f"{location}: {key}") if key in hints else value
-    return checked
+def _is_file_name(text: str) -> bool:
+    """Returns whether text can be the name of a file or an argument of a process. Names that are not UTF-8 can."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
@@ -289,5 +247,5 @@ def _number(value: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = _REPR.repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."

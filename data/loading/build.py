@@ -17,7 +17,6 @@ from data.index.load import load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
 from data.render.letterbox import CanvasRule
-from data.render.user_transforms import UserTransforms
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
 from data.samples.tiles import TiledIndex
@@ -28,7 +27,6 @@ from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.machine.packages import require_package
 from utils.machine.resources import available_cores
 from utils.strings import counted
 
@@ -39,30 +37,6 @@ MAX_VALIDATION_BATCH = 32
 # Workers per rank. More would only keep more batches in memory.
 MAX_WORKERS = 8
 MAX_WORKERS_CUDA = 16
-
-
-def check_loader_settings(config: TrainConfig, hyp: Hyperparameters) -> None:
-    """Raises UserError for settings that are wrong for every data set and batch size. Reads no data."""
-    if config.image_weights and config.repeat_factor:
-        raise UserError("--image-weights and --repeat-factor both choose how often images are seen; remove one")
-    if config.cache == "disk":
-        require_package("lmdb", "--cache disk", "use --cache ram")
-    if hyp.albumentations:
-        UserTransforms(hyp.albumentations, config.seed)  # raises UserError if they are wrong
-
-
-def check_shards(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError if a batch, whose size must be known, cannot be divided among the processes."""
-    shards = ctx.world_size // config.pipeline
-    batch_size = config.batch_size
-    processes = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
-    if batch_size < shards:
-        raise UserError(
-            f"--batch-size {batch_size}: is the total over {processes}, and each needs at least one image; use "
-            f"{shards} or more"
-        )
-    if config.quad and batch_size % (4 * shards):
-        raise UserError(f"--quad with --batch-size {batch_size} on {processes}: needs a multiple of {4 * shards}")
 
 
 def loader_workers(requested: int, ctx: DistributedContext) -> int:

@@ -24,28 +24,10 @@ from engine.optim.model_tensors import copy_from_flat, flatten, gradient_vector,
 from engine.parallel.strategy import Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
 from models.modules import eval_mode
-from utils.config.flags import flag_name
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
 from utils.logger import get_logger
 
 STAGES = 2
-
-
-def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError if other settings or the number of processes rule out ``--pipeline 2``."""
-    if ctx.world_size % STAGES:
-        raise UserError(
-            f"--pipeline 2: needs an even number of training processes, this run has {ctx.world_size}; start 2, 4, ... "
-            "with torchrun or --spawn, or use --pipeline 1"
-        )
-    names = ("virtual_ranks", "sync_bn", "compile", "teacher", "keep_old")
-    excluded = [flag_name(name) for name in names if getattr(config, name)]
-    if config.batch_size == FIND_BATCH_SIZE:
-        excluded.append("--batch-size -1")
-    if excluded:
-        raise UserError(f"--pipeline 2 does not work with {', '.join(excluded)}; leave out one or the other")
 
 
 class Pipeline(Strategy):

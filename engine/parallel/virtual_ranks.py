@@ -19,34 +19,16 @@ from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers, g
 from engine.optim.optimizer_set import OptimizerSet
 from engine.parallel.strategy import Autocast, Strategy
 from utils.batches import Batch
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, shard_bounds
-from utils.errors import UserError
 
 
 def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
     """Returns the number of virtual ranks that a step is cut into; 0 for plain DDP, which has one shard per process and
-    adds gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given.
-
-    Raises UserError for a number that does not fit this run.
-    """
-    processes = ctx.world_size
-    by_processes = config.deterministic and processes > 1 and config.pipeline <= 1
-    if not config.virtual_ranks and not by_processes:
-        return 0
-    count = config.virtual_ranks or processes
-    is_power_of_two = count & (count - 1) == 0
-    if not is_power_of_two or count % processes:
-        if not config.virtual_ranks:
-            raise UserError(f"--deterministic on {processes} processes: use 2, 4, 8, ...")
-        raise UserError(
-            f"--virtual-ranks {count}: must be a power of two and a multiple of the number of processes ({processes})"
-        )
-    if config.batch_size != FIND_BATCH_SIZE and count > config.batch_size:
-        raise UserError(f"--virtual-ranks {count}: exceeds the batch size ({config.batch_size})")
-    if config.sync_bn:
-        raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
-    return count
+    adds gradients in its own order. DDP is used unless ``--virtual-ranks`` or ``--deterministic`` is given."""
+    if config.virtual_ranks:
+        return config.virtual_ranks
+    return ctx.world_size if config.deterministic and ctx.world_size > 1 and config.pipeline == 1 else 0
 
 
 class VirtualRanks(Strategy):

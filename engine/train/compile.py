@@ -63,13 +63,10 @@ class Compilation:
                 parameter.grad = parameter.grad.clone()
 
 
-def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
-    """Raises UserError if ``--compile`` cannot work."""
-    if config.sync_bn and ctx.is_distributed and (config.multi_scale or config.rect):
-        flag = "--multi-scale" if config.multi_scale else "--rect"
-        raise UserError(f"--compile --sync-bn: the images must be of one size; leave out {flag} or --compile")
+def check_compiler(device: torch.device) -> None:
+    """Raises UserError if this machine lacks what ``--compile`` needs."""
     needed: dict[str, object]
-    if ctx.device.type == "cuda":
+    if device.type == "cuda":
         header = Path(sysconfig.get_path("include"), "Python.h")
         compiler = any(map(shutil.which, (os.environ.get("CC", ""), "gcc", "clang")))
         needed = {"Triton": importlib.util.find_spec("triton"), "gcc": compiler, "python3-dev": header.exists()}
@@ -83,7 +80,7 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
 def plan_compilation(
     config: TrainConfig, ctx: DistributedContext, *, images: int, shards: int, has_regions: bool = False
 ) -> Compilation:
-    """Decides how to compile in a run that has passed `check_compilation`.
+    """Decides how to compile in a run that has passed `check_settings`.
 
     Raises UserError for batches that leave processes without images, because these would not make the same calls as the
     others.

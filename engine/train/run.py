@@ -15,33 +15,24 @@ from data.dataset.spec import DatasetSpec, class_names
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
 from data.index.messages import warn_of_shared_images
-from data.loading.build import (
-    build_run_val_loader,
-    build_train_loader,
-    check_loader_settings,
-    check_shards,
-    data_facts,
-    open_train_samples,
-)
+from data.loading.build import build_run_val_loader, build_train_loader, data_facts, open_train_samples
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
 from data.render.letterbox import CanvasRule
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.tables import protocol_text
-from engine.export.formats import require_packages
 from engine.export.parity import try_export
 from engine.optim.build import RULES, SHORT_RUN, LoadedParameters, resolve_optimizer
 from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.eval_ranks import EvalRanks, EvalSetup
-from engine.parallel.pipeline import check_pipeline
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.summary import warn_of_small_boxes
 from engine.train.batch_size import choose_batch_size
 from engine.train.callbacks import UserCallbacks
+from engine.train.check_settings import check_settings, unused_settings
 from engine.train.checkpoint import Checkpointer, DataIdentity, RunDescription
-from engine.train.compile import check_compilation
 from engine.train.folder import claim_folder
 from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
 from engine.train.lr_probe import WeightsProbe, probe_weights
@@ -53,7 +44,6 @@ from engine.train.step import TrainStep, build_step
 from engine.train.teacher import open_teacher
 from engine.train.trackers import Service, Tracker, open_services
 from engine.train.trainer import Hook, Trainer
-from engine.train.unused_settings import unused_settings
 from engine.train.validation import Validation
 from models.autoanchor import check_anchors
 from models.detector import Detector
@@ -62,15 +52,12 @@ from models.losses.distillation import Teacher
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
-from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, changed_settings
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig, changed_settings
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
-from utils.distributed.groups import check_group_size
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
-from utils.machine.devices import resolve_amp
 from utils.machine.limits import limits_as_user_errors, memory_advice
-from utils.machine.packages import require_package
 from utils.mirrored_classes import mirrored_classes
 from utils.process.signals import StopSignals
 from utils.strings import counted, listed
@@ -94,7 +81,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
 
     # The process.
     stack.enter_context(limits_as_user_errors(advice_on_memory))
-    check_settings(ctx, settings)
+    check_settings(ctx, settings, resumes=plan.checkpoint is not None)
     services = open_services(settings.config.tracker) if ctx.is_main else []
     callbacks = UserCallbacks(settings.config.callbacks) if settings.config.callbacks else None
     prepare_process(ctx, settings, plan.messages)
@@ -225,41 +212,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         validation=validation,
         hooks=hooks,
     )
-
-
-def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
-    """Raises UserError for settings that conflict with each other or with the processes, so that a mistake does not
-    surface after hours of copying or scanning images."""
-    config = settings.config
-    if ctx.is_main:
-        if config.export:
-            require_packages(config.export)
-        if config.plots:
-            require_package("matplotlib", "plots", "use --no-plots")
-    if config.batch_size != FIND_BATCH_SIZE:
-        check_shards(ctx, config)
-    elif ctx.device.type != "cuda":
-        raise UserError(f"--batch-size -1: searches on a GPU only, and this run is on {ctx.device}; use a number")
-    if config.pipeline > 1:
-        check_pipeline(ctx, config)
-    resolve_virtual_ranks(ctx, config)
-    one_device_flags = {
-        "--virtual-ranks": config.virtual_ranks,
-        "--sync-bn": config.sync_bn,
-        "--compile": config.compile,
-        "--batch-size -1": config.batch_size == FIND_BATCH_SIZE,
-    }
-    for flag, is_given in one_device_flags.items():
-        if is_given and len(ctx.devices) > 1:
-            raise UserError(f"{flag}: one device per process; start with torchrun instead of --device 0,1")
-    if config.sync_bn > 0 and ctx.is_distributed:
-        check_group_size(ctx, config.sync_bn)
-    resolve_amp(config.amp, ctx.device)
-    if config.compile:
-        check_compilation(config, ctx)
-    if ctx.eval_ranks and config.image_weights:
-        raise UserError("--image-weights chooses images by the scores of the previous epoch; leave out --eval-ranks")
-    check_loader_settings(config, settings.hyp)
 
 
 def prepare_process(ctx: DistributedContext, settings: RunSettings, messages: Collection[str] = ()) -> None:

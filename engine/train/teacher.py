@@ -93,25 +93,6 @@ class TeacherFile:
             )
 
 
-def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool = False) -> None:
-    """Raises UserError for settings that ``--teacher`` or ``--keep-old`` excludes. A run that resumes may name the
-    present place of its teacher's file by ``--teacher``."""
-    flag = "--keep-old" if config.keep_old else "--teacher"
-    if ctx.eval_ranks:
-        raise UserError(f"{flag}: the teacher runs in the training processes only; leave out --eval-ranks")
-    if not config.keep_old:
-        return
-    refusals = {
-        "name the model whose classes are kept with --weights": not config.weights,
-        f"the model is that of --weights; leave out --model {config.model}": config.model,
-        "the teacher is the model of --weights; leave out --teacher": config.teacher and not resumes,
-        "with --single-cls there are no new classes; leave out one of the two": config.single_cls,
-    }
-    for reason, applies in refusals.items():
-        if applies:
-            raise UserError(f"--keep-old: {reason}")
-
-
 def open_teacher(ctx: DistributedContext, config: TrainConfig, stored: RunDescription | None) -> TeacherFile | None:
     """Opens the teacher of a run; None if it has none. ``stored``: of a run that continues.
 
@@ -120,7 +101,6 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, stored: RunDescri
     """
     if not config.teacher and not config.keep_old:
         return None
-    check_teacher(ctx, config, resumes=stored is not None)
     flag = "--keep-old" if config.keep_old else "--teacher"
     source = config.teacher or config.weights
     path = fetch_weights(source, ctx=ctx, offline=config.offline)

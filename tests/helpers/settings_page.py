@@ -25,7 +25,7 @@ Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value; a se
 Names in capitals are arguments without a flag. `--help` of a command prints the same reference. A run stores all its
 settings in `settings.yaml` in its folder, and in its checkpoints.
 """
-# Flags of train.py that kfold and search refuse (tools/experiment/flag_rules.py), the last one if there are folds.
+# Flags of train.py that kfold and search refuse (tools/experiment/experiment.py), the last one if there are folds.
 REFUSED_FLAGS = ("--resume", "--exist-ok", "--export", "--time", "--keep-old", "--val-fraction")
 HYPERPARAMETERS = """\
 ## Hyper-parameters

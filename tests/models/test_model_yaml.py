@@ -178,7 +178,7 @@ MISTAKES = {
         "[-1, 1, nn.Upsample, []]": ": backbone layer 2 (args): nn.Upsample needs a scale; write [None, 2]",
         "[-1, 1, nn.Upsample, [128]]": ": backbone layer 2 (args): nn.Upsample takes no size, which fits images of "
         "one size only; write [None, 2], not [128, None]",
-        "[-1, 1, Conv, [16, 9999999999999999999, 2]]": ": the number does not fit in 64 bits",
+        "[-1, 1, Conv, [16, 9999999999999999999, 2]]": "...the number does not fit in 64 bits",
     },
     "  - [[2, 3], 1, Detect, [nc]]\n": {"": ": head: the last layer must be a detection head, such as Detect"},
     "[[2, 3], 1, Detect": {"[[2, 3], 2, Detect": ": head layer 4 (repeats): Detect cannot be repeated, got 2"},
@@ -206,7 +206,7 @@ MISTAKES = {
     "head:": {"head: {}\nnc:": ": head: must be a list, got {}"},
     "backbone:": {
         "backbones:": ": unknown key 'backbones' (did you mean 'backbone'?)",
-        "backbone: [": ":3: expected the node content, but found '-'",
+        "backbone: [": ":3: did not find expected node content",
         "depth_multiple: deep\nbackbone:": ": depth_multiple: must be a number, got 'deep'",
         "depth_multiple: .inf\nbackbone:": ": depth_multiple: must be a finite number, got inf",
         "scales: [n]\nbackbone:": ": scales: must be 'key: value' lines or null, got ['n']",

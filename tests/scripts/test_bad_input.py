@@ -62,7 +62,7 @@ def test_a_repeated_key_is_reported_with_its_line(inputs, tmp_path, capsys):
         (["--device", "cuda:3"], "no CUDA GPU is available here; use --device cpu"),
         (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two and a multiple of the number of"),
         (["--virtual-ranks", "8"], "--virtual-ranks 8: exceeds the batch size (4)"),
-        (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
+        (["--virtual-ranks", "2", "--sync-bn"], "--virtual-ranks and --sync-bn: "),
         (["--amp", "fp16"], "--amp fp16: not supported on CPUs"),
         (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),

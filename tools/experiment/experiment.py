@@ -27,7 +27,7 @@ from utils.config.settings import default_of, field_by_alias, names_with
 from utils.config.tool_settings import KfoldConfig
 from utils.config.yaml_files import load_yaml
 from utils.distributed.context import DistributedContext
-from utils.errors import Stopped, UserError, all_mistakes
+from utils.errors import Stopped, UserError, refuse
 from utils.files.checksum import sha256_of
 from utils.files.new_folder import check_run_dir
 from utils.files.safe_io import write_whole
@@ -103,18 +103,16 @@ def refuse_unsupported_flags(config: KfoldConfig) -> None:
     """Raises UserError for flags that make no sense if several trainings are compared, or if the same command continues
     the work in its folder."""
     continues = f"leave it out; the same command continues the work in {config.folder}"
-    reasons = {
-        "--resume": continues if config.resume is not None else "",
-        "--exist-ok": continues if config.exist_ok else "",
-        "--export": "leave it out; export.py exports the weights that you finally choose" if config.export else "",
-        "--time": "leave it out; compared trainings must have the same --epochs" if config.time else "",
-        "--keep-old": "the data has no labels to score the kept classes; use train.py" if config.keep_old else "",
-        "--val-fraction": "leave it out; each fold is held out in turn" if config.val_fraction and config.folds else "",
-    }
-    with all_mistakes() as mistakes:
-        for flag, reason in reasons.items():
-            if reason:
-                mistakes.add(f"{flag}: {reason}")
+    refuse(
+        [
+            (config.resume is not None, f"--resume: {continues}"),
+            (config.exist_ok, f"--exist-ok: {continues}"),
+            (config.export, "--export: leave it out; export.py exports the weights that you finally choose"),
+            (config.time, "--time: leave it out; compared trainings must have the same --epochs"),
+            (config.keep_old, "--keep-old: the data has no labels to score the kept classes; use train.py"),
+            (config.val_fraction and config.folds, "--val-fraction: leave it out; each fold is held out in turn"),
+        ]
+    )
 
 
 def open_experiment(config: KfoldConfig, settings_name: str, values: Mapping[str, Any]) -> Experiment:

@@ -6,37 +6,35 @@ are refused with what to write instead. Anything else is unknown, and the error 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.config.commands import COMMANDS, Command
-from utils.config.flags import flag_actions, words_of_settings
-from utils.config.settings import HYPERPARAMETERS, field_by_alias
+from utils.config.commands import COMMANDS
+from utils.config.flags import flag_actions
+from utils.config.settings import HYPERPARAMETERS
 from utils.errors import UserError
-from utils.schema import type_of
 
-_TRAIN_FLAGS = {
+# Flags, and words of the yolo command; they are replaced in each command that has the flag on the right and not the
+# one on the left. `setting` has the aliases that differ in name only and belong to one setting.
+_OURS = {
     "--noplots": "--no-plots",
     "--noautoanchor": "--no-autoanchor",
     "--noval": "--val-every 0",
     "--adam": "--optimizer Adam",
     "--linear-lr": "--no-cos-lr",
     "--cache-images": "--cache ram",
-}
-# Flags by command, and ours. `Setting.aliases` has those that differ in name only and belong to one setting.
-_FLAGS: dict[str, dict[str, str]] = {
-    "train": _TRAIN_FLAGS,
-    "kfold": _TRAIN_FLAGS,
-    "search": _TRAIN_FLAGS,
-    "val": {"--half": "--amp fp16", "--noplots": "--no-plots"},
-    "detect": {"--half": "--amp fp16"},
-    "check": {"--noplots": "--no-plots"},
+    "--half": "--amp fp16",
+    "--tracker": "--track",
+    "val=False": "--val-every 0",
+    "amp=False": "--amp off",
+    "amp=True": "--amp auto",
+    "save=False": "--nosave",
+    "nms=True": "--layout end2end",
 }
 # Flags that are left out with this reason; those with a value end with "=".
-_WITHOUT_EFFECT: dict[str, dict[str, str]] = {
+_LEFT_OUT: dict[str, dict[str, str]] = {
     "train": {"--local-rank=": "launchers set LOCAL_RANK"},
     "val": {"--local-rank=": "launchers set LOCAL_RANK"},
     "detect": {"--data=": "the checkpoint contains the class names"},
@@ -46,7 +44,6 @@ _WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "--inplace": "models are exported for inference",
     },
 }
-_SIZES = ("--img", "--imgsz", "--img-size")  # of which YOLOv5 and YOLOv7 take two
 # What to do instead of giving a flag, or a setting of the yolo command.
 _INSTEAD = {
     "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
@@ -59,13 +56,11 @@ _INSTEAD = {
     "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
     "save_csv": "use --save-txt or --save-json",
     "save_dir": "use --project and --name",
-    "save_hybrid": "detect.py writes label files",
     "stream": "videos and streams are always read frame by frame",
-    "upload_dataset": "nothing is uploaded; --tracker names services",
     "visualize": "feature maps are not drawn; report.html shows the worst images",
 }
 # What makes a file of another format from one that export.py writes.
-OTHER_FORMATS = {
+_FORMATS = {
     "engine": "export onnx, then trtexec --onnx=best.onnx --saveEngine=best.engine",
     "saved_model": "export onnx, then onnx2tf -i best.onnx",
     "tflite": "--format litert writes TFLite files",
@@ -130,32 +125,42 @@ def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]
     """Returns the words of a command line with flags of other programs replaced by ours, and a log line for each flag
     that is left out because it has no effect. Raises UserError with what to do instead of a flag."""
     known = flag_actions(COMMANDS[command].settings)
-    flags = _FLAGS.get(command, {})
-    dropped = _WITHOUT_EFFECT.get(command, {})
+    left_out = _LEFT_OUT.get(command, {})
     replaced: list[str] = []
     log_lines: list[str] = []
     remaining = list(words)
     while remaining:
         word = remaining.pop(0)
         flag, separator, value = word.partition("=")
-        if flag.startswith("--") and flag not in known and (reason := advice(flag)):
-            raise UserError(f"{flag}: {reason}")
-        if flag in dropped or f"{flag}=" in dropped:
-            if f"{flag}=" in dropped and not separator and remaining:
-                remaining.pop(0)
-            log_lines.append(f"{flag}: {dropped.get(flag) or dropped[f'{flag}=']}; left out")
-        elif word in _SIZES and command != "export" and len(sides := remaining[:2]) == 2 and sides[1].isdecimal():
-            if sides[0] != sides[1]:
-                rect = "; train.py --rect trains on rectangles" if command == "train" else ""
-                raise UserError(f"{word} {' '.join(sides)}: give the longer side of the images alone{rect}")
-            replaced += [word, sides[0]]
-            del remaining[:2]
-        elif flag in flags:
-            *first, last = flags[flag].split()
-            replaced += [*first, f"{last}{separator}{value}"]
+        if flag.startswith("--"):
+            flag = flag.replace("_", "-")
+        ours = _OURS.get(flag, "").split()
+        if command == "export" and word in _FORMATS:
+            raise UserError(f"--format {word}: {_FORMATS[word]}")
+        if flag in known or not flag.startswith("--"):
+            replaced.append(f"{flag}{separator}{value}")
+            if flag in known and known[flag].dest == "imgsz" and known[flag].nargs is None:
+                _merge_sides(flag, remaining)
+        elif ours and ours[0] in known:
+            replaced += [*ours[:-1], f"{ours[-1]}{separator}{value}"]
+        elif flag in left_out or f"{flag}=" in left_out:
+            if flag not in left_out and not separator:
+                del remaining[:1]
+            log_lines.append(f"{flag}: {left_out.get(flag) or left_out[f'{flag}=']}; left out")
+        elif advice(flag):
+            raise UserError(f"{flag}: {advice(flag)}")
         else:
-            replaced.append(word)
+            replaced.append(f"{flag}{separator}{value}")
     return replaced, log_lines
+
+
+def _merge_sides(flag: str, words: list[str]) -> None:
+    """Makes two equal numbers at the beginning of ``words`` one: YOLOv7 takes ``--img 640 640``."""
+    if len(words) > 1 and words[1].isdecimal():
+        if words[0] != words[1]:
+            sides = " ".join(words[:2])
+            raise UserError(f"{flag} {sides}: give the longer side alone; train.py --rect trains on rectangles")
+        del words[0]
 
 
 def advice(name: str) -> str:
@@ -165,76 +170,54 @@ def advice(name: str) -> str:
 
 def is_yolo_line(command: str, words: Sequence[str]) -> bool:
     """Returns whether a command line begins like one of the yolo command: ``train model=yolov8n.pt epochs=3``."""
-    return command in _MODES.values() and bool(words) and (words[0] in (*_MODES, "detect") or _is_setting(words[0]))
-
-
-def _is_setting(word: str) -> bool:
-    return re.match(r"[a-z][a-z0-9_]*=", word) is not None
+    is_first = words[:1] and (words[0] in (*_MODES, "detect") or re.match(r"[a-z][a-z0-9_]*=", words[0]))
+    return bool(is_first) and command in _MODES.values()
 
 
 def line_to_type(command: str, words: Sequence[str]) -> str:
     """Returns a message with the command line for a line of the yolo command, and the settings that it leaves out."""
     mode = next((word for word in words if word in _MODES), command)
     target = COMMANDS[_MODES.get(mode, mode)]
-    settings: dict[str, Any] = {}
+    flags: list[str] = []
     left_out: list[str] = []
     for word in words:
         key, separator, value = word.partition("=")
-        if not separator:
-            if word not in (*_MODES, "detect"):
-                left_out.append(word)
-        elif not _add_setting(target, settings, key, value):
+        if word in (*_MODES, "detect") or (key in ("mode", "task") and value in (*_MODES, "detect")):
+            continue
+        translated = _flag_of_setting(target.name, key, value) if separator else []
+        flags += translated
+        if not translated:
             left_out.append(f"{word}: {advice(key)}" if advice(key) else word)
-    if mode == "track":
-        settings.setdefault("track", "botsort")
-    message = f"settings are flags here; write {target.typed} {shlex.join(words_of_settings(settings))}"
+    if mode == "track" and "--track" not in flags:
+        flags += ["--track", "botsort"]
+    message = f"settings are flags here; write {target.typed} {shlex.join(flags)}"
     return f"{message} (without {', '.join(left_out)})" if left_out else message
 
 
-def _add_setting(command: Command, settings: dict[str, Any], key: str, value: str) -> bool:
-    """Adds a setting of the yolo command to ours. Returns False if there is none with this meaning."""
-    fields = field_by_alias(command.settings)
-    text = value.lower()
-    translated: dict[str, Any] = {}
-    if key in ("mode", "task") and value in (*_MODES, "detect"):
-        return True
-    if key == "model":
-        translated = {"model" if value.endswith((".yaml", ".yml")) else "weights": value}
-    elif key == "tracker":
-        translated = {"track": value.removesuffix(".yaml")}
-    elif key == "half" and "amp" in fields:
-        translated = {"amp": "fp16"} if text == "true" else {}
-    elif key == "amp":
-        translated = {"amp": "auto" if text == "true" else "off"}
-    elif key == "val" and text == "false":
-        translated = {"val_every": 0}
-    elif key == "save" and text == "false":
-        translated = {"nosave": True}
-    elif key == "nms" and command.name == "export":
-        translated = {"layout": "end2end"} if text == "true" else {}
-    elif key in HYPERPARAMETERS and "override" in fields:
-        settings[key] = value
-        return True
-    else:
-        if key not in fields:
-            return False
-        translated = {fields[key].name: _as_typed(fields[key], command.settings, value)}
-    settings |= translated
-    return translated.keys() <= fields.keys()
-
-
-def _as_typed(field: dataclasses.Field, owner: type, value: str) -> Any:
-    """Returns the value of a setting as `words_of_settings` takes it."""
-    text = value.lower()
-    if type_of(field, owner) is bool:
-        return text == "true"
-    if text == "true" and field.metadata["const"] is not None:
-        return field.metadata["const"]
-    parts = re.findall(r"[^\s,\[\]()]+", value)
-    if field.name == "device":
-        return ",".join(parts)
-    is_list = len(parts) > 1 and str(type_of(field, owner)).startswith("list")
-    return parts if is_list else value
+def _flag_of_setting(command: str, key: str, value: str) -> list[str]:
+    """Returns the flag for a setting of the yolo command; [] if there is none with this meaning."""
+    known = flag_actions(COMMANDS[command].settings)
+    if key in HYPERPARAMETERS and "--set" in known:
+        return ["--set", f"{key}={value}"]
+    if key == "model" and not ("--model" in known and value.endswith((".yaml", ".yml"))):
+        key = "weights"
+    value = value.capitalize() if value.lower() in ("true", "false") else value
+    flag = f"--no-{key}" if value == "False" else f"--{key}"
+    flag = flag.replace("_", "-")
+    words = _OURS.get(f"{key}={value}", "").split()
+    if not words or words[0] not in known:
+        words = [flag] if flag in known else _OURS.get(flag, flag).split()
+    action = known.get(words[0])
+    if action is None:
+        return []
+    if value in ("True", "False"):
+        return words
+    if action.dest == "track":
+        return [*words, value.removesuffix(".yaml")]
+    values = re.findall(r"[^\s,\[\]()]+", value) if action.nargs == "+" else [value.strip("[]()")]
+    if action.dest == "freeze" and value.startswith("["):
+        values = values * 2 if len(values) == 1 else values  # one number alone freezes all layers before it
+    return [*words, *values]
 
 
 def mode_command(word: str) -> str:

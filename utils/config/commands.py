@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,7 @@ class Command:
         name: as in ``lockstep NAME``.
         settings: the dataclass of its settings; each field is a flag, or a positional argument.
         path: the module with its ``main``, which takes the words after the command.
-        summary: for ``lockstep --help``.
-        description: for the command's own ``--help``.
+        description: for ``--help``; ``lockstep --help`` lists its first clause.
         example: arguments of the command line with which ``--help`` ends.
         is_one_process: whether a launcher (torchrun, mpirun, srun) must not start several processes of the command.
         divides_work: whether copies that a launcher without ranks (srun, mpirun) starts divide the work.
@@ -40,12 +40,16 @@ class Command:
     name: str
     settings: type[DataclassInstance]
     path: str
-    summary: str
     description: str
     example: str
     is_one_process: bool = True
     divides_work: bool = False
     instead: str = "start it once"
+
+    @property
+    def summary(self) -> str:
+        """What the command does, in a clause."""
+        return re.split(r"[:.](?: |$)", self.description)[0]
 
     @property
     def is_tool(self) -> bool:
@@ -75,7 +79,6 @@ _COMMANDS = (
         name="train",
         settings=TrainConfig,
         path="train",
-        summary="train a detector",
         description="Trains a detector.",
         example="--data DATA.yaml --model yolov8n --epochs 100",
         is_one_process=False,
@@ -84,7 +87,6 @@ _COMMANDS = (
         name="val",
         settings=ValConfig,
         path="val",
-        summary="score checkpoints and exported files on a data set",
         description=(
             "Scores checkpoints and exported files on a data set: COCO's AP, precision, recall and F1, per class and "
             "by size."
@@ -96,10 +98,9 @@ _COMMANDS = (
         name="detect",
         settings=DetectConfig,
         path="detect",
-        summary="find objects in images, videos and streams",
         description=(
-            "Finds objects in images, folders, videos, webcams and streams, and writes annotated media, labels, JSON "
-            "and crops."
+            "Finds objects in images, folders, videos, webcams and streams: writes annotated media, labels, JSON and "
+            "crops."
         ),
         example="--weights runs/train/exp/best.pt --source image.jpg",
     ),
@@ -107,10 +108,9 @@ _COMMANDS = (
         name="export",
         settings=ExportConfig,
         path="export",
-        summary="export a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export",
         description=(
-            "Exports a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export, and compares the files "
-            "with the checkpoint."
+            "Exports a checkpoint to other formats: ONNX, OpenVINO, ncnn, TFLite, TorchScript and torch.export. "
+            "Compares the files with the checkpoint."
         ),
         example="--weights runs/train/exp/best.pt --format onnx",
     ),
@@ -118,10 +118,9 @@ _COMMANDS = (
         name="check",
         settings=CheckConfig,
         path="tools/check/__main__",
-        summary="check a data set, and with a trained model, its labels",
         description=(
-            "Checks a data set: files, labels, near-duplicate images, sizes and classes. The exit status is 0 if there "
-            "is nothing to report, 1 if there is, and 2 if the check could not run."
+            "Checks a data set, and with a trained model, its labels: files, near-duplicate images, sizes and classes. "
+            "The exit status is 0 if there is nothing to report, 1 if there is, and 2 if the check could not run."
         ),
         example="DATA.yaml",
     ),
@@ -129,9 +128,9 @@ _COMMANDS = (
         name="kfold",
         settings=KfoldConfig,
         path="tools/kfold/__main__",
-        summary="train and score by cross-validation",
         description=(
-            "Cross-validates: for each fold, trains on the others and scores on it; then scores all images together."
+            "Trains and scores by cross-validation: for each fold, trains on the others and scores on it; then scores "
+            "all images together."
         ),
         example="--data DATA.yaml --folds 5 --epochs 100",
         instead="start it once; --spawn N trains on N processes",
@@ -140,7 +139,6 @@ _COMMANDS = (
         name="search",
         settings=SearchConfig,
         path="tools/search/__main__",
-        summary="search hyper-parameters",
         description="Searches hyper-parameters: trains with different values and reports the best.",
         example="--data DATA.yaml --hyp optimizer --trials 30",
         divides_work=True,
@@ -150,10 +148,9 @@ _COMMANDS = (
         name="convert",
         settings=ConvertConfig,
         path="tools/convert/__main__",
-        summary="convert the export of an annotation tool to COCO JSON",
         description=(
-            "Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON and "
-            "Pascal VOC train as they are."
+            "Converts the export of an annotation tool to COCO JSON: writes a YAML for --data beside it. YOLO txt, "
+            "COCO JSON and Pascal VOC train as they are."
         ),
         example="EXPORT out.json",
     ),
@@ -161,18 +158,16 @@ _COMMANDS = (
         name="shard",
         settings=ShardConfig,
         path="tools/shard/__main__",
-        summary="write a data set as shards: tar files with an index",
-        description="Writes a data set as tar files of images, with one index for each split.",
+        description="Writes a data set as shards: tar files of images, with one index for each split.",
         example="DATA.yaml OUT",
     ),
     Command(
         name="weights",
         settings=WeightsConfig,
         path="tools/weights/__main__",
-        summary="convert a checkpoint to safetensors, or to one of this program",
         description=(
-            "Converts the weights of a checkpoint, including one of another program, to safetensors or to a checkpoint "
-            "of this program."
+            "Converts the weights of a checkpoint: those of another program, too, to safetensors or to a checkpoint of "
+            "this program."
         ),
         example="yolov8n.pt yolov8n.safetensors",
     ),
@@ -180,7 +175,6 @@ _COMMANDS = (
         name="demo",
         settings=DemoConfig,
         path="tools/demo",
-        summary="write the demo data set to a folder",
         description="Writes the demo data set to a folder.",
         example="OUT",
     ),

@@ -11,14 +11,10 @@ from typing import Any
 from utils.config.aliases import split_recipe
 from utils.config.flags import flag_name
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig
-from utils.config.yaml_files import load_yaml, parse_override
+from utils.config.yaml_files import load_yaml, parse_yaml_value
 from utils.errors import UserError, all_mistakes
 from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
-
-
-class MissingRecipe(UserError):
-    """``--hyp`` names no recipe, and no file on this machine."""
 
 
 def hyperparameters_from(
@@ -44,7 +40,13 @@ def hyperparameters_from(
 
 def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparameters:
     """Returns ``hyp`` with each ``key=value`` of ``overrides`` applied; values are parsed as YAML."""
-    return _changed(hyp, dict(map(parse_override, overrides)), "--set")
+    values = {}
+    for item in overrides:
+        key, separator, text = item.partition("=")
+        if not separator:
+            raise UserError(f"--set {item}: must be key=value")
+        values[key.strip()] = parse_yaml_value(text, f"--set {item}")
+    return _changed(hyp, values, "--set")
 
 
 def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameters:
@@ -55,7 +57,7 @@ def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameter
 
 def unknown_key(key: str) -> str:
     """Returns a message about ``key``, which is not a hyper-parameter."""
-    if key in {field.name for field in dataclasses.fields(TrainConfig)}:
+    if key in TrainConfig.__dataclass_fields__:
         return f"'{key}': is a flag, not a hyper-parameter; give it as {flag_name(key)}"
     return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
 
@@ -68,7 +70,7 @@ def read_recipe(
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; keys that a file lacks are as with "auto".
-            Raises MissingRecipe if it is none of these.
+            Raises UserError if it is none of these.
         pretrained, keep_old: whether the run starts from weights, and keeps their classes; these determine "auto".
     """
     if keep_old:
@@ -84,5 +86,5 @@ def read_recipe(
     if not os.path.exists(hyp):
         known = ", ".join(["auto", *recipes])
         hint = suggestion(hyp, recipes)
-        raise MissingRecipe(f"--hyp {shlex.quote(hyp)}: no such recipe or file{hint}; known: {known}")
+        raise UserError(f"--hyp {shlex.quote(hyp)}: no such recipe or file{hint}; known: {known}")
     return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[automatic])))

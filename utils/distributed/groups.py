@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext, all_objects
-from utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,3 @@ def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | Non
     if size <= 0 or size == ctx.world_size:
         return None
     return dist.new_subgroups(size, backend=ctx.backend)[0]
-
-
-def check_group_size(ctx: DistributedContext, size: int) -> None:
-    """Raises UserError unless the processes of the run can be divided into groups of ``size``."""
-    if not 1 <= size <= ctx.world_size or ctx.world_size % size:
-        raise UserError(f"--sync-bn {size}: does not divide the {ctx.world_size} processes of this run")

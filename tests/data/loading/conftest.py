@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data.loading.build import (
-    build_run_val_loader,
-    build_train_loader,
-    build_val_loader,
-    check_loader_settings,
-    check_shards,
-    open_train_samples,
-)
+from data.loading.build import build_run_val_loader, build_train_loader, build_val_loader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader
 from tests.data.loading.small_loader import HYP, SINGLE, SIZES
@@ -41,8 +34,6 @@ def open_loader(index, monkeypatch):
                 return build_run_val_loader(ctx, config, hyp, Spec(), canvases)
             reader = ImageReader(index, imgsz=config.imgsz, antialias=False)
             return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
-        check_shards(ctx, config)
-        check_loader_settings(config, hyp)
         samples = open_train_samples(ctx, config, hyp, Spec(), stride=32)
         loader = build_train_loader(ctx, config, hyp, samples, stride=32)
         if start:

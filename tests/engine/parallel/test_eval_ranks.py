@@ -112,7 +112,7 @@ def test_a_run_that_a_callback_ends_counts_its_newest_epoch(inputs, tmp_path, mo
 
 @pytest.mark.parametrize(
     ("world_size", "more", "complaint"),
-    [(1, LATE, "at least one must train"), (2, (*LATE, "--image-weights"), "leave out --eval-ranks")],
+    [(1, LATE, "at least one must train"), (2, (*LATE, "--image-weights"), "--eval-ranks and --image-weights")],
 )
 def test_mistakes_end_in_one_line(inputs, tmp_path, world_size, more, complaint):
     with Processes(tmp_path / "log.txt") as run:

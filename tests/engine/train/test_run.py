@@ -4,8 +4,8 @@ refused before anything is built."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,14 @@ import yaml
 
 from data.samples.dataset import AugmentedImages
 from engine.train.resume import plan_run
-from engine.train.run import build_training, check_settings
+from engine.train.run import build_training
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
 from utils.config.parser import parse_command
-from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.process.signals import StopSignals
 
@@ -133,8 +133,7 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
         (
             ["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"],
             "open_data",
-            "--pipeline 2: needs an even number of training processes, this run has 1; start 2, 4, ... with "
-            "torchrun or --spawn, or use --pipeline 1",
+            "3 mistakes: (1) --pipeline 2 and --keep-old: ...; (2) --keep-old and --model: ...; (3) --pipeline 2: ...",
         ),
         (
             ["--fitness", "AP:lihgt"],
@@ -169,31 +168,3 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("processes", "settings", "message"),
-    [
-        (3, {"sync_bn": 2}, "--sync-bn 2: does not divide the 3 processes of this run..."),
-        (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8, ..."),
-        (4, {"virtual_ranks": 2}, "--virtual-ranks 2: must be a power of two and a multiple of the number of ..."),
-        (2, {"sync_bn": 2, "deterministic": True}, "--sync-bn takes statistics over the whole batch, ..."),
-        (3, {"pipeline": 2}, "--pipeline 2: needs an even number of training processes, this run has 3; ..."),
-        (2, {"pipeline": 2, "virtual_ranks": 2, "sync_bn": -1}, "--pipeline 2 does not work with --virtual-ranks, ..."),
-        (2, {"pipeline": 2, "keep_old": True}, "--pipeline 2 does not work with --keep-old; ..."),
-        (0, {"sync_bn": -1}, "--sync-bn: one device per process; start with torchrun instead of --device 0,1"),
-        (0, {"compile": True}, "--compile: one device per process; start with torchrun instead of --device 0,1"),
-        (1, {"deterministic": True, "sync_bn": 2}, ""),
-        (3, {"sync_bn": -1}, ""),
-        (2, {"virtual_ranks": 8}, ""),
-        (6, {"pipeline": 2, "deterministic": True, "zero": True}, ""),
-    ],
-)
-def test_settings_that_the_number_of_processes_rules_out_are_refused(processes, settings, message):
-    """``processes`` 0: one process with two GPUs."""
-    single = DistributedContext.single("cpu")
-    gpus = (torch.device("cuda:0"), torch.device("cuda:1"))
-    changes = {0: {"devices": gpus}, 1: {}}.get(processes, {"local_rank": 0, "world_size": processes})
-    config = TrainConfig(**{"plots": False, **settings})
-    with refused(message) if message else nullcontext():
-        check_settings(replace(single, **changes), RunSettings(config, Hyperparameters()))

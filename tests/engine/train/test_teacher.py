@@ -140,8 +140,8 @@ def test_the_new_model_begins_as_the_old_one(inputs, tmp_path):
     ("start", "changes", "line"),
     [
         (flags, ["--weights", ""], "--keep-old: name the model whose classes are kept with --weights"),
-        (flags, ["--model", "yolov8n"], "--keep-old: the model is that of --weights; leave out --model yolov8n"),
-        (flags, ["--single-cls"], "--keep-old: with --single-cls there are no new classes"),
+        (flags, ["--model", "yolov8n"], "--keep-old and --model: the model is that of --weights"),
+        (flags, ["--single-cls"], "--keep-old and --single-cls: there are no new classes"),
         (
             flags,
             ["--data", "{}/set/data.yaml", "--classes", "light"],
@@ -165,7 +165,7 @@ def test_the_new_model_begins_as_the_old_one(inputs, tmp_path):
         (
             taught,
             ["--keep-old", "--weights", "{}/old.pt", "--model", ""],
-            "--keep-old: the teacher is the model of --weights",
+            "--keep-old and --teacher: the teacher is the model of --weights",
         ),
     ],
 )

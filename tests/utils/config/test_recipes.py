@@ -57,7 +57,7 @@ def test_overrides_take_precedence_over_the_yaml(tmp_path):
         ("lrO=1", "--set: unknown key 'lrO' (did you mean 'lrf'?)"),
         ("lr0", "--set lr0: must be key=value"),
         ("lr0=", "--set lr0=: has no value; write null for none"),
-        ("lr0=" + "[" * 100_000, "--set lr0=...: the value is nested too deeply"),
+        ("lr0=" + "[" * 100_000, "--set lr0=...nesting depth"),
     ):
         with refused(message):
             hyperparameters_from("", [wrong])

@@ -1,4 +1,4 @@
-"""Settings without effect on a run are logged; those with an effect are not."""
+"""Settings that exclude each other are refused, and those without an effect on a run are logged."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import train
-from engine.train.unused_settings import unused_settings
+from engine.train.check_settings import check_settings, unused_settings
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
@@ -19,11 +20,57 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.process.main import run_main
 
 ONE = DistributedContext.single()
 LEVELS = ((8, 8), (8, 16), 2)
 FOUR = replace(ONE, world_size=4, local_rank=0, local_world_size=4)
+
+
+TWO_GPUS = replace(ONE, devices=(torch.device("cuda:0"), torch.device("cuda:1")))
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings", "flags"),
+    [
+        (1, {"image_weights": True, "repeat_factor": 0.1}, ["--image-weights", "--repeat-factor"]),
+        (1, {"keep_old": True}, ["--keep-old", "--weights"]),
+        (1, {"keep_old": True, "weights": "a.pt", "model": "b"}, ["--keep-old", "--model"]),
+        (1, {"batch_size": -1}, ["--batch-size -1"]),
+        (1, {"virtual_ranks": 3}, ["--virtual-ranks 3"]),
+        (1, {"virtual_ranks": 8, "batch_size": 4}, ["--virtual-ranks 8"]),
+        (1, {"quad": True, "batch_size": 6}, ["--quad", "multiple of 4"]),
+        (4, {"quad": True, "batch_size": 8}, ["--quad", "multiple of 16"]),
+        (2, {"batch_size": 1}, ["--batch-size 1", "use 2"]),
+        (3, {"sync_bn": 2}, ["--sync-bn 2"]),
+        (8, {"sync_bn": 16}, ["--sync-bn 16"]),
+        (3, {"deterministic": True}, ["--deterministic on 3"]),
+        (4, {"virtual_ranks": 2}, ["--virtual-ranks 2"]),
+        (2, {"sync_bn": 2, "deterministic": True}, ["--deterministic and --sync-bn"]),
+        (2, {"compile": True, "sync_bn": -1, "rect": True}, ["--compile", "--rect"]),
+        (3, {"pipeline": 2}, ["--pipeline 2"]),
+        (2, {"pipeline": 2, "keep_old": True, "weights": "a.pt"}, ["--pipeline 2 and --keep-old"]),
+        (2, {"pipeline": 2, "virtual_ranks": 2, "compile": True}, ["and --virtual-ranks", "and --compile"]),
+        (0, {"sync_bn": -1}, ["--device 0,1 and --sync-bn"]),
+        (0, {"compile": True}, ["--device 0,1 and --compile"]),
+        (1, {"deterministic": True, "sync_bn": 1}, []),
+        (3, {"sync_bn": -1}, []),
+        (2, {"virtual_ranks": 8}, []),
+        (6, {"pipeline": 2, "deterministic": True, "zero": True}, []),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused_in_one_line(processes, settings, flags):
+    """``processes`` 0: one process with two GPUs."""
+    ctx = {0: TWO_GPUS, 1: ONE}.get(processes) or replace(ONE, local_rank=0, world_size=processes)
+    run = RunSettings(TrainConfig(**{"plots": False, **settings}), Hyperparameters())
+    if not flags:
+        check_settings(ctx, run)
+        return
+    with pytest.raises(UserError) as error:
+        check_settings(ctx, run)
+    assert all(flag in str(error.value) for flag in flags), error.value
+    assert "\n" not in str(error.value)
 
 
 def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:

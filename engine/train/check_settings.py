@@ -1,0 +1,192 @@
+"""Checks the settings of a run against each other and against its processes: a table of what is refused, and one of
+what has no effect."""
+
+from __future__ import annotations
+
+import math
+
+from data.render.user_transforms import UserTransforms
+from engine.export.formats import require_packages
+from engine.optim.schedule import step_plan
+from engine.parallel.virtual_ranks import resolve_virtual_ranks
+from engine.train.compile import check_compiler
+from models.detector import Detector
+from utils.config.epochs import closing_epochs, last_early_validation
+from utils.config.flags import as_flag, flag_name
+from utils.config.settings import ALL_RANKS, FIND_BATCH_SIZE, RunSettings, changed_settings
+from utils.distributed.context import DistributedContext
+from utils.errors import refuse
+from utils.machine.devices import resolve_amp
+from utils.machine.packages import require_package
+from utils.strings import counted
+
+
+def check_settings(ctx: DistributedContext, settings: RunSettings, *, resumes: bool = False) -> None:
+    """Raises UserError for settings that conflict with each other, with the processes or with the machine. Reads no
+    data, so that a mistake does not surface after hours of copying or scanning images.
+
+    ``resumes``: whether the run continues; with ``--keep-old``, its command may then name the teacher's present place.
+    """
+    config = settings.config
+    ranks = ctx.world_size
+    batch_size = config.batch_size
+    finds_batch_size = batch_size == FIND_BATCH_SIZE
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    virtual = "--virtual-ranks" if config.virtual_ranks else "--deterministic"  # with several processes
+    shards = ranks // config.pipeline  # of a batch
+    shards_text = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
+    given = {
+        "--batch-size -1": finds_batch_size,
+        "--compile": config.compile,
+        "--device 0,1": len(ctx.devices) > 1,
+        "--eval-ranks": ctx.eval_ranks,
+        "--image-weights": config.image_weights,
+        "--keep-old": config.keep_old,
+        "--model": config.model,
+        "--pipeline 2": config.pipeline > 1,
+        "--repeat-factor": config.repeat_factor,
+        "--single-cls": config.single_cls,
+        "--sync-bn": config.sync_bn,
+        "--teacher": config.teacher and not (config.keep_old and resumes),
+        virtual: virtual_ranks,
+    }
+    # Flags that exclude each other.
+    exclusive = [
+        (
+            "--pipeline 2",
+            (virtual, "--sync-bn", "--compile", "--teacher", "--keep-old", "--batch-size -1"),
+            "each process has half of the model",
+        ),
+        (
+            "--device 0,1",
+            (virtual, "--sync-bn", "--compile", "--batch-size -1"),
+            "needs one device per process, so start with torchrun or --spawn",
+        ),
+        ("--eval-ranks", ("--teacher", "--keep-old"), "the teacher runs in the training processes only"),
+        ("--eval-ranks", ("--image-weights",), "images are chosen by the scores of the previous epoch"),
+        ("--image-weights", ("--repeat-factor",), "both choose how often images are seen"),
+        (virtual, ("--sync-bn",), "statistics are those of a shard, or of the whole batch"),
+        ("--keep-old", ("--model",), "the model is that of --weights"),
+        ("--keep-old", ("--teacher",), "the teacher is the model of --weights"),
+        ("--keep-old", ("--single-cls",), "there are no new classes"),
+    ]
+    refuse(
+        [
+            *(
+                (given[flag] and given[other], f"{flag} and {other}: {reason}; leave out one of them")
+                for flag, others, reason in exclusive
+                for other in others
+            ),
+            (
+                config.keep_old and not config.weights,
+                "--keep-old: name the model whose classes are kept with --weights",
+            ),
+            (
+                finds_batch_size and ctx.device.type != "cuda",
+                f"--batch-size -1: searches on a GPU only, and this run is on {ctx.device}; use a number",
+            ),
+            (
+                ranks % config.pipeline,
+                f"--pipeline 2: needs an even number of training processes, this run has {ranks}; start 2, 4, ... with "
+                "torchrun or --spawn, or use --pipeline 1",
+            ),
+            (
+                not finds_batch_size and batch_size < shards,
+                f"--batch-size {batch_size}: is the total over {shards_text}, and each needs at least one image; use "
+                f"{shards} or more",
+            ),
+            (
+                not finds_batch_size and config.quad and batch_size % (4 * max(shards, 1)),
+                f"--quad with --batch-size {batch_size} on {shards_text}: needs a multiple of {4 * shards}",
+            ),
+            (
+                config.virtual_ranks and (virtual_ranks & (virtual_ranks - 1) or virtual_ranks % ranks),
+                f"--virtual-ranks {virtual_ranks}: must be a power of two and a multiple of the number of processes "
+                f"({ranks})",
+            ),
+            (
+                not config.virtual_ranks and virtual_ranks & (virtual_ranks - 1),
+                f"--deterministic on {ranks} processes: use 2, 4, 8, ...",
+            ),
+            (
+                not finds_batch_size and virtual_ranks > batch_size,
+                f"--virtual-ranks {virtual_ranks}: exceeds the batch size ({batch_size})",
+            ),
+            (
+                ctx.is_distributed and config.sync_bn > 0 and ranks % config.sync_bn,
+                f"--sync-bn {config.sync_bn}: does not divide the {ranks} processes of this run",
+            ),
+            (
+                config.compile and config.sync_bn and ctx.is_distributed and (config.multi_scale or config.rect),
+                "--compile and --sync-bn: the images must be of one size; leave out --multi-scale and --rect",
+            ),
+        ]
+    )
+    if ctx.is_main:
+        if config.export:
+            require_packages(config.export)
+        if config.plots:
+            require_package("matplotlib", "plots", "use --no-plots")
+    if config.cache == "disk":
+        require_package("lmdb", "--cache disk", "use --cache ram")
+    if settings.hyp.albumentations:
+        UserTransforms(settings.hyp.albumentations, config.seed)  # raises UserError if they are wrong
+    resolve_amp(config.amp, ctx.device)
+    if config.compile:
+        check_compiler(ctx.device)
+
+
+def unused_settings(ctx: DistributedContext, settings: RunSettings, model: Detector, *, tile: int) -> list[str]:
+    """Returns a line for each setting that differs from its default and has no effect in this run, or less.
+
+    ``tile``: side of the tiles of the data set's images, pixels; 0: whole images.
+    """
+    config = settings.config
+    hyp = settings.hyp
+    head = model.head
+    ranks = ctx.world_size
+    epochs = math.inf if config.time else config.epochs
+    length = counted(config.epochs, "epoch")
+    mixes_images = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
+    early = last_early_validation(epochs, config.val_every)
+    # Settings, whether they have no effect, and the reason, which follows "does nothing".
+    table: list[tuple[str, bool, str]] = [
+        (" ".join(sorted(head.unused_hyperparameters)), True, ": the model's loss does not use it"),
+        ("one2one", not head.is_dual, ": the model's loss does not use it"),
+        ("distill", not (config.keep_old or config.teacher), " without --teacher or --keep-old"),
+        ("cls_pw", head.num_classes == 1, ": the model has one class"),
+        ("autoanchor", head.anchors is None, ": the model has no anchors"),
+        ("hsv_h hsv_s hsv_v", model.channels != 3, ": images without three channels have no color"),
+        ("mosaic", config.rect and hyp.mosaic > 0, ": --rect leaves mosaic and mixup out"),
+        ("mixup", config.rect and hyp.mixup > 0, ": --rect leaves mosaic and mixup out"),
+        ("mosaic_block", not mixes_images, ": no image is made of several"),
+        ("close_mosaic", not mixes_images and not head.refines, ": there is no mosaic or mixup"),
+        ("close_scale", hyp.scale == 0, ": scale is 0"),
+        ("tile_visibility tile_backgrounds", not tile, ": the data set's YAML has no 'tile'"),
+        ("spawn", config.spawn == 1, ": one process trains anyway"),
+        ("eval_ranks", early == 0 or config.patience == 1, ": the training processes wait for every validation"),
+        ("sync_bn", ranks == 1 or config.sync_bn == 1, ": each process has its own statistics anyway"),
+        ("zero", ranks == 1, ": one process holds the whole state of the optimizer"),
+        ("virtual_ranks", config.virtual_ranks == ranks == 1, ": one process processes whole batches anyway"),
+        ("lr_mult", not config.weights, " without --weights"),
+        ("warmup_momentum warmup_bias_lr", hyp.warmup_epochs == 0, ": warmup_epochs is 0"),
+        ("nominal_batch", step_plan(config, epoch_batches=1).accumulate == 1, ": rounds to one batch"),
+        ("cos_lr", hyp.lrf == 1, ": lrf 1 keeps the learning rate where it is"),
+        ("patience", config.patience > early - config.val_every, ": no validation comes so late in the run"),
+        ("save_period", config.save_period > epochs, f": the run has {length}"),
+    ]
+    flags = {name: f"--set {name}" for name in settings.overridden}
+    for name, value in changed_settings(config).items():
+        flags[name] = flag_name(name) if value == ALL_RANKS else as_flag(name, value)
+    lines = [
+        f"{flags[name]} does nothing{reason}"
+        for names, is_unused, reason in table
+        for name in names.split()
+        if is_unused and name in flags
+    ]
+    closing = closing_epochs(hyp.close_mosaic, config.epochs)
+    if mixes_images and epochs <= closing:
+        lines.append(f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}")
+    if "warmup_epochs" in settings.overridden and hyp.warmup_epochs > epochs / 4:
+        lines.append(f"--set warmup_epochs={hyp.warmup_epochs:g} is shortened to a quarter of the run")
+    return lines
