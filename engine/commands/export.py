@@ -20,14 +20,13 @@ from engine.export.graphs import ModelGraphs, ResolvedExport, resolve_options
 from engine.export.images import calibration_batches, open_samples
 from engine.export.metadata import ExportMetadata
 from engine.export.parity import CPU, FLOAT16, FLOAT32, INT8, Reference
-from engine.inference.model import CheckpointModel
+from engine.inference.model import CheckpointModel, open_model
 from engine.inference.model_data import open_model_data
-from engine.inference.open_model import is_exported, open_model
 from engine.train.folder import lock_folder
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from models.weights.origin import origin_of
-from utils.config.export_formats import EXPORT_FORMATS
+from utils.config.export_formats import EXPORT_FORMATS, format_of
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
@@ -49,7 +48,7 @@ def export(config: ExportConfig) -> list[Path]:
     """
     configure_logging(True)
     require_packages(config.format, int8=config.int8)
-    if is_exported(config.weights):
+    if format_of(config.weights) is not None:
         raise UserError(f"{config.weights}: is exported already; name a checkpoint")
     ctx = DistributedContext.single(CPU)
     weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)

@@ -26,10 +26,15 @@ from engine.evaluation import tables
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.result import Evaluation
-from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
+from engine.inference.model import (
+    CheckpointModel,
+    InferenceModel,
+    autocast_type,
+    open_model,
+    resolve_imgsz,
+    warn_of_unused_flags,
+)
 from engine.inference.model_data import class_columns, open_model_data
-from engine.inference.open_model import is_exported, open_model
-from engine.inference.settings import resolve_imgsz, warn_of_unused_flags
 from engine.report.page import machine_facts, write_validation_report
 from engine.report.summary import Subject
 from models.detector import CPU_CHUNK
@@ -38,6 +43,7 @@ from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
 from models.weights.download import fetch_weights
+from utils.config.export_formats import format_of
 from utils.config.settings import Hyperparameters, ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -123,7 +129,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
     """Opens ``config.weights``. Raises UserError for flags that do not fit them; warns of those that do nothing."""
     weights = config.weights
-    if is_exported(weights):
+    if format_of(weights) is not None:
         path = Path(weights)
         if config.tta:
             raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")

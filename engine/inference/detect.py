@@ -7,21 +7,17 @@ import errno
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
 
-from engine.inference.detect_output import ResultFiles
-from engine.inference.detector import FrameDetections, ImageDetector, detect_frames
-from engine.inference.drawing import Window, describe_counts, draw_detections
-from engine.inference.label_writers import written_suffix
-from engine.inference.model import autocast_type
-from engine.inference.open_model import open_weights
-from engine.inference.settings import DetectionSettings, warn_of_unused_flags
-from engine.inference.sources import FileProblem, ReadAhead, SourceOptions, open_source
+from engine.inference.detect_files import ResultFiles, written_suffix
+from engine.inference.detector import DetectionSettings, FrameResult, ImageDetector, open_detection
+from engine.inference.model import autocast_type, open_weights, warn_of_unused_flags
+from engine.inference.results import Results, Window, describe_counts
+from engine.inference.sources import FileProblem, Frame, ReadAhead
 from engine.inference.tracks import ObjectTracks
 from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
@@ -32,11 +28,10 @@ from utils.files.new_folder import check_run_dir
 from utils.logger import LINE_EVERY_S, configure_logging, get_logger, terminal_bars
 from utils.machine.packages import require_installed
 from utils.machine.threads import map_ahead
-from utils.pixels import as_rgb8
 from utils.strings import counted
 
-# A frame with its detections or its problem; the drawing, uint8 (H, W, 3) RGB; and the drawing as an image file.
-DrawnFrame: TypeAlias = tuple[FrameDetections | FileProblem, np.ndarray | None, bytes]
+# A frame with its result, or a problem; the drawing, uint8 (H, W, 3) RGB; and the drawing as an image file.
+DrawnFrame: TypeAlias = tuple[FrameResult | FileProblem, np.ndarray | None, bytes]
 LOGGED_FRAMES = 5  # each of the first frames gets a line; the later ones share one
 
 
@@ -72,73 +67,29 @@ def detect(config: DetectConfig) -> Path | None:
     # The window shows a frame before the next one is processed.
     ahead = ReadAhead(0 if config.view_img else detector.images_at_once())
     tracks = ObjectTracks(config.track, threshold, vid_stride=config.vid_stride) if config.track else None
-    options = SourceOptions(
+    failed: dict[str, str] = {}  # files that could not be used, and why
+    seen: set[str] = set()  # files that had frames
+    found = open_detection(
+        config.source,
+        detector,
+        settings,
+        ahead=ahead,
+        tracks=tracks,
         vid_stride=config.vid_stride,
         max_frames=config.max_frames,
-        threads=detector.threads,
-        ahead=ahead,
-        pixels=model.pixels,
-        in_sequences=tracks is not None,
+        skipped=failed,
     )
-    frames = open_source(config.source, options)
-    results = _Results(config, model.names)
-    stream = detect_frames(frames, detector, settings, ahead=ahead, tracks=tracks, skipped=results.failed)
-    with contextlib.closing(stream):
-        results.take(stream, threads=detector.threads, ahead=ahead)
-    results.summarize()
-    return results.files.folder
+    names = dict(enumerate(model.names))
+    files = ResultFiles(names, config)
+    log = FrameLog(names, config)
 
-
-class _Results:
-    """Draws, logs and writes the detections of a source."""
-
-    def __init__(self, config: DetectConfig, names: tuple[str, ...]) -> None:
-        self.files = ResultFiles(names, config)
-        self.failed: dict[str, str] = {}  # files that could not be used, and why
-        self._config = config
-        self._names = names
-        self._log = FrameLog(names, config)
-        self._seen: set[str] = set()  # files that had frames
-
-    def take(self, stream: Iterator[FrameDetections | FileProblem], *, threads: int, ahead: ReadAhead) -> None:
-        """Takes all frames of ``stream``, or those until the user closes the window."""
-        with contextlib.ExitStack() as stack:
-            # On exit, waits for the files that are being written, then completes them.
-            window = stack.enter_context(contextlib.closing(Window())) if self._config.view_img else None
-            stack.enter_context(contextlib.closing(self._log))
-            stack.enter_context(contextlib.closing(self.files))
-            drawn = stack.enter_context(contextlib.closing(map_ahead(self._draw, stream, threads=threads, ahead=ahead)))
-            written = stack.enter_context(contextlib.closing(map_ahead(self._write, drawn, threads=1, ahead=ahead)))
-            for item, drawing, _ in written:
-                if window is None or drawing is None or isinstance(item, FileProblem):
-                    continue
-                if not window.show(drawing, wait=not item.frame.is_video):
-                    break
-
-    def summarize(self) -> None:
-        """Logs the totals. Raises UserError if files could not be used."""
-        self._log.summarize()
-        if self.files.folder is not None:
-            get_logger().info("results are in %s", self.files.folder)
-        if self.failed:
-            first = next(iter(self.failed.values()))
-            count = len(self._seen | self.failed.keys())
-            raise UserError(f"{len(self.failed)} of {count} files could not be used (first: {first})")
-
-    def _draw(self, item: FrameDetections | FileProblem) -> DrawnFrame:
-        config = self._config
+    def draw(item: FrameResult | FileProblem) -> DrawnFrame:
         if isinstance(item, FileProblem) or (config.nosave and not config.view_img):
             return item, None, b""
-        frame = item.frame
+        frame, result = item
         try:
-            drawing = draw_detections(
-                as_rgb8(frame.image),
-                item.table.boxes_xyxy_px,
-                classes=item.table.classes,
-                scores=None if config.hide_conf else item.table.scores,
-                tracks=item.tracks,
-                names=None if config.hide_labels else self._names,
-                line_width=config.line_thickness,
+            drawing = result.drawn(
+                conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness
             )
             if config.nosave or frame.is_video:
                 return item, drawing, b""
@@ -146,22 +97,43 @@ class _Results:
         except Exception as error:
             return problem_of(error, frame.path), None, b""
 
-    def _write(self, drawn: DrawnFrame) -> DrawnFrame:
+    def write(drawn: DrawnFrame) -> DrawnFrame:
         """Logs and writes the next frame, and notes the problems."""
         item, drawing, encoded = drawn
-        if isinstance(item, FrameDetections) and item.frame.path not in self.failed:
-            self._seen.add(item.frame.path)
-            self.files.open_folder()
+        if isinstance(item, FrameResult) and item.frame.path not in failed:
+            seen.add(item.frame.path)
+            files.open_folder()
             try:
-                self._log.add(item)
-                self.files.add(item, drawing, encoded)
+                log.add(*item)
+                files.add(*item, drawing, encoded)
             except Exception as error:
                 item = problem_of(error, item.frame.path)
-        if isinstance(item, FileProblem) and item.path not in self.failed:  # a video may have failed already
+        if isinstance(item, FileProblem) and item.path not in failed:  # a video may have failed already
             item.log()
             if item.is_skipped:
-                self.failed[item.path] = item.reason
+                failed[item.path] = item.reason
         return item, drawing, b""
+
+    with contextlib.ExitStack() as stack:
+        # On exit, the last one first: waits for the files that are being written, then completes them.
+        stack.enter_context(contextlib.closing(found))
+        window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
+        stack.enter_context(contextlib.closing(log))
+        stack.enter_context(contextlib.closing(files))
+        drawn = stack.enter_context(contextlib.closing(map_ahead(draw, found, threads=detector.threads, ahead=ahead)))
+        written = stack.enter_context(contextlib.closing(map_ahead(write, drawn, threads=1, ahead=ahead)))
+        for item, drawing, _ in written:
+            if window is None or drawing is None or isinstance(item, FileProblem):
+                continue
+            if not window.show(drawing, wait=not item.frame.is_video):
+                break
+    log.summarize()
+    if files.folder is not None:
+        get_logger().info("results are in %s", files.folder)
+    if failed:
+        first = next(iter(failed.values()))
+        raise UserError(f"{len(failed)} of {len(seen | failed.keys())} files could not be used (first: {first})")
+    return files.folder
 
 
 def problem_of(error: Exception, path: str) -> FileProblem:
@@ -181,7 +153,7 @@ class FrameLog:
     """Logs a line for each of the first frames and the totals. The frames between update one line of a terminal, or
     are a line every `LINE_EVERY_S` elsewhere."""
 
-    def __init__(self, names: tuple[str, ...], config: DetectConfig) -> None:
+    def __init__(self, names: dict[int, str], config: DetectConfig) -> None:
         self._names = names
         self._config = config
         self._counts: Counter[int] = Counter()  # detections by class
@@ -192,14 +164,11 @@ class FrameLog:
         self._unit = "image"
         self._bar: Any = None  # the line of the terminal
 
-    def add(self, item: FrameDetections) -> None:
+    def add(self, frame: Frame, result: Results) -> None:
         """Counts a frame, and shows it unless ``quiet``."""
-        frame = item.frame
-        milliseconds = sum(item.speed.values())
-        counts: Counter[int] = Counter(item.table.classes.tolist())
-        self._counts += counts
-        if item.tracks is not None:
-            self._tracks.update((frame.sequence, track) for track in item.tracks.tolist())
+        milliseconds = sum(result.speed.values())
+        self._counts += Counter(result.boxes.classes)
+        self._tracks.update((frame.sequence, track) for track in result.boxes.track_ids or ())
         self._frames += 1
         self._milliseconds += milliseconds
         name = frame.path
@@ -210,7 +179,7 @@ class FrameLog:
                 name += f" of {frame.total}"
         if self._config.quiet:
             return
-        line = f"{name}: {describe_counts(counts, self._names)} ({milliseconds:.1f} ms)"
+        line = f"{name}: {result.verbose()} ({milliseconds:.1f} ms)"
         if self._frames <= LOGGED_FRAMES:
             get_logger().info("%s", line)
             return

@@ -5,32 +5,113 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
-from engine.inference.model import InferenceModel
-from engine.inference.settings import ResolvedSettings
-from engine.inference.sources import FileProblem, Frame, FrameStream, ReadAhead
+from engine.inference.model import InferenceModel, resolve_imgsz
+from engine.inference.results import Boxes, Results
+from engine.inference.sources import FileProblem, Frame, FrameStream, ReadAhead, SourceOptions, open_source
 from engine.inference.tracks import ObjectTracks
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import select_detections
+from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, detection_iou
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
+from utils.class_names import class_numbers
+from utils.config.aliases import python_hint
+from utils.config.plain_values import checked_value, plain_value
+from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.detections import Detections, DetectionTable
+from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
+from utils.pixels import as_rgb8
+from utils.schema import Bounds, Count, Fraction, hints_of, suggestion
 
 BATCH_SIZE = 16  # on GPUs
 MAX_THREADS = 4  # with a GPU, for reading and for drawing each
+
+
+class ResolvedSettings(NamedTuple):
+    """`DetectionSettings` with the defaults of a model."""
+
+    imgsz: int  # longer side of the scaled image, pixels
+    selection: PostprocessSettings  # thresholds, classes and so on
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionSettings:
+    """Settings of detection that a user chooses. Numbers and arrays of NumPy and torch become plain values. Raises
+    UserError for values that no model takes."""
+
+    imgsz: Count = 0  # longer side of the scaled image, pixels; 0: the model's
+    # Confidence threshold. None: the one with the best F1 in the validation of the checkpoint's epoch, with box voting
+    # or without, if the checkpoint stores it, else 0.25.
+    conf: Fraction | None = None
+    # IoU threshold of NMS. None: 0.45; for NMS-free models no NMS, unless ``agnostic``.
+    iou: Fraction | None = None
+    max_det: Annotated[int, Bounds(1, MAX_CANDIDATES)] = MAX_DETECTIONS  # per image or, with tiles, per tile
+    classes: Sequence[int | str] | None = None  # return only these, by number or name; empty or None: all
+    agnostic: bool = False  # boxes also suppress boxes of other classes
+    box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score
+
+    def __post_init__(self) -> None:
+        for name, hint in hints_of(DetectionSettings).items():
+            value = getattr(self, name)
+            checked = _checked_classes(value) if name == "classes" else checked_value(name, value, hint)
+            object.__setattr__(self, name, checked)  # the dataclass is frozen
+
+    def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
+        """Returns the settings changed by ``keywords``; None and an ``imgsz`` of 0 change nothing. Keywords of other
+        programs are accepted if they are False, 0 or None. Raises UserError for unknown ones."""
+        known = [field.name for field in fields(self)]
+        for name, value in keywords.items():
+            is_off = value is None or (isinstance(value, int | float | np.generic) and not value)
+            if name not in known and not is_off:
+                hint = python_hint("argument", name) or f"the settings are {', '.join(known)}"
+                raise UserError(f"{name}={value!r}: unknown{suggestion(name, known) or f'; {hint}'}")
+        changed = replace(self, **{name: keywords[name] for name in known if keywords.get(name) is not None})
+        return changed if changed.imgsz else replace(changed, imgsz=self.imgsz)
+
+    def resolve(self, model: InferenceModel) -> ResolvedSettings:
+        """Fills in the defaults of ``model``. Raises UserError for values that the model does not take."""
+        imgsz = resolve_imgsz(self.imgsz, model)
+        conf = self.conf
+        if conf is None:
+            conf = model.threshold(box_voting=self.box_voting)
+            model.warn_of_size(imgsz)
+        iou = self.iou
+        if iou is None:
+            iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
+        selection = PostprocessSettings(
+            conf_thres=conf,
+            iou_thres=iou,
+            max_det=self.max_det,
+            agnostic=self.agnostic,
+            multi_label=False,
+            classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model") or None,
+            box_voting=self.box_voting,
+        )
+        return ResolvedSettings(imgsz, selection)
+
+
+def _checked_classes(classes: Any) -> list[int | str] | None:
+    """Converts ``classes`` to a list; a single number or name is a list of one. Raises UserError for anything else."""
+    plain = plain_value("classes", classes)
+    if plain is None:
+        return None
+    chosen = list(plain) if isinstance(plain, list | dict) else [plain]
+    if not all(isinstance(c, int | str) and not isinstance(c, bool) for c in chosen):
+        raise UserError(f"classes: must be a list of class numbers or names, got {classes!r}")
+    return chosen
 
 
 class Canvases(NamedTuple):
@@ -48,6 +129,12 @@ class ImageDetections(NamedTuple):
 
     table: DetectionTable
     speed: dict[str, float]  # milliseconds by stage
+
+    def result(self, frame: Frame, names: Mapping[int, str], tracks: np.ndarray | None = None) -> Results:
+        """Returns them as the result of ``frame``. ``tracks``: ids (N,) of their tracks."""
+        height, width = frame.image.shape[:2]
+        boxes = Boxes.of_table(self.table, (height, width), tracks)
+        return Results(as_rgb8(frame.image), frame.path, names, boxes, self.speed)
 
 
 class ImageDetector:
@@ -86,7 +173,8 @@ class ImageDetector:
     ) -> Iterator[Canvases]:
         """Letterboxes images of any sizes, uint8 (H, W, 3) RGB or in the model's pixel format, into batches of one
         canvas size (`images_at_once`). Another thread can do it while the model runs."""
-        rule = self.model.canvases(settings.imgsz)
+        model = self.model
+        rule = model.canvases(settings.imgsz)
         rows_of_canvas: dict[tuple[int, int], list[int]] = {}
         for row, image in enumerate(images):
             height, width = image.shape[:2]
@@ -97,9 +185,8 @@ class ImageDetector:
             for start in range(0, len(all_rows), size):
                 started = time.perf_counter()
                 rows = all_rows[start : start + size]
-                shape = (len(rows), *canvas_hw, self.model.pixels.channels)
-                pin = self.model.device.type == "cuda"
-                pixels = torch.empty(shape, dtype=self.model.pixels.torch_dtype, pin_memory=pin)
+                shape = (len(rows), *canvas_hw, model.pixels.channels)
+                pixels = torch.empty(shape, dtype=model.pixels.torch_dtype, pin_memory=model.device.type == "cuda")
                 image_hw = [(images[row].shape[0], images[row].shape[1]) for row in rows]
                 fits = [fit_letterbox(hw, canvas_hw, None if self.tiles else settings.imgsz) for hw in image_hw]
                 for row, fit, canvas in zip(rows, fits, pixels.numpy()):
@@ -111,8 +198,10 @@ class ImageDetector:
         detected: dict[int, ImageDetections] = {}
         for canvases in prepared:
             started = time.perf_counter()
-            compute = partial(self._compute, canvases.pixels, settings)
-            boxes, copied_at, computed_at = self._thread.submit(compute).result() if self._thread else compute()
+            if self._thread is None:
+                boxes, copied_at, computed_at = self._compute(canvases.pixels, settings)
+            else:
+                boxes, copied_at, computed_at = self._thread.submit(self._compute, canvases.pixels, settings).result()
             tables = [_table_of(*image) for image in zip(boxes, canvases.image_hw, canvases.fits)]
             ms_per_image = 1e3 / len(canvases.rows)
             speed = {
@@ -127,44 +216,46 @@ class ImageDetector:
         """Runs detection on canvases (B, h, w, C). Returns x1, y1, x2, y2, score and class of the detections, float32
         (B, K, 6), with zeros after the last one; and when canvases were copied to the device and the model was done,
         seconds."""
-        tiled = self._tiled(settings, self.tiles) if self.tiles else None
+        model = self.model
+        tiled: TiledDetector | None = None
+        if self.tiles:
+            batch = CPU_CHUNK if model.device.type == "cpu" else BATCH_SIZE
+            tiled = TiledDetector(
+                model,
+                lambda _, raw: [_select(model, raw, settings)],
+                tiles=self.tiles,
+                view_input=ViewInput(stride=model.stride, imgsz=settings.imgsz, only_hw=model.input_hw, batch=batch),
+                settings=[settings.selection],
+            )
         with torch.inference_mode():
             # Permuted, the tensor is in NHWC memory format, like the model; uint8 is a quarter of the bytes to copy.
-            pixels = canvases.to(self.model.device, non_blocking=True).permute(0, 3, 1, 2)
-            pixels = pixels / 255 if self.model.pixels.bits == 8 else pixels.float() / 65535
+            pixels = canvases.to(model.device, non_blocking=True).permute(0, 3, 1, 2)
+            pixels = pixels / 255 if model.pixels.bits == 8 else pixels.float() / 65535
             copied_at = self._now()
-            with torch.autocast(self.model.device.type, self.amp, enabled=self.amp is not None):
-                raw = (tiled or self.model)(pixels)
+            with torch.autocast(model.device.type, self.amp, enabled=self.amp is not None):
+                raw = (tiled or model)(pixels)
             computed_at = self._now()
             raw = [level.float() for level in raw]
-            found = tiled.stitch(raw)[0] if tiled else _select(self.model, raw, settings)
+            found = tiled.stitch(raw)[0] if tiled else _select(model, raw, settings)
             columns = (found.boxes_xyxy, found.scores[..., None], found.classes[..., None].float())
             boxes = torch.cat(columns, -1).cpu().numpy()  # one copy from the device
-            if not self._has_warned:
-                is_empty = not boxes[..., 4].any()
-                has_nan = _any_nan(raw) if is_empty else np.isnan(boxes).any()
-                self._has_warned = bool(has_nan)
-                if self._has_warned:
-                    get_logger().warning(
-                        "%s: its outputs are not numbers (NaN), so %s; its weights are damaged, or too large for half "
-                        "precision: export without --half, or use --amp off",
-                        self.model.path,
-                        "nothing is found" if is_empty else "some boxes are left out",
-                    )
+            self._warn_of_nan(boxes, raw)
         return boxes, copied_at, computed_at
 
-    def _tiled(self, settings: ResolvedSettings, tiles: Tiles) -> TiledDetector:
-        return TiledDetector(
-            self.model,
-            lambda _, raw: [_select(self.model, raw, settings)],
-            tiles=tiles,
-            view_input=ViewInput(
-                stride=self.model.stride,
-                imgsz=settings.imgsz,
-                only_hw=self.model.input_hw,
-                batch=CPU_CHUNK if self.model.device.type == "cpu" else BATCH_SIZE,
-            ),
-            settings=[settings.selection],
+    def _warn_of_nan(self, boxes: np.ndarray, raw: list[Tensor]) -> None:
+        """Warns once of outputs that are not numbers. Raw outputs are looked at only if no box is found."""
+        if self._has_warned:
+            return
+        is_empty = not boxes[..., 4].any()
+        has_nan = torch.stack([level.isnan().any() for level in raw]).any() if is_empty else np.isnan(boxes).any()
+        if not has_nan:
+            return
+        self._has_warned = True
+        get_logger().warning(
+            "%s: its outputs are not numbers (NaN), so %s; its weights are damaged, or too large for half precision: "
+            "export without --half, or use --amp off",
+            self.model.path,
+            "nothing is found" if is_empty else "some boxes are left out",
         )
 
     def _now(self) -> float:
@@ -181,10 +272,6 @@ def model_thread(device: torch.device) -> ThreadPoolExecutor | None:
     would never be freed (pytorch#169153).
     """
     return ThreadPoolExecutor(1) if device.type == "cuda" else None
-
-
-def _any_nan(levels: list[Tensor]) -> Tensor:
-    return torch.stack([level.isnan().any() for level in levels]).any()
 
 
 def _select(model: InferenceModel, raw: list[Tensor], settings: ResolvedSettings) -> Detections:
@@ -206,17 +293,11 @@ def _table_of(rows: np.ndarray, image_hw: tuple[int, int], fit: Letterbox) -> De
     )
 
 
-@dataclass
-class FrameDetections:
-    """The detections in a frame."""
+class FrameResult(NamedTuple):
+    """A frame and what was found in it."""
 
     frame: Frame
-    table: DetectionTable
-    speed: dict[str, float]  # milliseconds by stage
-    tracks: np.ndarray | None = None  # int64 (N,), ids of the detections' tracks; None: objects are not tracked
-
-
-FrameBatch: TypeAlias = list[Frame | FileProblem]
+    result: Results
 
 
 def detect_frames(
@@ -227,9 +308,9 @@ def detect_frames(
     ahead: ReadAhead,
     tracks: ObjectTracks | None = None,
     skipped: Collection[str] = (),
-) -> Generator[FrameDetections | FileProblem, None, None]:
-    """Yields the detections in the frames of a source, in order, and the problems of its files at their places. An
-    error of the source is raised after the frames before it.
+) -> Generator[FrameResult | FileProblem, None, None]:
+    """Yields the results of the frames of a source, in order, and the problems of its files at their places. An error
+    of the source is raised after the frames before it.
 
     Args:
         source: frames and problems; it is closed at the end.
@@ -241,19 +322,20 @@ def detect_frames(
 
     The generator must be closed by the thread that uses it; that ends its threads and releases the source.
     """
+    names = dict(enumerate(detector.model.names))
     if tracks is not None:
         lowest = tracks.lowest_confidence
         settings = settings._replace(selection=replace(settings.selection, conf_thres=lowest))
 
-    def batches() -> Iterator[FrameBatch]:
-        batch: FrameBatch = []
+    def batches() -> Iterator[list[Frame | FileProblem]]:
+        batch: list[Frame | FileProblem] = []
         count = 0  # frames in the batch
         try:
             for item in source:
                 if isinstance(item, Frame):
+                    if item.path in skipped and item.is_live:  # it would never end by itself
+                        break
                     if item.path in skipped:
-                        if item.is_live:  # it would never end by itself
-                            break
                         continue
                     count += 1
                     ahead.note(item)
@@ -269,7 +351,7 @@ def detect_frames(
         if batch:
             yield batch
 
-    def prepare(batch: FrameBatch) -> tuple[FrameBatch, list[Canvases]]:
+    def prepare(batch: list[Frame | FileProblem]) -> tuple[list[Frame | FileProblem], list[Canvases]]:
         images = [item.image for item in batch if isinstance(item, Frame)]
         return batch, list(detector.prepare(images, settings))
 
@@ -281,9 +363,34 @@ def detect_frames(
                 if isinstance(item, FileProblem):
                     yield item
                     continue
-                table, speed = next(detected)
-                if tracks is None:
-                    yield FrameDetections(item, table, speed)
-                else:
-                    table, ids = tracks.update(item, table)
-                    yield FrameDetections(item, table, speed, ids)
+                found = next(detected)
+                ids = None
+                if tracks is not None:
+                    table, ids = tracks.update(item, found.table)
+                    found = found._replace(table=table)
+                yield FrameResult(item, found.result(item, names, ids))
+
+
+def open_detection(
+    source: str,
+    detector: ImageDetector,
+    settings: ResolvedSettings,
+    *,
+    ahead: ReadAhead,
+    tracks: ObjectTracks | None = None,
+    vid_stride: int = 1,
+    max_frames: int = 0,
+    skipped: Collection[str] = (),
+) -> Generator[FrameResult | FileProblem, None, None]:
+    """Opens ``source``, as `open_source` does, and returns the results of its frames, as `detect_frames` yields
+    them."""
+    options = SourceOptions(
+        vid_stride=vid_stride,
+        max_frames=max_frames,
+        threads=detector.threads,
+        ahead=ahead,
+        pixels=detector.model.pixels,
+        in_sequences=tracks is not None,
+    )
+    frames = open_source(source, options)
+    return detect_frames(frames, detector, settings, ahead=ahead, tracks=tracks, skipped=skipped)

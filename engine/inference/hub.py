@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.drawing import Window
+from engine.inference.detect_files import UniqueStems, written_suffix
 from engine.inference.images import Color, Source
-from engine.inference.label_writers import UniqueStems, written_suffix
-from engine.inference.open_model import open_weights
+from engine.inference.model import open_weights
 from engine.inference.predictor import Predictor
-from engine.inference.results import ResultList, Results
+from engine.inference.results import ResultList, Results, Window
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.new_folder import increment_path

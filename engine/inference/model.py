@@ -1,10 +1,15 @@
-"""Models for inference: checkpoints and exported files are called and decoded alike.
+"""Models for inference: checkpoints, and files that export.py or another program has exported, are opened, called and
+decoded alike.
 
 Legend: B images, N boxes, C classes.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +17,24 @@ import torch
 from torch import Tensor, nn
 
 from data.render.letterbox import CanvasRule
+from engine.export.formats import Session, open_exported
+from engine.export.metadata import DEFAULT_HW, ExportMetadata, OutputLayout
 from models.detector import Detector
 from models.postprocess.selection import DEFAULT_CONFIDENCE
+from models.weights.download import fetch_weights
+from models.weights.load import load_detector
+from utils.boxes import cxcywh_to_xyxy
+from utils.config.checks import check_image_size
+from utils.config.export_formats import EXPORT_FORMATS, format_of, titles_of_programs
+from utils.config.plain_values import checked_value
 from utils.config.settings import MAX_IMGSZ
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
-from utils.logger import get_logger
-from utils.machine.devices import resolve_amp
+from utils.logger import configure_logging, get_logger
+from utils.machine.devices import parse_devices, resolve_amp
+from utils.machine.limits import explain_limit
 from utils.pixels import PixelFormat
+from utils.strings import counted
 
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 
@@ -28,6 +44,9 @@ class InferenceModel(nn.Module):
 
     path: Path  # file or folder
     format: str  # "checkpoint", or the key of `EXPORT_FORMATS`
+    device: torch.device  # device of inputs and outputs
+    info: dict[str, Any]  # the checkpoint's content, or the metadata of an exported file
+    spec: Mapping[str, Any]  # identity of the model: the detector's spec, or the metadata of an exported file
     names: tuple[str, ...]  # class names
     pixels: PixelFormat
     stride: int  # canvas sides must be multiples of it
@@ -35,23 +54,27 @@ class InferenceModel(nn.Module):
     input_hw: tuple[int, int] | None  # the only canvas that the model takes, pixels; None: any multiple of ``stride``
     batch: int | None  # number of images that the file takes at once; None: any. `forward` takes any number
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
-    ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
-    is_unscored_branch: bool = False  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
     confidence: float | None  # threshold with the best F1 in validation with box voting; None: unknown
     plain_confidence: float | None  # the same without box voting
-    info: dict[str, Any]  # the checkpoint's content, or the metadata of an exported file
-    device: torch.device  # device of inputs and outputs
+    ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
     _warned_sizes: frozenset[int] = frozenset()
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Computes raw outputs, which `decode` takes, from images float32 (B, C, H, W) in [0, 1], RGB or of other
+        `pixels`."""
+        raise NotImplementedError
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Decodes raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
+        raise NotImplementedError
 
     def stored(self, key: str) -> Any:
         """Returns what training stored as ``key``, in the checkpoint or its settings, or in the details of an exported
         file; None if it stored nothing."""
-        for entries in (self.info, self.info.get("config", {}), self.info.get("details", {})):
-            if entries.get(key) is not None:
-                return entries[key]
-        return None
+        places = (self.info, self.info.get("config", {}), self.info.get("details", {}))
+        return next((entries[key] for entries in places if entries.get(key) is not None), None)
 
     def stored_words(self, key: str) -> list[str]:
         """Returns the strings in the list that `stored` returns."""
@@ -79,10 +102,6 @@ class InferenceModel(nn.Module):
         """True if it has classes of a teacher which its data set may not label (``--keep-old`` of the training)."""
         return self.stored("keep_old") is True
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.names)
-
     def canvases(self, imgsz: int, *, rect: bool | None = None) -> CanvasRule:
         """Returns the rule for canvases of images whose longer side is scaled to ``imgsz`` pixels.
 
@@ -106,19 +125,197 @@ class InferenceModel(nn.Module):
         message = "%s: its confidence threshold was measured at %d pixels; at %d another may be better: set one"
         get_logger().warning(message, self.path, self.imgsz, imgsz)
 
-    @property
-    def spec(self) -> dict[str, Any]:
-        """Identity of the model: the detector's spec, or the metadata of an exported file."""
-        return self.info
+
+class CheckpointModel(InferenceModel):
+    """A detector of a checkpoint, fused, on its device in NHWC memory format."""
+
+    is_unscored_branch: bool  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
+    scored_confidence: float | None  # as `confidence`, for the boxes whose AP is computed; None: unknown
+
+    def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
+        """``detector``: fused, see `Detector.fuse`."""
+        super().__init__()
+        self.detector = detector.to(device).to(memory_format=torch.channels_last)
+        self.path = path
+        self.format = "checkpoint"
+        self.device = device
+        self.info = info
+        self.spec = detector.spec
+        self.names = detector.names
+        self.stride = detector.stride
+        self.imgsz = info["imgsz"]
+        with errors_of(path):
+            self.pixels = PixelFormat.checked(detector.channels, info.get("bits", 8), "images")
+        self.input_hw = None
+        self.batch = None
+        self.nms_iou = detector.nms_iou
+        self.validation_iou = detector.head.validation_iou
+        self.squares = detector.head.squares
+        self.ignores_nms = not detector.spec.get("end2end")
+        self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
+        # Training stores the thresholds of the branch that it validates.
+        stored = {} if self.is_unscored_branch else info.get("progress", {})
+        thresholds = {name: value for name, value in stored.items() if isinstance(value, float) and 0 <= value <= 1}
+        self.confidence = thresholds.get("confidence")
+        self.plain_confidence = thresholds.get("plain_confidence")
+        self.scored_confidence = thresholds.get("scored_confidence")
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Computes raw outputs, which `decode` takes, from images float32 (B, C, H, W) in [0, 1], RGB or of other
-        `pixels`."""
-        raise NotImplementedError
+        return self.detector(images)
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Decodes raw outputs to boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C)."""
-        raise NotImplementedError
+        return self.detector.decode(raw)
+
+
+class ExportedModel(InferenceModel):
+    """A model in an exported file. Batches are padded or cut to the number of images that it takes.
+
+    Runtimes cannot be pickled, so a pickled model stores only the path of its file, which is opened again on
+    unpickling.
+    """
+
+    def __init__(self, session: Session, metadata: ExportMetadata, path: Path, device: torch.device) -> None:
+        """Raises UserError for a file whose input does not fit its metadata."""
+        super().__init__()
+        self._session = session
+        self._metadata = metadata
+        self._reopen: Callable[[], InferenceModel] = partial(open_model, path.absolute(), device=device, trust=True)
+        self.path = path
+        self.format = format_of(path) or "unknown"
+        self.device = device
+        self.info = self.spec = asdict(metadata)
+        self.names = metadata.names
+        self.batch, channels, height, width = session.input_shape
+        if channels not in (None, metadata.channels):
+            raise UserError(
+                f"{path}: takes images of {counted(channels, 'channel')}, not {metadata.channels}, as its metadata says"
+            )
+        self.pixels = PixelFormat(metadata.channels, metadata.bits)
+        self.stride = metadata.stride
+        stated_height, stated_width = metadata.imgsz_hw or DEFAULT_HW
+        shape = (height or stated_height, width or stated_width)
+        self.input_hw = shape if height or width else None
+        self.imgsz = max(shape)
+        self.nms_iou = metadata.nms_iou
+        self.validation_iou = metadata.validation_iou
+        self.squares = metadata.squares
+        self.plain_confidence = metadata.confidence
+        self.confidence = metadata.confidence if metadata.voting_confidence is None else metadata.voting_confidence
+
+    def __reduce__(self) -> tuple[Callable[[], InferenceModel], tuple[()]]:
+        return self._reopen, ()
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        hw = tuple(images.shape[2:])
+        if self.input_hw not in (None, hw):
+            expected = f"{self.input_hw[0]}x{self.input_hw[1]} pixels (height x width)"
+            raise UserError(f"{self.path}: takes inputs of {expected}, not {hw[0]}x{hw[1]}")
+        images = images.float()
+        size = self.batch or len(images)
+        padding = images.new_zeros((-len(images) % size, *images.shape[1:]))
+        outputs = [self._run_batch(part) for part in torch.cat((images, padding)).split(size)]
+        return [torch.cat(outputs)[: len(images)] if len(outputs) > 1 or len(padding) else outputs[0]]
+
+    def _run_batch(self, images: Tensor) -> Tensor:
+        """Runs the file on as many images as it takes. Raises UserError for errors of its runtime, except for limits of
+        the machine."""
+        try:
+            output = self._session.run(images)
+        except UserError:
+            raise
+        except Exception as error:  # each runtime raises types of its own
+            if explain_limit(error) is not None:
+                raise
+            size = f"{images.shape[2]}x{images.shape[3]} pixels"
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{self.path}: cannot process an image of {size} ({reason})") from error
+        if output.ndim == 3 and len(output) != len(images):
+            raise UserError(f"{self.path}: returns results of {len(output)} for a batch of {len(images)} images")
+        return output
+
+    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Decodes the output in the layout that the metadata state."""
+        output = raw[0].float()
+        num_classes = len(self.names)
+        with errors_of(self.path):
+            layout = self._metadata.output_layout(output.shape)
+        if layout is OutputLayout.COLUMNS:
+            boxes, scores = output.transpose(1, 2).split((4, num_classes), -1)
+            return cxcywh_to_xyxy(boxes), scores.contiguous()
+        if layout is OutputLayout.OBJECTNESS:
+            boxes, objectness, scores = output.split((4, 1, num_classes), -1)
+            return cxcywh_to_xyxy(boxes), objectness * scores
+        boxes, scores, classes = output.split((4, 1, 1), -1)
+        unknown = ~((classes > -0.5) & (classes < num_classes - 0.5)) & (scores > 0)
+        if unknown.any():
+            number = classes[unknown][0].item()
+            raise UserError(f"{self.path}: predicts class {number:g}, but its classes are 0 to {num_classes - 1}")
+        columns = scores.new_zeros((*scores.shape[:2], num_classes))  # each score in the column of its class
+        numbers = classes.nan_to_num().round().long().clamp(0, num_classes - 1)
+        return boxes, columns.scatter(-1, numbers, scores)
+
+
+def open_model(path: str | Path, *, device: torch.device, nms: bool = False, trust: bool = False) -> InferenceModel:
+    """Opens a model for inference on ``device``.
+
+    Args:
+        path: a checkpoint (.pt, .pth, .safetensors), or a file or folder of one of `EXPORT_FORMATS`. ``~`` is the
+            user's home.
+        nms: use the one-to-many branch of an NMS-free head, whose detections need NMS. Exported files have one branch.
+        trust: open files of formats whose files may run code.
+
+    Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, and ``nms`` for
+    an exported file that needs none.
+    """
+    path = Path(os.path.expanduser(path))
+    name = format_of(path)
+    if name is None:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder without an exported model")
+        detector, info = load_detector(path)
+        return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: {'is a pipe or device, not a file' if os.path.exists(path) else 'no such file'}")
+    if EXPORT_FORMATS[name].runs_code and not trust:
+        raise UserError(
+            f"{path}: opening {titles_of_programs()} files may run code in them; if you trust its source, use "
+            "--trust (in Python: trust=True)"
+        )
+    metadata, session = open_exported(path, device)
+    if nms and metadata.nms_iou is None:
+        raise UserError(
+            f"{path}: --nms: its detections need no NMS; leave it out or, if the checkpoint has two branches, export "
+            "the other one with export.py --nms"
+        )
+    return ExportedModel(session, metadata, path, device)
+
+
+def open_weights(
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device = "",
+    nms: bool = False,
+    trust: bool = False,
+    offline: bool = False,
+) -> InferenceModel:
+    """Opens a file, or public weights, which are downloaded unless ``offline``. ``nms``, ``trust``: see `open_model`.
+    Raises UserError for values that are not true or false: "no" must not trust a file."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
+    devices = parse_devices(str(device))
+    if len(devices) > 1:
+        raise UserError(f"--device {device}: detection runs on one device; name one")
+    path = os.fspath(path)
+    if not os.path.exists(path) and format_of(path) is None:
+        if not get_logger().hasHandlers():
+            configure_logging(True)  # a download prints its address and license
+        path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)
+    return open_model(
+        path,
+        device=devices[0],
+        nms=bool(checked_value("nms", nms, bool | None)),
+        trust=bool(checked_value("trust", trust, bool | None)),
+    )
 
 
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
@@ -139,44 +336,23 @@ def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
     return resolve_amp(amp, model.device)
 
 
-class CheckpointModel(InferenceModel):
-    """A detector of a checkpoint, fused, on its device in NHWC memory format."""
+def resolve_imgsz(imgsz: int, model: InferenceModel) -> int:
+    """Returns the longer side of the scaled image, pixels. ``imgsz``: the wanted one, or 0 for the model's. Raises
+    UserError for a size that the model does not take."""
+    if model.input_hw is None:
+        check_image_size(imgsz or model.imgsz, model.stride)
+        return imgsz or model.imgsz
+    if imgsz not in (0, max(model.input_hw)):
+        height, width = model.input_hw
+        raise UserError(
+            f"--imgsz {imgsz}: {model.path} takes {height}x{width} pixels (height x width) only; leave --imgsz out"
+        )
+    return max(model.input_hw)
 
-    scored_confidence: float | None  # as `confidence`, for the boxes whose AP is computed; None: unknown
 
-    def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
-        """``detector``: fused, see `Detector.fuse`."""
-        super().__init__()
-        self.detector = detector.to(device).to(memory_format=torch.channels_last)
-        self.path = path
-        self.format = "checkpoint"
-        self.device = device
-        self.info = info
-        self.names = detector.names
-        self.stride = detector.stride
-        self.imgsz = info["imgsz"]
-        with errors_of(path):
-            self.pixels = PixelFormat.checked(detector.channels, info.get("bits", 8), "images")
-        self.input_hw = None
-        self.batch = None
-        self.nms_iou = detector.nms_iou
-        self.validation_iou = detector.head.validation_iou
-        self.squares = detector.head.squares
-        self.ignores_nms = not detector.spec.get("end2end")
-        self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
-        # Training stores the thresholds of the branch that it validates.
-        stored = {} if self.is_unscored_branch else info.get("progress", {})
-        thresholds = {name: value for name, value in stored.items() if isinstance(value, float) and 0 <= value <= 1}
-        self.confidence = thresholds.get("confidence")
-        self.plain_confidence = thresholds.get("plain_confidence")
-        self.scored_confidence = thresholds.get("scored_confidence")
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        return self.detector.spec
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        return self.detector(images)
-
-    def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        return self.detector.decode(raw)
+def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool, iou: float | None) -> None:
+    """Warns of ``--nms`` and ``--no-box-voting`` where they do nothing. ``iou``: threshold of NMS; None: no NMS."""
+    if nms and model.ignores_nms:
+        get_logger().warning("%s: --nms does nothing: the model has one branch", model.path)
+    if not box_voting and iou is None:
+        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", model.path)

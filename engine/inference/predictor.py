@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 
-from engine.inference.detector import ImageDetector, detect_frames
+from engine.inference.detector import DetectionSettings, ImageDetector, detect_frames, open_detection
 from engine.inference.images import Color, Source, as_frames, as_images
-from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.open_model import open_weights
-from engine.inference.results import Boxes, ResultList, Results
-from engine.inference.settings import DetectionSettings
-from engine.inference.sources import FileProblem, Frame, ReadAhead, SourceOptions, open_source
+from engine.inference.model import InferenceModel, autocast_type, open_weights
+from engine.inference.results import ResultList, Results
+from engine.inference.sources import FileProblem, ReadAhead
 from engine.inference.tracks import ObjectTracks, TrackerSource
 from models.postprocess.tiles import Tiles
 from utils.config.aliases import attribute_error
 from utils.config.plain_values import checked_value, plain_value
-from utils.detections import DetectionTable
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
-from utils.pixels import as_rgb8
 from utils.schema import Bounds, Count
 from utils.strings import counted
 
@@ -103,7 +99,7 @@ class Predictor:
         max_images = checked_value("batch_size", batch_size, Count)
         prepared = self.image_detector.prepare([frame.image for frame in frames], resolved, max_images)
         detected = self.image_detector.detect(prepared, resolved)
-        results = ResultList(self._result(frame, *found) for frame, found in zip(frames, detected))
+        results = ResultList(found.result(frame, self.names) for frame, found in zip(frames, detected))
         if verbose:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))
@@ -181,41 +177,27 @@ class Predictor:
         tracks = None
         if tracker is not None:
             tracks = ObjectTracks(tracker, settings.selection.conf_thres, vid_stride=vid_stride)
+        detector = self.image_detector
         if isinstance(source, str | os.PathLike | int):
-            ahead = ReadAhead(self.image_detector.images_at_once())
-            options = SourceOptions(
-                vid_stride=vid_stride,
-                threads=self.image_detector.threads,
-                ahead=ahead,
-                pixels=self.model.pixels,
-                in_sequences=tracks is not None,
-            )
-            frames = open_source(os.fspath(source) if isinstance(source, os.PathLike) else str(source), options)
+            text = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
+            ahead = ReadAhead(detector.images_at_once())
+            found = open_detection(text, detector, settings, ahead=ahead, tracks=tracks, vid_stride=vid_stride)
         elif vid_stride != 1:
             raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
         else:
             frames = as_frames(source, color or self.color, self.model.pixels)
-            ahead = ReadAhead(0)  # the caller may make an image only when it has the result of the one before
+            # The caller may make an image only when it has the result of the one before.
+            found = detect_frames(frames, detector, settings, ahead=ReadAhead(0), tracks=tracks)
 
         def results() -> Iterator[Results]:
-            stream = detect_frames(frames, self.image_detector, settings, ahead=ahead, tracks=tracks)
-            try:
-                for item in stream:
+            with contextlib.closing(found):
+                for item in found:
                     if isinstance(item, FileProblem):
                         item.log()
                     else:
-                        yield self._result(item.frame, item.table, item.speed, item.tracks)
-            finally:
-                stream.close()
+                        yield item.result
 
         return results()
-
-    def _result(
-        self, frame: Frame, table: DetectionTable, speed: dict[str, float], tracks: np.ndarray | None = None
-    ) -> Results:
-        height, width = frame.image.shape[:2]
-        boxes = Boxes.of_table(table, (height, width), tracks)
-        return Results(as_rgb8(frame.image), frame.path, self.names, boxes, speed)
 
 
 def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:

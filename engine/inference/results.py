@@ -1,4 +1,5 @@
-"""The detections of one image, with the attributes that programs written for Ultralytics' results use.
+"""The detections of one image, with the attributes that programs written for Ultralytics' results use, and the window
+that shows them.
 
 Frame: original pixels; values whose name ends in ``n`` are divided by the image's width and height. N detections of one
 image, highest confidence first.
@@ -6,9 +7,13 @@ image, highest confidence first.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -18,18 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.drawing import Window, describe_counts, draw_detections
-from engine.inference.label_writers import WRITABLE, class_folders, write_crops, write_yolo_labels
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.aliases import attribute_error
 from utils.detections import DetectionTable
-from utils.drawing.draw import write_image
+from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
+from utils.files.safe_io import write_whole
 from utils.machine.packages import require_package
 
 Rows: TypeAlias = "Tensor | np.ndarray"
 Index: TypeAlias = "int | slice | Sequence[int] | Tensor | np.ndarray"
 DataFrame: TypeAlias = Any  # pandas.DataFrame; pandas is not required
+WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+FRACTION_DIGITS = 9  # digits of fractions in YOLO's labels
+CROP_GAIN = 1.02
+CROP_MARGIN_PX = 10
 
 
 class Boxes:
@@ -107,11 +115,10 @@ class Boxes:
         """``data`` as an array."""
         return self.data if isinstance(self.data, np.ndarray) else self.data.numpy()
 
-    def table(self) -> DetectionTable:
-        """Converts the boxes to the detections of one image, in float64."""
-        boxes = self.array.astype(np.float64)
-        image_index = np.zeros(len(boxes), np.int64)
-        return DetectionTable(image_index, boxes[:, :4], boxes[:, -2], boxes[:, -1].astype(np.int64))
+    @property
+    def classes(self) -> list[int]:
+        """Classes as integers."""
+        return self.array[:, -1].astype(int).tolist()
 
     def cpu(self) -> Boxes:
         """Returns itself: detections are on the CPU."""
@@ -192,20 +199,20 @@ class Results:
 
     def verbose(self) -> str:
         """Returns the number of detections by class, such as ``person 2, bus 1``."""
-        return describe_counts(Counter(self.boxes.table().classes.tolist()), self.names)
+        return describe_counts(Counter(self.boxes.classes), self.names)
 
     def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
-        """Draws the boxes into a copy of the image: uint8 (H, W, 3) RGB. ``conf``: whether labels show the confidence;
-        ``line_width``: pixels, None: by image size."""
-        return draw_detections(
-            self.image,
-            self.boxes.array[:, :4],
-            classes=self.boxes.table().classes,
-            scores=self.boxes.array[:, -2] if conf else None,
-            tracks=self.boxes.track_ids,
-            names=self.names if labels else None,
-            line_width=line_width or 0,
-        )
+        """Draws the boxes into a copy of the image: uint8 (H, W, 3) RGB. Labels are such as ``#3 person 0.85``, with
+        the id of a track, and each track or else each class has its own color. ``conf``: whether labels show the
+        confidence; ``line_width``: pixels, None: by image size."""
+        boxes = self.boxes
+        texts = [self.names[c] for c in boxes.classes]
+        if boxes.track_ids is not None:
+            texts = [f"#{track} {text}" for track, text in zip(boxes.track_ids, texts)]
+        if conf:
+            texts = [f"{text} {score:.2f}" for text, score in zip(texts, boxes.array[:, -2])]
+        colors = class_colors(np.array(boxes.classes if boxes.track_ids is None else boxes.track_ids, np.int64))
+        return draw_boxes(self.image, boxes.array[:, :4], texts if labels else None, colors, thickness=line_width or 0)
 
     def plot(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
         """Returns the image of `drawn` as BGR, as OpenCV shows and writes images."""
@@ -234,26 +241,43 @@ class Results:
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
         """Writes YOLO rows, replacing the file: class, cx, cy, w, h normalized, then the confidence with ``save_conf``,
         and the track id if objects were tracked."""
-        boxes = self.boxes
-        write_yolo_labels(Path(txt_file), self.orig_shape, boxes.table(), scores=save_conf, tracks=boxes.track_ids)
+        boxes = Boxes(self.boxes.array.astype(np.float64), self.orig_shape)
+        columns = [boxes.array[:, -1:], boxes.xywhn]
+        template = "%d" + f" %.{FRACTION_DIGITS}f" * 4
+        if save_conf:
+            columns.append(boxes.array[:, -2:-1])
+            template += " %.6f"
+        if boxes.is_track:
+            columns.append(boxes.array[:, 4:5])
+            template += " %d"
+        Path(txt_file).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(txt_file, "".join(template % tuple(row) + "\n" for row in np.concatenate(columns, 1).tolist()))
         return str(txt_file)
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
-        """Writes each box's pixels, with a margin, to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
+        """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``. Boxes outside the
+        image have none. Crops have the margin of YOLOv5 and Ultralytics: a side is multiplied by `CROP_GAIN` and
+        lengthened by `CROP_MARGIN_PX`; fractions of pixels are cut off."""
         folder_of_class = class_folders(self.names)
-        folders = [folder_of_class[c] for c in self.boxes.table().classes.tolist()]
-        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], folders=folders)
+        center, side = np.split(xyxy_to_cxcywh(self.boxes.array[:, :4].astype(np.float64)), 2, 1)
+        half = (side * CROP_GAIN + CROP_MARGIN_PX) / 2
+        corners = np.concatenate([center - half, center + half], 1).astype(int)  # rounds towards zero
+        for row, (c, (x0, y0, x1, y1)) in enumerate(zip(self.boxes.classes, corners.clip(0).tolist())):
+            crop = self.image[y0:y1, x0:x1]
+            if crop.size:
+                path = Path(save_dir) / folder_of_class[c] / f"{Path(file_name).stem}_{row}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_image(path, crop)
 
     def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
         """Returns a record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id``
         if objects were tracked. Numbers are rounded; with ``normalize``, corners are fractions of the image."""
         boxes = self.boxes.numpy()
         corners = np.round(cast(np.ndarray, boxes.xyxyn if normalize else boxes.xyxy).astype(np.float64), decimals)
-        table = boxes.table()
-        columns = zip(table.classes.tolist(), np.round(table.scores, decimals).tolist(), corners.tolist())
+        scores = np.round(boxes.array[:, -2].astype(np.float64), decimals)
         records: list[dict[str, Any]] = [
             {"name": self.names[c], "class": c, "confidence": score, "box": dict(zip(("x1", "y1", "x2", "y2"), box))}
-            for c, score, box in columns
+            for c, score, box in zip(boxes.classes, scores.tolist(), corners.tolist())
         ]
         for record, track in zip(records, boxes.track_ids or ()):
             record["track_id"] = track
@@ -276,3 +300,56 @@ class ResultList(list[Results]):
     def __getattr__(self, name: str) -> Any:
         """Raises AttributeError naming the replacement, if there is one. Python calls it for missing attributes."""
         raise attribute_error("result", "a list of results, each of which is a result,", name)
+
+
+def describe_counts(counts: Mapping[int, int], names: Mapping[int, str]) -> str:
+    """Lists detections by class, such as ``person 2, bus 1``. Names are not inflected: they may be in any language."""
+    return ", ".join(f"{names[c]} {count:,}" for c, count in sorted(counts.items())) or "nothing found"
+
+
+def class_folders(names: Mapping[int, str]) -> dict[int, str]:
+    """Returns a folder name for each class: its name, made safe, with a number if an earlier class has the same."""
+    folders: dict[int, str] = {}
+    taken: set[str] = set()
+    for c, name in names.items():
+        folders[c] = numbered(safe_name(name), lambda folder: folder.casefold() not in taken)
+        taken.add(folders[c].casefold())
+    return folders
+
+
+def safe_name(name: str) -> str:
+    """Converts ``name`` to a file name without separators, control characters, and characters that some systems
+    forbid."""
+    return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", name).strip(". ") or "_"
+
+
+def numbered(name: str, is_free: Callable[[str], bool]) -> str:
+    """Returns ``name``, or the first of NAME-2, NAME-3, ... that is free."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(filter(is_free, names))
+
+
+class Window:
+    """A window on the screen that shows one image at a time. Raises UserError where none can be opened."""
+
+    NAME = "lockstep"
+
+    def __init__(self) -> None:
+        # Without a display, some builds of OpenCV end the process instead of raising.
+        has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        try:
+            if sys.platform.startswith("linux") and not has_display:
+                raise UserError("no window can be opened: there is no display; images can be saved instead")
+            cv2.namedWindow(self.NAME, cv2.WINDOW_NORMAL)
+        except cv2.error:
+            raise UserError(
+                "this OpenCV cannot open windows (a headless build?); images can be saved instead"
+            ) from None
+
+    def show(self, image: np.ndarray, *, wait: bool) -> bool:
+        """Shows ``image`` (RGB); with ``wait``, until a key is pressed. Returns False if the key is q or Esc."""
+        cv2.imshow(self.NAME, image[..., ::-1])
+        return cv2.waitKey(0 if wait else 1) & 0xFF not in (ord("q"), 27)
+
+    def close(self) -> None:
+        cv2.destroyWindow(self.NAME)

@@ -14,7 +14,7 @@ import queue
 import re
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,9 +152,9 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
 def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameStream:
     """Yields the frames of ``source``, see `source_files`, in order, and the problems of its files.
 
-    Raises UserError: at the call for a source that does not exist, or a single image if ``options`` are for tracking;
-    at iteration for an unreadable file, which is skipped if the source has others, and for a live source that is lost
-    and does not come back.
+    Raises UserError: at the call for a source that does not exist or cannot be opened, or a single image if ``options``
+    are for tracking; at iteration for an unreadable file, which is skipped if the source has others, and for a live
+    source that is lost and does not come back.
     """
     name = without_login(source)
     suffixes = image_suffixes(options.pixels)
@@ -164,44 +164,15 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
         files.sort(key=lambda file: (sequence_of(file), _by_number(file)))
         if is_image or (len(files) == 1 and not is_video(files[0])):
             raise UserError(f"{name}: is one image; objects are tracked in videos, streams and folders of images")
+    if files:
+        return _file_frames(files, source, options)
     if is_image:  # OpenCV would read it as a video of one frame
         content = EncodedImage.from_data(read_url(source, max_bytes=MAX_IMAGE_BYTES), name)
         return _one(Frame(name, decode_image(content, pixels=options.pixels), sequence=name))
-    return _file_frames(files, source, options) if files else _stream_frames(source, options)
-
-
-def _file_frames(files: list[Path], source: str, options: SourceOptions) -> FrameStream:
-    """Yields the frames of files, and their problems."""
-    counts = Counter[str]()
-
-    def numbered() -> Iterator[tuple[Path, str, int]]:
-        for path in files:
-            sequence = sequence_of(path)
-            yield path, sequence, counts[sequence]
-            counts[sequence] += 1
-
-    def read(item: tuple[Path, str, int]) -> Frame | FileProblem | None:
-        """Returns None for a video, which is opened when the files before it are finished."""
-        path, sequence, number = item
-        if is_video(path):
-            return None
-        try:
-            return Frame(str(path), read_image(path, options.pixels), number, sequence=sequence)
-        except UserError as error:
-            return FileProblem(str(path), str(error), is_skipped=True)
-
-    is_empty = True
-    with contextlib.closing(map_ahead(read, numbered(), threads=options.threads, ahead=options.ahead)) as contents:
-        for path, content in zip(files, contents):
-            items = _video_file_frames(path, options) if content is None else _one(content)
-            with contextlib.closing(items):
-                for item in items:
-                    if isinstance(item, FileProblem) and item.is_skipped and len(files) == 1:
-                        raise UserError(item.reason)
-                    is_empty = is_empty and not isinstance(item, Frame)
-                    yield item
-    if is_empty:
-        raise UserError(f"{source}: none of its {len(files)} files can be read")
+    capture = _open_stream(source)
+    if _length(capture) is None:
+        return _live_frames(source, capture, options)
+    return _video_frames(name, capture, options)
 
 
 def _one(item: Frame | FileProblem) -> FrameStream:
@@ -223,6 +194,38 @@ def _by_number(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number)) for text, number in zip(parts[::2], [*parts[1::2], "0"])]
 
 
+def _file_frames(files: list[Path], source: str, options: SourceOptions) -> FrameStream:
+    """Yields the frames of files, and their problems."""
+    counts = defaultdict[str, Iterator[int]](itertools.count)
+
+    def numbered() -> Iterator[tuple[Path, str, int]]:
+        for path in files:
+            sequence = sequence_of(path)
+            yield path, sequence, next(counts[sequence])
+
+    def read(item: tuple[Path, str, int]) -> FrameStream:
+        """Reads an image. A video is opened when the files before it are finished."""
+        path, sequence, number = item
+        if is_video(path):
+            return _video_file_frames(path, options)
+        try:
+            return _one(Frame(str(path), read_image(path, options.pixels), number, sequence=sequence))
+        except UserError as error:
+            return _one(FileProblem(str(path), str(error), is_skipped=True))
+
+    is_empty = True
+    with contextlib.closing(map_ahead(read, numbered(), threads=options.threads, ahead=options.ahead)) as contents:
+        for items in contents:
+            with contextlib.closing(items):
+                for item in items:
+                    if isinstance(item, FileProblem) and item.is_skipped and len(files) == 1:
+                        raise UserError(item.reason)
+                    is_empty = is_empty and not isinstance(item, Frame)
+                    yield item
+    if is_empty:
+        raise UserError(f"{source}: none of its {len(files)} files can be read")
+
+
 def _video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
     """Yields the frames of a video, or the problem that prevents reading it."""
     capture = _open_capture(str(path)) if path.is_file() else None  # OpenCV would wait for a pipe's writer
@@ -231,18 +234,6 @@ def _video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
         yield FileProblem(str(path), reason, is_skipped=True)
         return
     yield from _video_frames(str(path), capture, options)
-
-
-def _stream_frames(source: str, options: SourceOptions) -> FrameStream:
-    """Yields all frames of a video, which is a URL of known length, or the newest frames of a live source.
-
-    A live source that is lost is opened again for `LOST_SOURCE_S`; then UserError is raised. It is raised at the call
-    if the source cannot be opened. ``source``: the URL with its login, or the number of a webcam.
-    """
-    capture = _open_stream(source)
-    if _length(capture) is None:
-        return _live_frames(source, capture, options)
-    return _video_frames(without_login(source), capture, options)
 
 
 def _video_frames(name: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
@@ -318,11 +309,9 @@ def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions)
 
 def _open_again(source: str, deadline: float) -> cv2.VideoCapture:
     """Opens a lost source. Raises UserError if that has not succeeded by ``deadline``, of `time.monotonic`."""
-    for pause in itertools.chain(RETRY_PAUSES_S, itertools.repeat(RETRY_PAUSES_S[-1])):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            break
-        time.sleep(min(pause, remaining))
+    pauses = itertools.chain(RETRY_PAUSES_S, itertools.repeat(RETRY_PAUSES_S[-1]))
+    while (remaining := deadline - time.monotonic()) > 0:
+        time.sleep(min(next(pauses), remaining))
         with contextlib.suppress(UserError):
             return _open_stream(source)
     raise UserError(f"{without_login(source)}: was lost, and is not back after {LOST_SOURCE_S:g} s")

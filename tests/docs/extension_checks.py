@@ -19,7 +19,7 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from engine.inference.open_model import open_model
+from engine.inference.model import open_model
 from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector

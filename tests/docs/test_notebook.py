@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.evaluation.metrics import METRICS
-from engine.inference.drawing import describe_counts
+from engine.inference.results import describe_counts
 from lockstep import command as command_module
 from tests.helpers.documents import ROOT
 from tests.helpers.preloaded import python
@@ -58,7 +58,9 @@ def test_its_stored_lines_are_those_that_the_program_prints_today():
     for line in detections:
         counts = [(name, int(count)) for name, count in re.findall(r"(\S+) (\d+)", line.split(" ", 1)[1])]
         names = [name for name, _ in counts]
-        assert line.split(" ", 1)[1] == describe_counts(dict(enumerate(count for _, count in counts)), names)
+        assert line.split(" ", 1)[1] == describe_counts(
+            dict(enumerate(count for _, count in counts)), dict(enumerate(names))
+        )
 
 
 @pytest.mark.slow

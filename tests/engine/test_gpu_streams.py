@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.evaluator import Evaluator
 from engine.inference import detector as image_detector
+from engine.inference.detector import DetectionSettings
 from engine.inference.model import CheckpointModel, autocast_type
-from engine.inference.settings import DetectionSettings
 from models.detector import build_detector
 from models.postprocess.detections import Selected
 from tests.engine.gpu_cases import ALONE, CUDA, IGNORE, MODELS
@@ -119,8 +119,8 @@ class SynchronousExecutor:
 
     def __init__(self, threads: int) -> None: ...
 
-    def submit(self, function: Callable[[], Any]) -> SimpleNamespace:
-        return SimpleNamespace(result=function)
+    def submit(self, function: Callable[..., Any], *args: Any) -> SimpleNamespace:
+        return SimpleNamespace(result=lambda: function(*args))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from data.dataset import demo
-from engine.inference.drawing import label_texts
 from engine.inference.sources import Frame
 from engine.inference.tracks import ObjectTracks
 from utils.boxes import iou
@@ -208,7 +207,8 @@ def write_picture(path: str, numbers: Sequence[int] = (40, 80, 120)) -> None:
         detections = detections_in(frame)
         detections, ids = tracks.update(source_frame, detections.take(detections.scores > tracks.lowest_confidence))
         if frame.number in numbers:
-            labels = label_texts(NAMES, detections.classes, detections.scores, ids)
+            columns = zip(ids, detections.classes, detections.scores)
+            labels = [f"#{track} {NAMES[c]} {score:.2f}" for track, c, score in columns]
             pictures.append(draw_boxes(frame.image, detections.boxes_xyxy_px, labels, class_colors(ids)))
     write_image(path, np.concatenate(pictures, 1))
 

@@ -19,7 +19,7 @@ import val
 from engine.commands import export as export_command
 from engine.commands.export import export_best
 from engine.export.graphs import ModelGraphs
-from engine.inference.open_model import open_model
+from engine.inference.model import open_model
 from engine.train.checkpoint import Progress
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.preloaded import python

@@ -17,7 +17,7 @@ import detect
 import export
 import train
 import val
-from engine.inference.open_model import open_model
+from engine.inference.model import open_model
 from engine.inference.predictor import load
 from tests.helpers.messages import refused
 from tests.helpers.same_content import assert_same_content

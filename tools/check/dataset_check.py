@@ -17,10 +17,8 @@ from data.index.messages import log_split, no_object, problems
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.open import open_data, problem_of_output
 from engine.commands.val import score
-from engine.inference.model import InferenceModel
+from engine.inference.model import InferenceModel, open_weights, resolve_imgsz
 from engine.inference.model_data import check_channels
-from engine.inference.open_model import open_weights
-from engine.inference.settings import resolve_imgsz
 from engine.report.issues import CheckedSplit, Issue, LabelBox, by_kind, learned_names
 from engine.report.label_errors import find_label_errors, unjudged_classes
 from tools.check.boxes import box_pairs, box_sizes

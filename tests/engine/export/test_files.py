@@ -18,7 +18,7 @@ from engine.export.graphs import EndToEnd, ModelGraphs
 from engine.export.int8 import last_convolutions
 from engine.export.onnx import _requirements
 from engine.export.torchscript import move_constants
-from engine.inference.open_model import is_exported, open_model
+from engine.inference.model import open_model
 from engine.inference.predictor import Predictor
 from tests.helpers.exports import (
     FAMILIES,
@@ -268,7 +268,7 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tmp
 
 SIGNALLED = """
 import gc, os, signal, sys, threading, torch
-from engine.inference.open_model import open_model
+from engine.inference.model import open_model
 
 signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
 opened = [open_model(sys.argv[1], device=torch.device("cpu"), trust=True) for _ in range(2)]
@@ -324,7 +324,6 @@ def test_the_format_of_a_path(tmp_path: Path, name: str, files: tuple[str, ...] 
         for file in files:
             (tmp_path / name / file).touch()
     assert format_of(tmp_path / name) == expected
-    assert is_exported(tmp_path / name) == (expected is not None)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.export.formats import Session
 from engine.export.metadata import ExportMetadata, parse_metadata
-from engine.inference.exported_model import ExportedModel
+from engine.inference.model import ExportedModel
 from tests.helpers.messages import refused
 from utils.boxes import xyxy_to_cxcywh
 from utils.errors import UserError
@@ -30,7 +30,7 @@ COLUMNS = torch.cat((xyxy_to_cxcywh(BOXES), SCORES), 1).T
 
 
 def opened(run, metadata: ExportMetadata, shape=(None, 3, None, None)) -> ExportedModel:
-    return ExportedModel(Session(run, shape), metadata, Path("model.onnx"), CPU, lambda: None)
+    return ExportedModel(Session(run, shape), metadata, Path("model.onnx"), CPU)
 
 
 def decoded(output: Tensor, metadata: ExportMetadata, batch: int = 2) -> tuple[Tensor, Tensor]:

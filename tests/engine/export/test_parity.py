@@ -19,8 +19,7 @@ from engine.export.graphs import ModelGraphs
 from engine.export.images import calibration_batches, letterboxed, open_samples
 from engine.export.metadata import ExportMetadata
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance, match_tables
-from engine.inference.exported_model import ExportedModel
-from engine.inference.model import CheckpointModel, InferenceModel
+from engine.inference.model import CheckpointModel, ExportedModel, InferenceModel
 from models.detector import build_detector
 from tests.helpers.exports import calibrated_detector, options
 from tests.helpers.messages import refused
@@ -85,7 +84,7 @@ def compared(intact_export, mistake: str, allowed: Tolerance = FLOAT32, *, half:
     detector, reference = intact_export
     module = Broken(ModelGraphs(detector, OPTIONS).module(half=half), mistake).eval()
     session = Session(torch.no_grad()(module), (None, 3, 64, 64))
-    return reference.compare(ExportedModel(session, METADATA, Path("a.pt2"), CPU, lambda: None), allowed)
+    return reference.compare(ExportedModel(session, METADATA, Path("a.pt2"), CPU), allowed)
 
 
 def test_an_intact_export_passes(intact_export):

@@ -9,8 +9,7 @@ import torch
 
 from engine.export.formats import Session
 from engine.export.metadata import ExportMetadata
-from engine.inference.exported_model import ExportedModel
-from engine.inference.open_model import open_model, open_weights
+from engine.inference.model import ExportedModel, open_model, open_weights
 from engine.inference.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_for_validation
@@ -63,7 +62,7 @@ def test_a_file_that_takes_no_square_tiles_says_how_to_use_it():
     """Nobody has written --tile: the file stores that its model was trained on tiles."""
     metadata = ExportMetadata(names=("a",), imgsz_hw=(64, 96), details={"tile": 64})
     session = Session(lambda images: torch.zeros(len(images), 5, 5), (None, 3, 64, 96))
-    model = ExportedModel(session, metadata, Path("model.onnx"), CPU, lambda: model)
+    model = ExportedModel(session, metadata, Path("model.onnx"), CPU)
     with refused(
         "the exported model takes only 64x96 pixels (height x width), but it was trained on square tiles; detect in "
         "whole images with --tile 0 (in Python: tiles=False)"

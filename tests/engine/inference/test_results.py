@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.inference import drawing
+from engine.inference import results as results_module
 from engine.inference.results import Boxes, Results
 from tests.helpers.messages import refused
 
@@ -82,7 +82,7 @@ def test_images_are_bgr(result, tmp_path, monkeypatch):
     with refused("c.xyz: images are written as .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp"):
         result.save("c.xyz")
     assert np.array_equal(cv2.imdecode(np.frombuffer(result._repr_png_(), np.uint8), cv2.IMREAD_COLOR), drawn)
-    monkeypatch.setattr(drawing.sys, "platform", "linux")
+    monkeypatch.setattr(results_module.sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with refused("no window can be opened: there is no display; ..."):

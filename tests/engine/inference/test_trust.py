@@ -16,7 +16,7 @@ import hubconf
 import val
 from engine.export.formats import format_module
 from engine.export.metadata import ExportMetadata
-from engine.inference.open_model import open_model
+from engine.inference.model import open_model
 from engine.inference.predictor import load
 from tests.helpers.hostile_files import write_hostile_programs
 from tests.helpers.messages import refused

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import export
 import train
 import val
-from engine.inference.open_model import open_model
+from engine.inference.model import open_model
 from engine.train import starting_model
 from models.detector import Detector, build_detector
 from models.weights.layouts import ungrouped

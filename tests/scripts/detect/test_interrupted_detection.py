@@ -57,8 +57,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("engine.inference.detect_output.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
-        ("engine.inference.detect_output.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
+        ("engine.inference.detect_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
+        ("engine.inference.detect_files.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
         (
             "engine.inference.sources.read_image",
             OSError(errno.EIO, "Input/output error", "3.jpg"),
@@ -92,7 +92,7 @@ def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, c
     shutil.copy(clip, tmp_path / "in")
     monkeypatch.setattr(detection, "ReadAhead", lambda _: ReadAhead(4))
     closed = cv2.VideoWriter()
-    monkeypatch.setattr("engine.inference.detect_output.cv2.VideoWriter", Mock(return_value=closed))
+    monkeypatch.setattr("engine.inference.detect_files.cv2.VideoWriter", Mock(return_value=closed))
     with refused(
         "1 of 4 files could not be used (first: .../runs/exp/clip.mp4: this OpenCV cannot write mp4 "
         "videos of 62x48 pixels; use --nosave with --save-txt or --save-json)"

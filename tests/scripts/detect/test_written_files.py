@@ -6,13 +6,11 @@ import cv2
 import numpy as np
 import pytest
 
-from engine.inference.detect_output import ResultFiles
-from engine.inference.detector import FrameDetections
-from engine.inference.label_writers import UniqueStems, write_crops, written_suffix
+from engine.inference.detect_files import ResultFiles, UniqueStems, written_suffix
+from engine.inference.results import Boxes, Results
 from engine.inference.sources import Frame
 from tests.scripts.detect.detection import frames_of, names_in
 from utils.config.settings import DetectConfig
-from utils.detections import DetectionTable
 
 
 def test_stems_are_unique_and_safe():
@@ -45,8 +43,8 @@ def test_only_a_file_of_that_name_has_it(order):
 
 
 def test_boxes_without_pixels_make_no_crop(tmp_path):
-    boxes = np.array([[-20.0, 5, -10, 9], [1.2, 1.2, 3.5, 2.5]])
-    write_crops(tmp_path / "crops", "a", np.zeros((20, 20, 3), np.uint8), boxes, folders=["a", "a"])
+    boxes = Boxes(np.array([[-20.0, 5, -10, 9, 0.5, 0], [1.2, 1.2, 3.5, 2.5, 0.5, 0]]), (20, 20))
+    Results(np.zeros((20, 20, 3), np.uint8), "a.jpg", {0: "a"}, boxes, {}).save_crop(tmp_path / "crops", "a.jpg")
     assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
     assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (7, 8, 3)
 
@@ -54,13 +52,13 @@ def test_boxes_without_pixels_make_no_crop(tmp_path):
 def write_video(folder, fps, *sides):
     """Writes a frame of each side; returns the path."""
     config = DetectConfig(weights="best.pt", source="0", project=str(folder))
-    files = ResultFiles(("disc",), config)
+    files = ResultFiles({0: "disc"}, config)
     files.open_folder()
-    table = DetectionTable.concatenate([])
     for index, side in enumerate(sides):
         image = np.zeros((side, side, 3), np.uint8)
         frame = Frame("clip.mp4", image, index, fps, is_video=True, total=len(sides))
-        files.add(FrameDetections(frame, table, {}), image, b"")
+        result = Results(image, frame.path, {0: "disc"}, Boxes(np.zeros((0, 6)), (side, side)), {})
+        files.add(frame, result, image, b"")
     files.close()
     return files.folder / "clip.mp4"
 

@@ -117,7 +117,7 @@ def test_a_missing_libgl_is_one_line(tmp_path, capsys, monkeypatch):
         'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("cv2", "engine.inference.detect", "engine.inference.drawing"):  # are imported again
+    for name in ("cv2", "engine.inference.detect", "engine.inference.results"):  # are imported again
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ("x.pt", "y.jpg"):
         (tmp_path / name).touch()
