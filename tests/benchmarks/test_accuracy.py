@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from benchmarks.accuracy import __main__ as tool
 from benchmarks.accuracy.runs import copy_data
@@ -142,20 +140,6 @@ def test_the_peer_is_trained_and_scored_with_its_python_alone(program, capsys):
         ["| p", "1.0000 (1)"],
         ["| a", "+0.0000"],
     ]
-
-
-def test_a_copy_is_of_one_data_set_with_yolo_labels(program, tmp_path):
-    other = write_dataset(tmp_path / "other", train=4, val=3)
-    program.refuses("share a folder", "run", data=[program.data, other])
-    program("run", "--only", "a", "--seeds", "0")
-    program.refuses(f"made from {program.data}, not {other}", "run", data=[other])
-    shutil.rmtree(tmp_path / "out/data/data")
-    program("run", "--only", "a", "--seeds", "0", data=[other])
-    for name in ("boxes.json", "boxes"):  # COCO and VOC
-        content = yaml.safe_load(other.read_text()) | {"annotations": {"train": name, "val": name}}
-        (tmp_path / "other" / "new.yaml").write_text(yaml.safe_dump(content))
-        (tmp_path / "other" / "boxes").mkdir(exist_ok=True)
-        program.refuses("labels must be YOLO", "run", data=[tmp_path / "other" / "new.yaml"])
 
 
 def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from argparse import Namespace
@@ -17,9 +16,8 @@ from torch import nn
 from benchmarks.peer import PEER_SIDE
 from benchmarks.speed import loader, our_side, step
 from benchmarks.speed.report import Comparison
-from benchmarks.speed.sides import Side, alternate
+from benchmarks.speed.sides import alternate
 from benchmarks.speed.training_step import build_step
-from benchmarks.speed.turns import StepTimer, TimedStep
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.recipes import hyperparameters_from
 
@@ -41,14 +39,6 @@ def command(name: str) -> list[str]:
 def test_both_sides_alternate():
     results = alternate({"a": command("a"), "b": command("b")}, rounds=3)
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
-
-
-def test_a_side_that_ends_between_turns_is_an_error_with_the_end_of_its_messages():
-    code = 'print("@measured {}", flush=True); import sys; sys.exit("out of memory")'
-    with Side([sys.executable, "-c", code]) as side:
-        assert side.result() == {}  # it is ready
-        with pytest.raises(SystemExit, match="out of memory"):
-            side.measure(model="x" * 1_000_000)  # more than a pipe takes before its other end is closed
 
 
 @pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
@@ -141,16 +131,6 @@ def peer(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout"), [("cuda", torch.channels_last), ("cpu", torch.contiguous_format)], ids=["GPU", "CPU"]
-)
-def test_the_peers_model_has_the_memory_layout_of_its_trainer(peer, monkeypatch, kind, layout):
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: None)
-    peer.side.build_update("yolov8n.yaml", 2, 32, torch.device(kind))
-    assert peer.models[0].moves == [(kind, layout)]
-
-
 @pytest.mark.parametrize(("images", "batches"), [(2, 32), (16, 4), (64, 1), (256, 1)])
 def test_the_peer_updates_its_weights_once_in_about_64_images(peer, monkeypatch, images, batches):
     assert peer.side.batches_per_update(images) == batches
@@ -172,22 +152,6 @@ def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch
     assert not torch.backends.cudnn.benchmark
 
 
-def test_a_step_without_memory_is_an_error_and_built_anew_in_the_next_turn():
-    built = []
-
-    def build(model: str) -> TimedStep:
-        built.append(model)
-        if len(built) == 1:
-            raise torch.OutOfMemoryError("no memory\nof 80 GB")
-        return TimedStep(lambda: None, batches=2, facts={"dtype": "float32"})
-
-    timer = StepTimer(build, batches=4, device="cpu")
-    assert timer.measure(model="a") == {"error": "no memory"}
-    for _ in range(2):
-        assert timer.measure(model="a").keys() == {"seconds", "dtype"}
-    assert built == ["a", "a"]
-
-
 class StandInProcesses:
     """Stands in for `benchmarks.speed.step.StepProcesses`: turns of known length, of ours and of the peer."""
 
@@ -199,16 +163,6 @@ class StandInProcesses:
 
     def measure(self, name: str, **arguments: object) -> dict:
         return self.turns[name]
-
-
-@pytest.mark.parametrize(("updates", "note"), [(4, " (peer: an update in 4 batches)"), (1, "")])
-def test_a_row_names_how_often_the_peer_updates_its_weights(updates, note):
-    options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
-    sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
-    rows, errors = step.compare(options, sides, "yolov8n", 16)
-    assert errors == []
-    assert [row.label for row in rows] == [f"yolov8n batch 16 bfloat16 SGD{note}"] * 2
-    assert [row.advantage for row in rows] == [2.0, 2.0]
 
 
 def test_a_peer_that_fails_leaves_our_figures():
@@ -240,29 +194,3 @@ def test_the_peer_validates_the_split_that_it_is_told(peer, monkeypatch):
     assert settings["save_json"]
     chosen = {"model": "w.pt", "data": "d.yaml", "split": "test", "imgsz": 64, "project": "p", "name": "n"}
     assert settings.items() >= chosen.items()
-
-
-def test_a_model_may_be_named_with_batch_sizes():
-    assert step.sizes_of("yolov8n:16,64") == ("yolov8n", [16, 64])
-
-
-@pytest.mark.parametrize("named", ["yolov8n:x", "yolov8n:0", "yolov8n:16,"])
-def test_a_model_without_numbers_as_batch_sizes_is_refused(named: str):
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{named}: batch sizes must be positive numbers"):
-        step.sizes_of(named)
-
-
-def test_the_peer_trains_without_the_download_of_its_test_of_float16(peer):
-    names = ("data", "imgsz", "batch_size", "workers", "device", "epochs", "project")
-    settings = dict.fromkeys(names, 1) | {"model": "yolov8n.yaml", "cache": "ram", "no_val": True, "set": []}
-    peer.side.train(Namespace(**settings))
-    assert (peer.calls["train"], peer.calls["check_amp"]) == (1, 1)
-
-
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_the_peer_is_imported_without_polars(peer, monkeypatch, is_installed):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: is_installed or None)
-    monkeypatch.setenv("YOLO_OFFLINE", "")
-    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "polars"})
-    peer.side.prepare_import()
-    assert ("polars" in sys.modules) != is_installed

@@ -90,11 +90,6 @@ def test_a_worker_trains_resumes_and_reports_its_epochs(tmp_path, monkeypatch):
         run()
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray(capsys):
-    assert 'is not installed; pip install "ray[default,train]", or start train.py' in error_of(capsys, ray_train.main)
-
-
 @needs_ray
 def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "train.py"]

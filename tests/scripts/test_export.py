@@ -159,22 +159,6 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert weights.with_name("best.torchscript").read_text() == "an older export"
 
 
-def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, data: Path, capsys):
-    known = {"config": {"single_cls": True}}
-    weights = write_detector(tmp_path / "a.pt", calibrated_detector(TINY_MODEL, ("item",)), **known)
-    given = ["--weights", weights, "--format", "torchscript"]
-    message = error_of(capsys, export.main, *given)
-    assert "does not name its data set" in message
-    assert "--no-check" in message
-    call(export.main, *given, "--no-check")
-    assert "next: python detect.py --weights" in capsys.readouterr().out
-    alone = tmp_path / "alone.yaml"
-    alone.write_text(f"path: {data.parent}\ntrain: images/train\nval: images/absent\nnames: [light, dark]\n")
-    assert "images/absent" in error_of(capsys, export.main, *given, "--data", alone)
-    call(export.main, *given, "--data", data)  # of two classes, which count as one
-    assert "match, 0 do not;" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -198,14 +182,6 @@ def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str
     monkeypatch.setattr(export_command, "require_packages", lambda *_, **__: None)
     assert message in error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", *flags)
     assert not list(weights.parent.glob("best?*.*t*"))
-
-
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path, data: Path, capsys):
-    detector = calibrated_detector(TINY_MODEL, NAMES)
-    detector.model[0].bn.running_var[0] = float("nan")
-    weights = write_detector(tmp_path / "a.pt", detector)
-    line = error_of(capsys, export.main, "--weights", weights, "--data", data, "--no-check")
-    assert "non-finite values in 1 tensor" in line
 
 
 def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):

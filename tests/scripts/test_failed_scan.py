@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -17,22 +14,6 @@ def start(run: Processes, folder: Path, data: Path) -> None:
     flags = ["--data", data, "--model", write_model(folder / "tiny.yaml"), "--project", folder, "--epochs", 1, *SMALL]
     flags += ["--cache-dir", folder / "cache"]
     run.torchrun(["--standalone", "--nproc_per_node", "2"], *map(str, flags), agent=python())
-
-
-@pytest.mark.slow
-def test_a_leader_that_is_killed_during_the_scan_ends_the_run(tmp_path):
-    calls = tmp_path / "cache" / "calls"
-    calls.parent.mkdir()
-    with Processes(tmp_path / "log", f"kill:{calls}:1") as run:  # as it writes the index
-        start(run, tmp_path, write_dataset(tmp_path / "set"))
-        run.until(lambda: calls.exists() and os.path.getsize(calls) > 0)
-        (code,) = run.codes(30)
-        assert not run.alive()
-    output = run.output()
-    assert "done:" not in output
-    assert code != 0
-    assert "died while the others waited for it" in output or "SIGKILL" in output
-    assert "Traceback" not in output.split("torch/distributed")[0]
 
 
 def test_a_leader_that_fails_during_the_scan_prints_the_reason_once(tmp_path):

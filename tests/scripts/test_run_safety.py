@@ -17,7 +17,6 @@ from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.locks import FileLock
-from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint
 from utils.process.spawn import free_port
 
@@ -147,34 +146,6 @@ def test_a_second_training_is_refused_in_the_same_run_folder(inputs, tmp_path, c
 
 
 @pytest.mark.slow
-def test_resuming_in_another_setup_prints_the_changes(tmp_path):
-    """A run that was saved by time and killed is resumed on one process instead of two, for one more epoch, with moved
-    data."""
-    write_dataset(tmp_path / "set", train=40)
-    write_model(tmp_path / "tiny.yaml")
-    last = tmp_path / "exp" / "last.pt"
-    with Processes(tmp_path / "log.txt", faults="slow:0.05") as run:
-        run.ranks(2, *flags(tmp_path, tmp_path, "--save-minutes", "0.0001", "--epochs", "1"))
-        run.until(last.exists)
-        run.kill_all()
-    epoch, batch = position(tmp_path / "exp")
-    assert (epoch, batch > 0) == (0, True)
-    (tmp_path / "set").rename(tmp_path / "moved")
-    with Processes(tmp_path / "resumed.txt") as run:
-        moved = str(tmp_path / "moved" / "data.yaml")
-        run.ranks(1, "--resume", str(last), "--data", moved, "--epochs", "2")
-        assert run.codes() == [0], run.output()
-        output = run.output()
-    assert f"/last.pt after epoch 1, batch {batch} of" in output
-    changes = [line for line in output.splitlines() if line.startswith("resume: ")]
-    starts = ("data ", "epochs 1 -> 2", "processes 2 -> 1")
-    expected = [f"resume: {start}" for start in starts]
-    assert len(changes) == len(expected), changes
-    assert all(line.startswith(start) for line, start in zip(changes, expected)), changes
-    assert len(ResultsTable.read(tmp_path / "exp" / "results.csv").rows) == 2
-
-
-@pytest.mark.slow
 def test_spawn_forwards_signals(inputs, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
         parent = run.start(
@@ -233,29 +204,6 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(inputs, whole, tmp_path
         assert "stopped by a signal" in run.output()
     resume(tmp_path)
     assert_same_run(whole, tmp_path / "exp")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "to_torchrun", "code"),
-    [
-        pytest.param(signal.SIGTERM, False, 1, id="term-rank"),
-        pytest.param(signal.SIGUSR1, False, 1, id="usr1-rank"),
-        pytest.param(signal.SIGINT, True, 1, id="int-torchrun"),
-        pytest.param(signal.SIGUSR1, True, -signal.SIGUSR1, id="usr1-torchrun"),
-        pytest.param(signal.SIGKILL, True, -signal.SIGKILL, id="kill-torchrun"),
-    ],
-)
-def test_torchrun_exits_with_its_own_code(inputs, tmp_path, number, to_torchrun, code):
-    """torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
-    is saved. After SIGKILL to torchrun, the kernel sends its processes SIGTERM."""
-    with Processes(tmp_path / "log.txt", faults="save:1;slow:0.1", real=to_torchrun) as run:
-        agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(inputs, tmp_path, "--epochs", "50"))
-        run.until((tmp_path / "exp" / "last.pt").exists)
-        os.kill(agent.pid if to_torchrun else run.launched()[0], number)
-        assert agent.wait(240) == code, run.output()
-        run.wait_gone()
-        assert "stopped by a signal" in run.output()
 
 
 @pytest.mark.slow

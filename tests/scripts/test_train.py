@@ -16,7 +16,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_content, read_csv, without_times
 from tests.helpers.scripts import SMALL, call, run_python
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
 from utils.process.spawn import free_port
@@ -122,31 +122,6 @@ def test_a_run_that_stopped_early_or_ran_out_of_time_continues(inputs, tmp_path,
     assert f"resume: time 1e-09 -> {hours}" in capsys.readouterr().out
     stored = read_checkpoint(last)
     assert stored["progress"]["epoch"] == stored["config"]["epochs"] >= epoch + 2
-
-
-@pytest.mark.slow
-def test_training_options_work_together(inputs, tmp_path):
-    """An anchor model with all options that can be combined; then the others."""
-    hyp = tmp_path / "hyp.yaml"
-    hyp.write_text("mixup: 0.5\ndegrees: 10\nperspective: 0.0005\nalbumentations:\n- {name: Blur, p: 0.5}\n")
-    model = write_model(tmp_path / "anchors.yaml", TINY_ANCHOR_MODEL)
-    first = ["--image-weights", "--multi-scale", "--cache", "disk", "--nominal-batch", "8", "--cos-lr", "--freeze", "1",
-             "--label-smoothing", "0.1", "--single-cls", "--deterministic", "--amp", "bf16", "--patience", "1",
-             "--cache-dir", tmp_path / "cache", "--hyp", hyp, "--optimizer", "Adam", "--epochs", "2"]  # fmt: skip
-    run_python(*flags(inputs, tmp_path, *first, "--model", model, "--name", "first"))
-    last = tmp_path / "first" / "last.pt"
-    assert read_checkpoint(last)["names"] == ["object"]
-    fresh = read_checkpoint(tmp_path / "first" / "best.pt")
-    assert fresh["progress"]["updates"] <= 4  # three batches an epoch, two a step
-    run_python("train.py", "--resume", last, "--epochs", "4", "--patience", "0")
-    assert read_checkpoint(last)["progress"]["epoch"] == 4
-    second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2", "--weights", last, "--offline",
-              "--epochs", "3", "--exist-ok"]  # fmt: skip
-    done = run_python(*flags(inputs, tmp_path, *second, "--model", model, "--name", "second"))
-    assert "each of 2 batches of 4 images at 64 px" in done.stdout
-    table = rows(tmp_path / "second" / "results.csv")
-    assert [row["metrics/AP"] != "" for row in table] == [False, True, True]
-    run_python(*flags(inputs, tmp_path, "--rect", "--epochs", "1", "--noautoanchor", "--name", "third"))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from utils.errors import FailedCheck, Mistakes, PeerFailure, UserError, all_mistakes, errors_of, first_line
+from utils.errors import FailedCheck, Mistakes, PeerFailure, UserError, errors_of, first_line
 
 
 @pytest.mark.parametrize("error", [PeerFailure("rank 0 failed", 70), FailedCheck("a.onnx: differs")])
@@ -17,16 +17,6 @@ def test_only_mistakes_of_the_user_are_noted_and_get_the_name_of_a_file(error):
     with mistakes.collecting(), errors_of("data.yaml"):
         raise UserError("no such split")
     assert mistakes.messages == ["data.yaml: no such split"]
-
-
-def test_an_error_of_several_mistakes_stays_several_when_it_gets_the_name_of_a_file():
-    """They were joined into one, whose middle was left out."""
-    outer = Mistakes()
-    with outer.collecting(), errors_of("data.yaml"), all_mistakes() as mistakes:
-        for number in range(5):
-            mistakes.add(f"mistake {number} {'x' * 400}")
-    outer.add("another")
-    assert outer.messages == [*(f"data.yaml: mistake {number} {'x' * 400}" for number in range(5)), "another"]
 
 
 class Silent(Exception):

@@ -34,16 +34,6 @@ def test_exported_files_have_to_find_objects(tmp_path: Path, aps: dict, failure:
     assert bool(reason) == bool(failure)
 
 
-def test_exported_files_are_compared_without_the_packages_of_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    stand_in = Scripts({".torchscript": 0.8, ".pt2": 0.8, ".pt": 0.8})
-    monkeypatch.setattr(scores.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else name)
-    options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.5, device="0")
-    lines, reason = lines_and_failure(scores.exported(options, run=stand_in.run))
-    assert lines[0] == "no ONNX file: onnxscript not installed"
-    assert reason == ""
-    assert "onnx" not in stand_in.commands[0]
-
-
 @pytest.mark.parametrize(("ap", "failure"), [(0.71, ""), (0.69, "AP 0.6900 after training on the device")])
 def test_a_poor_detector_fails_the_comparison_of_scores(tmp_path: Path, ap: float, failure: str):
     options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.7, device="0", variants=False)

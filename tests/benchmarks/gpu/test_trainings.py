@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import trainings
-from tests.benchmarks.gpu.stand_ins import lines_and_failure
 from tests.helpers.tiny import write_dataset
 
 pytestmark = pytest.mark.benchmarks
@@ -59,24 +57,3 @@ def test_the_peers_rate_is_that_of_the_same_epochs(tmp_path: Path):
     peer.chmod(0o755)
     data = write_dataset(tmp_path / "set", train=6, val=1)
     assert trainings.peer_speed(training_options(peer=str(peer), data=str(data))) == 3.0
-
-
-@pytest.mark.parametrize(("ours", "peer"), [(900.0, 890.0), (100.0, 900.0)])
-def test_speeds_are_reported_and_never_fail(ours: float, peer: float):
-    rates = trainings.Rates(lambda options: 1000.0, lambda options, source_flags: (ours, 0.5), lambda options: peer)
-    lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
-    assert reason == ""
-    assert f"{ours / 1000:.2f} of the step alone" in lines[1]
-    assert lines[2].endswith(f"{peer:.0f} images/s; ours is {ours / peer:.2f} times as fast")
-
-
-def test_a_training_that_fails_is_reported_after_the_others():
-    def our_speed(options: Namespace, source_flags: Sequence[str]) -> tuple[float, float]:
-        if source_flags:
-            sys.exit("no memory")
-        return 500.0, 0.5
-
-    rates = trainings.Rates(lambda options: 1000.0, our_speed, lambda options: sys.exit("no network"))
-    lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
-    assert "no cache: 500 images/s" in lines[1]
-    assert reason == "cache ram: no memory; Ultralytics: no network"

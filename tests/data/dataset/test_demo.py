@@ -6,7 +6,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 
 from data.dataset import demo
 from data.dataset.demo import demo_image, ensure_demo
@@ -62,14 +61,3 @@ def test_demo_is_rendered_into_the_cache_folder_and_a_folder_of_the_user_is_kept
     (tmp_path / "mine/thesis.txt").write_text("mine")
     assert str(tmp_path / "mine") in refusal(lambda: ensure_demo(tmp_path / "mine", **SMALL))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
-
-
-def test_rendering_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    def full_disk(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full_disk)
-        with pytest.raises(Exception, match="set"):
-            ensure_demo(tmp_path / "new/set", **SMALL)
-    assert not (tmp_path / "new").exists()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 import pytest
 
-import lockstep
 import train
 import val
 from tests.data.data_set import BOX, DataSet, coco, counts, load, num_boxes, open_set, refusal, voc
@@ -17,7 +15,6 @@ from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
-from tools.search.__main__ import main as search
 from tools.shard.__main__ import main as shard
 
 
@@ -81,11 +78,6 @@ def test_unknown_classes_are_refused(data, classes):
     assert classes[0] in refusal(lambda: open_set(data.data, ["train"], classes=classes))
 
 
-def test_the_message_about_missing_data_says_what_stores_its_path(data):
-    message = refusal(lambda: open_set(data.root / "gone.yaml", ["val"], stored_in="best.pt"))
-    assert message.count("best.pt") == 1
-
-
 BAD = BOX + "7 0.5 0.5 0.2 0.2\n"
 READERS = ("yolo", "voc", "coco", "lists", "joined", "tiles")
 
@@ -136,20 +128,6 @@ def test_every_command_refuses_a_data_set_with_the_same_line(data, tmp_path, mon
     assert ended.value.code == 1
     assert reasons["train"].partition(": ")[2] in capsys.readouterr().out
     assert not (tmp_path / "runs/train").exists()
-
-
-@pytest.mark.usefixtures("preloaded")
-def test_python_and_a_search_refuse_it_with_the_same_line(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    path = lossy(data, "yolo")
-    reason = refusal(lambda: load(path, max_bad=0.1)).partition("; report:")[0]
-    model = str(write_model(tmp_path / "tiny.yaml"))
-    settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "plots": False}
-    with pytest.raises(lockstep.Error, match=re.escape(reason)):
-        lockstep.train(str(path), model=model, **settings)
-    (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")
-    flags = ["--hyp", tmp_path / "ranges.yaml", "--trials", 2]
-    assert reason in error_of(capsys, search, "--data", path, *SMALL, "--model", model, "--epochs", 1, *flags)
 
 
 def test_shards_keep_what_a_data_set_has_lost(data, tmp_path):

@@ -57,13 +57,6 @@ def test_names_are_read_as_they_are_written(data, names):
     assert open_set(data.data).names == NAMES[names]
 
 
-def test_keys_that_describe_the_data_set_are_one_line_of_the_log(data, lines):
-    data.pairs("train/x")
-    data.yaml(train="images/train", nc=2, author="me", hash="0a", roboflow={"license": "MIT"}, names_zh=["c", "d"])
-    open_set(data.data, ["train"])
-    assert sum(all(key in text for key in ("author", "hash", "roboflow")) for text in lines.messages) == 1
-
-
 MISTAKES = [
     "names: []",
     "names: person",

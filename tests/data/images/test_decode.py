@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from data.images.decode import orient, read_image
-from data.images.kinds import IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, is_image
+from data.images.decode import read_image
+from data.images.kinds import IMAGE_SUFFIXES, image_suffixes, is_image
 from data.images.verify import check_image
 from tests.data.images.pictures import encoded, gradient, noise
 from tests.helpers.exif import exif_block, jpeg_with_exif
@@ -37,12 +37,6 @@ def test_exif_orientation_is_applied_and_reported(tmp_path: Path, kind: str, ori
     np.testing.assert_allclose(image.astype(int), expected.astype(int), atol=2 if kind.startswith("jpeg") else 0)
     assert image.flags.c_contiguous
     assert check_image(path) == (image.shape[:2], 0, orientation)
-
-
-def test_images_of_any_number_of_channels_are_turned():
-    image = noise(40)
-    np.testing.assert_array_equal(orient(image, 5), image.transpose(1, 0, 2))
-    np.testing.assert_array_equal(orient(image, 6), np.rot90(image, -1))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA", "P", "1"])
@@ -69,12 +63,6 @@ def test_files_of_every_suffix_are_read(tmp_path: Path, suffix: str):
     path.write_bytes(cv2.imencode(formats.get(suffix, suffix), gradient(64, 64)[..., ::-1])[1].tobytes())
     assert np.abs(read_image(path).astype(int) - gradient(64, 64)).mean() < 3
     assert is_image(path.name, image_suffixes(PixelFormat()))
-
-
-def test_kinds_that_are_not_read_are_told_by_their_suffix():
-    assert not UNREAD_SUFFIXES & IMAGE_SUFFIXES
-    assert not is_image("a.npy", image_suffixes(PixelFormat()))
-    assert is_image("a.npy", image_suffixes(PixelFormat(5)))
 
 
 @pytest.mark.parametrize("bits", [8, 16])

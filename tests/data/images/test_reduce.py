@@ -8,8 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.images.decode import read_image, read_reduced, read_source, resize_area
-from tests.data.images.pictures import gradient, noise
+from data.images.decode import read_image, read_reduced, read_source
+from tests.data.images.pictures import gradient
 from tests.helpers.exif import jpeg_with_exif
 from tests.helpers.messages import refused
 from utils.pixels import PixelFormat
@@ -46,9 +46,3 @@ def test_training_sees_no_aliasing_in_large_images_of_any_format(tmp_path: Path,
     assert read_source(*sizes, antialias=False).std() > 50
     with refused("noise...: is ...x... pixels but was ..."):
         read_source(str(path), np.array([side, side + 1]), np.array([100, 100]))
-
-
-def test_channels_are_averaged_alike():
-    image = noise(7, height=40, width=60)
-    expected = image.reshape(10, 4, 15, 4, 7).mean((1, 3))
-    np.testing.assert_allclose(resize_area(image, (15, 10)), expected, atol=0.51)

@@ -99,13 +99,6 @@ def test_channels_are_read_from_one_page_from_planes_and_from_pages(tmp_path: Pa
         assert read_reduced(path, (10, 10), pixels)[1] == (20, 30)
 
 
-def test_of_pages_that_are_no_channels_the_first_is_read(tmp_path: Path):
-    pages = noise(4)
-    for page in range(4):
-        tifffile.imwrite(tmp_path / "a.tif", pages[..., page], append=page > 0, photometric="minisblack")
-    np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), np.repeat(pages[..., :1], 3, 2))
-
-
 def test_values_of_12_bits_fill_the_range(tmp_path: Path):
     values = noise(1, 12)[..., 0]
     tifffile.imwrite(tmp_path / "a.tif", values, bitspersample=12, photometric="minisblack")

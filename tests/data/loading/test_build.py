@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 
-from data.loading.build import data_facts, loader_workers, log_loader_workers
+from data.loading.build import data_facts, loader_workers
 from tests.data.loading.small_loader import SINGLE
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig, ValConfig
@@ -23,18 +22,6 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(monkeypatch
     ctx = replace(SINGLE, local_world_size=processes, device=torch.device(device))
     assert loader_workers(-1, ctx) == expected
     assert loader_workers(5, ctx) == 5
-
-
-def test_more_workers_than_cores_are_our_warning_and_not_torchs(open_loader, caplog, monkeypatch):
-    monkeypatch.setattr("data.loading.build.available_cores", lambda: 2)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_loader(workers=9)
-    assert [record.levelname for record in caplog.records if "--workers 9" in record.message] == ["WARNING"]
-    caplog.clear()
-    log_loader_workers(2, SINGLE, "val")
-    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -67,11 +54,6 @@ def test_impossible_loader_settings_are_one_line(open_loader, options, message):
 def test_images_of_a_validation_are_padded_to_squares_if_the_head_wants_them(open_loader, squares, config):
     loader = open_loader(training=False, imgsz=160, squares=squares, config=config)
     assert all(batch.images.shape[2] == batch.images.shape[3] for batch in loader) == squares
-
-
-def test_a_validation_batch_fits_one_process(open_loader, monkeypatch):
-    monkeypatch.setattr("data.loading.build.MAX_VALIDATION_BATCH", 10)
-    assert max(len(batch.images) for batch in open_loader(training=False, batch_size=512, squares=True)) == 10
 
 
 @pytest.mark.parametrize(

@@ -97,16 +97,6 @@ def test_other_processes_write_to_the_same_memory(method):
     assert (slots.pixels(0, SHAPE) == 0).all()
 
 
-def test_memory_is_freed_with_the_last_reference():
-    before = shared_files()
-    slots = BatchSlots(2, 1000)
-    images = slots.to_tensor(slots.take(144), SHAPE)
-    del slots
-    assert int(images.sum()) == 0
-    del images
-    assert shared_files() == before
-
-
 def test_a_large_tensor_is_sent_with_its_strides_in_anonymous_memory():
     before = shared_files()
     rows = torch.rand(10_000, 6)[1:]

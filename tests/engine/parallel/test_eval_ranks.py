@@ -98,18 +98,6 @@ def test_a_dead_evaluating_process_ends_the_job_and_nothing_is_lost(inputs, tmp_
     assert epoch >= 1
 
 
-@pytest.mark.slow
-def test_a_run_that_a_callback_ends_counts_its_newest_epoch(inputs, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "user_ends.py").write_text("def on_step(run):\n    if run.step == 8:\n        run.stop()\n")
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder, ranks, more in zip(folders, (1, 2), ((), LATE)):
-        with Processes(tmp_path / f"{folder.name}.txt", faults="rated") as run:
-            run.ranks(ranks, *flags(inputs, folder, "--callbacks", "user_ends:on_step", *more))
-            assert set(run.codes()) == {0}, run.output()
-    assert_same_run(folders[0] / "exp", folders[1] / "exp")
-
-
 @pytest.mark.parametrize(
     ("world_size", "more", "complaint"),
     [(1, LATE, "at least one must train"), (2, (*LATE, "--image-weights"), "leave out --eval-ranks")],

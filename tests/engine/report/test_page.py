@@ -8,7 +8,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 
 import train
 import val
@@ -183,21 +182,6 @@ def test_a_split_without_objects_and_a_page_without_a_validation(tmp_path):
     page = read_page(tmp_path)
     assert "1 spurious" in page.sections["Result"]
     assert "nan" not in " ".join(page.sections.values())
-
-
-@pytest.mark.parametrize(
-    ("images", "classes"),
-    [(60, 100), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((300, 1203), (5000, 80)))],
-)
-def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, classes):
-    names = [f"a rather long class name {i}" for i in range(classes)]
-    large = make_index(tmp_path, images=images, names=names, boxes_per_image=7, size=(480, 640))
-    report = ReportPage(tmp_path, subject_of(large, large))
-    report.set_validation(evaluation(large, make_detections(large, false_per_image=20)), 1000)
-    epochs = np.arange(1.0, 1001)
-    report.write({"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(4)})
-    assert (tmp_path / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
-    assert len(photos_of(read_page(tmp_path))) >= 10  # each of the files
 
 
 def test_a_failure_costs_one_warning(tmp_path, caplog):

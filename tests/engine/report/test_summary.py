@@ -147,18 +147,6 @@ def test_advice_follows_from_the_numbers(given, words, others):
     )
 
 
-@pytest.mark.parametrize(("fliplr", "is_advised"), [(0.5, True), (0.0, False)])
-def test_a_flip_is_named_instead_of_labels_for_classes_that_it_exchanges(fliplr, is_advised):
-    names = ("left arrow", "right arrow")
-    result = scored(9, 9)
-    result.confusion[0, 1] = 4
-    errors = errors_of({CLASS: 0.1}, {(0, CLASS): 4})
-    given = {"epochs": 1, "settings": {"time": 1.0}, "names": names, "result": result, "errors": errors}
-    text = advised(hyp=Hyperparameters(fliplr=fliplr), **given)
-    assert ("--set fliplr=0" in text) == is_advised
-    assert ("compare the labels" in text.lower()) != is_advised
-
-
 def test_classes_that_the_data_set_does_not_label_need_no_labels(monkeypatch):
     """The old classes of ``--keep-old`` are ignored in every image."""
     train = index([0, 7, 900], 30.0, ("old", "b", "c"))

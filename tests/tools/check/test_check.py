@@ -189,16 +189,6 @@ def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path,
     assert "\x1b" not in html + out
 
 
-def test_json_is_alone_on_standard_output(data, capfd):
-    """Progress and warnings go to standard error."""
-    data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
-    with pytest.raises(SystemExit):
-        run_main(main, [str(data.yaml), "--json", "--noplots"])
-    printed = capfd.readouterr()
-    assert json.loads(printed.out)["splits"]["train"]["images"] == 4
-    assert "scanning train" in printed.err
-
-
 def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     assert "no such file" in error_of(capsys, main, tmp_path / "none.yaml")
     line = error_of(capsys, main, data.yaml, "--split", "test")
@@ -213,15 +203,6 @@ def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     assert "images/val: not found" in error_of(capsys, main, data.yaml, "--split", "val", "train")
     shutil.rmtree(data.root / "images" / "train")
     assert "images/train: not found" in error_of(capsys, main, data.yaml)
-
-
-def test_a_split_that_cannot_be_read_is_an_issue_and_the_others_are_checked(data, capsys):
-    data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
-    shutil.rmtree(data.root / "images" / "val")
-    unread, clipped = issues_of(capsys, data)
-    assert (unread["kind"], unread["split"], clipped["kind"]) == (UNREADABLE_SPLIT, "val", FITTED)
-    assert "images/val: not found" in unread["text"]
-    assert "images/val: not found" in error_of(capsys, main, data.yaml, "--split", "val")
 
 
 @pytest.mark.parametrize(
@@ -243,18 +224,6 @@ def test_a_split_that_training_needs_is_an_issue_if_it_is_missing(data, capsys, 
         assert f"has no '{split}' split" in issue["text"]
         assert advice in issue["text"]
     assert issues_of(capsys, data, "--split", content.partition(":")[0]) == []
-
-
-def test_a_file_that_a_link_shows_in_another_split_is_found_in_both(data, capsys):
-    """The file has two names."""
-    shutil.rmtree(data.root / "images/val")
-    shutil.rmtree(data.root / "labels/val")
-    (data.root / "images/val").symlink_to("train")
-    (data.root / "labels/val").symlink_to("train")
-    data.add("train/0", np.zeros((128, 160, 3), np.uint8))
-    issues = [issue for issue in issues_of(capsys, data) if issue["kind"] == DUPLICATES_ACROSS_SPLITS]
-    assert {issue["text"] for issue in issues} == {"listed in train and val"}
-    assert ["images/train/0.png", "images/val/0.png"] in [issue["images"] for issue in issues]
 
 
 def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):

@@ -16,9 +16,8 @@ from data.folds.assign import assign_folds, class_counts
 from data.folds.groups import groups_of
 from data.index.index import IndexSettings
 from data.index.load import load_index
-from engine.evaluation.fitness import Fitness
 from tests.data.folds.eighteen_images import write_eighteen_images
-from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
+from tools.kfold.folds import data_of, joined_index, write_folds
 from utils.config.tool_settings import KfoldConfig
 
 
@@ -89,22 +88,6 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
     assert len(seen) == len(set(seen)) == len(joined)
     with open(folder / "folds.csv", newline="") as file:
         assert [int(row["fold"]) - 1 for row in csv.DictReader(file)] == fold.tolist()
-
-
-def test_the_lists_of_some_classes_have_the_labels_of_all(config, tmp_path):
-    """The trainings of the folds select classes by number or name."""
-    spec = as_coco(load_dataset_spec(config.data), config, tmp_path)
-    config = replace(config, data=spec.source, classes=["1"], folds=2)
-    folder = tmp_path / "lists"
-    folder.mkdir()
-    make_folds(config, spec.use_classes([1]), folder, Fitness.parse("AP", spec.names[1:]))
-    joined = joined_index(spec, config)
-    boxes = 0
-    for split in ("train", "val"):
-        part = load_index(load_dataset_spec(data_of(folder, 0)), split, IndexSettings(cache_dir=config.cache_dir))
-        assert part.names == joined.names
-        boxes += len(part.classes)
-    assert boxes == len(joined.classes)
 
 
 def as_coco(spec, config, tmp_path):

@@ -105,8 +105,3 @@ def test_the_ready_ranges_are_valid(path):
 def test_wrong_ranges_are_one_line(tmp_path, text, message):
     with refused(message):
         space_of(tmp_path, text)
-
-
-def test_no_ranges_are_not_the_working_folder():
-    with refused("--hyp '': no such ranges or file; known: ..."):
-        read_space(SearchConfig(hyp=""))

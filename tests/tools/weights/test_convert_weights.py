@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import val
-from models.weights.catalog import CATALOG
 from models.weights.load import load_detector
 from models.weights.read import read_weights
-from tests.helpers.repository import ROOT
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_detector, write_weights
 from tools.weights import __main__ as weights_command
@@ -65,24 +61,6 @@ def test_the_state_of_a_run_is_not_copied(own, tmp_path):
         assert content.keys().isdisjoint(state)
 
 
-def test_the_documentation_shows_the_catalog():
-    expected = []
-    for name, content in yaml.safe_load(CATALOG.read_text()).items():
-        size = f"{content['size'] / 1e6:.1f}" if "size" in content else "-"
-        expected.append([name, content["license"], size, f"{content['ap']:.1f}"])
-    permissive = [license in ("Apache-2.0", "MIT") for _, license, _, _ in expected]
-    assert permissive == sorted(permissive, reverse=True)
-    assert sum(permissive) == 10
-    page = (ROOT / "docs" / "models.md").read_text()
-    found = [
-        row.split(" | ") for row in re.findall(r"^\| ((?:yolo[\w.-]+ )+\| \S+ \| [\d. -]+ \| [\d. ]+) \|$", page, re.M)
-    ]
-    split = [(names.split(), license, sizes.split(), aps.split()) for names, license, sizes, aps in found]
-    assert [
-        [n, license, s, ap] for names, license, *rest in split for n, s, ap in zip(names, *rest, strict=True)
-    ] == expected
-
-
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -100,12 +78,3 @@ def test_a_target_that_cannot_be_written_is_one_line(own, tmp_path, capsys, targ
     if target != "own.pt":  # nothing is downloaded first
         assert message in error_of(capsys, weights_command.main, "yolo26n", tmp_path / target, "--offline")
     assert (tmp_path / "kept.pt").read_text() == "the best of last week"
-
-
-def test_weights_of_an_unknown_model_become_only_safetensors(tmp_path, capsys):
-    torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
-    line = error_of(capsys, weights_command.main, tmp_path / "other.pt", tmp_path / "new" / "new.pt")
-    assert "match no known model" in line
-    assert not (tmp_path / "new").exists()
-    run_main(weights_command.main, [str(tmp_path / "other.pt"), str(tmp_path / "other.safetensors")])
-    assert "1 tensor written to" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.paths import check_new_path, is_inside, normal_path, path_of, relative_name
+from utils.files.paths import check_new_path, is_inside, normal_path
 
 
 @pytest.fixture
@@ -39,13 +39,6 @@ def test_a_normal_path_is_the_same_file_and_keeps_links(folders):
         assert ".." not in normal.parts
         if ".." not in path.parts:
             assert normal == path
-
-
-def test_a_relative_name_leads_back_to_its_file(folders):
-    for path, root in zip(folders, reversed(folders)):
-        name = relative_name(path / "x.jpg", root)
-        assert Path(path_of(name, normal_path(root))).parent.samefile(path)
-        assert relative_name(path_of(name, normal_path(root)), root) == name
 
 
 def test_a_link_before_two_dots_is_followed_and_one_after_them_is_kept(tmp_path, monkeypatch):

@@ -28,17 +28,6 @@ def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)  # the permissions of other files
 
 
-@pytest.mark.parametrize("character", ["a", "\u00e4", "\U0001f642"])
-def test_the_longest_possible_names_can_be_written(tmp_path, character):
-    size = len(character.encode())
-    for start in ("", "a"):  # characters are cut at different bytes
-        path = tmp_path / (start + character * ((255 - len(start)) // size))
-        write_whole(path, "x")
-        assert path.read_text() == "x"
-        path.unlink()
-    assert not list(tmp_path.iterdir())
-
-
 def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
     """Numbers stay numbers."""
     formulas = ["=1+1", "+cmd|'/C calc'!A0", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\uff1d1", "-"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import detect
 import train
 import val
 from tests.helpers.preloaded import python
@@ -94,42 +91,9 @@ def test_too_few_file_descriptors_and_too_little_memory_are_one_line(inputs, tmp
     assert not (tmp_path / "runs").exists()
 
 
-def test_too_few_file_descriptors_do_not_exclude_images(inputs, monkeypatch):
-    """A scan that reaches the limit must not leave out the images that it could not open."""
-    from data.images import decode as images
-
-    def refused(*_: object) -> int:
-        raise OSError(24, "Too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refused)
-        with pytest.raises(OSError, match="Too many"):
-            images.read_image(inputs / "set" / "images" / "train" / "000.png")
-
-
 def test_a_killed_loader_worker_is_one_line(inputs, tmp_path):
     line = line_of(run(KILLING, *flags(inputs, tmp_path), "--workers", "1"))
     assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
-
-
-def test_a_missing_libgl_is_one_line(tmp_path, capsys, monkeypatch):
-    (tmp_path / "cv2.py").write_text(
-        'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("cv2", "engine.inference.detect", "engine.inference.drawing"):  # are imported again
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name in ("x.pt", "y.jpg"):
-        (tmp_path / name).touch()
-    given = ["--weights", tmp_path / "x.pt", "--source", tmp_path / "y.jpg", "--device", "cpu"]
-    line = error_of(capsys, detect.main, *given)
-    assert "libGL.so.1 is missing: apt install libgl1" in line
-    assert "pip install opencv-python-headless" in line
-
-
-def test_a_library_that_another_package_needs_is_not_said_to_be_of_opencv():
-    error = ImportError("libGLU.so.1: cannot open shared object file: No such file or directory", name="open3d")
-    assert explain_limit(error).startswith("libGLU.so.1 is missing, and a package needs it (")
 
 
 @pytest.mark.parametrize(("package", "wanting"), [("lmdb", ["--cache", "disk", "--noplots"]), ("matplotlib", [])])
@@ -146,29 +110,6 @@ def test_missing_packages_are_reported_only_where_needed(inputs, tmp_path, capsy
     assert last.exists()
     if package == "matplotlib":
         assert "pip install matplotlib" in error_of(capsys, val.main, "--weights", last, "--device", "cpu")
-
-
-@pytest.mark.slow
-def test_training_works_without_tqdm_and_tensorboard(inputs, tmp_path):
-    """It prints plain lines instead of bars, no traceback, and one line about TensorBoard."""
-    program = (
-        "import sys; sys.modules['tqdm'] = sys.modules['torch.utils.tensorboard'] = None\n"
-        "import train; from utils.process.main import run_main; run_main(train.main)"
-    )
-    ours, theirs = os.openpty()
-    command = [python(), "-c", program, *flags(inputs, tmp_path)]
-    started = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    output = b""
-    with contextlib.suppress(OSError):  # EIO: the process has ended
-        while part := os.read(ours, 65536):
-            output += part
-    os.close(ours)
-    assert started.wait(60) == 0, output.decode()
-    assert b"Traceback" not in output
-    assert b"error" not in output.lower()
-    assert output.count(b"TensorBoard is off") == 1
-    assert b"epoch 1/1  10/10" in output
 
 
 @pytest.mark.parametrize(

@@ -116,21 +116,6 @@ def test_a_command_joins_no_launcher_that_has_started_one_process(monkeypatch, w
     assert passed_on == (set() if world_size == 1 else {*variables})
 
 
-def test_only_a_search_takes_copies(monkeypatch, capsys):
-    """They divide its trials. The trainings that a copy starts are no copies; else train.py would refuse them."""
-    for name, value in STEP.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit):
-        run_main(import_module("tools.kfold.__main__").main, [])
-    assert capsys.readouterr().err == (
-        "error: srun has started 4 separate processes; start it once; --spawn N trains on N processes\n"
-    )
-    with pytest.raises(SystemExit):
-        run_main(import_module("tools.search.__main__").main, ["--data", "nowhere.yaml"])
-    assert "srun" not in capsys.readouterr().err
-    assert read_launch(environment_of_child()) is None
-
-
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.is_one_process])
 def test_a_program_for_one_process_is_refused_once_under_a_launcher(capsys, monkeypatch, name):
     """Its settings are known to be valid then, but no file has been opened."""
