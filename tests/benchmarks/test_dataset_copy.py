@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.dataset_copy import copied, copy_dataset
+from benchmarks.dataset_copy import copied
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
@@ -77,12 +77,3 @@ def test_a_program_that_writes_into_the_copy_leaves_the_original(tmp_path: Path)
             if path.is_file():
                 path.open("r+b").write(b"peer")
     assert contents(original.parent) == before
-
-
-def test_a_folder_with_other_files_is_refused_and_kept(tmp_path: Path):
-    original = write_dataset(tmp_path / "set", train=2, val=1)
-    other = write_dataset(tmp_path / "other", train=2, val=1)
-    before = contents(other.parent)
-    with pytest.raises(UserError, match="contains other files"):
-        copy_dataset(str(original), other.parent)
-    assert contents(other.parent) == before

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from argparse import Namespace
-from collections import Counter
 from dataclasses import asdict
-from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
-from torch import nn
 
 from benchmarks.peer import PEER_SIDE
 from benchmarks.speed import loader, our_side, step
@@ -73,85 +68,6 @@ def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_sh
     assert timed.settings.benchmark_images == searched
 
 
-class PeerModel(nn.Module):
-    """Stands in for Ultralytics' ``DetectionModel``."""
-
-    def __init__(self, name: str, nc: int, verbose: bool) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.moves: list[tuple] = []
-
-    def to(self, device: torch.device, memory_format: torch.memory_format) -> nn.Module:
-        self.moves.append((device.type, memory_format))
-        return self
-
-    def forward(self, batch: dict) -> tuple:
-        return self.conv(batch["img"]).mean(), None
-
-
-@pytest.fixture
-def peer(monkeypatch):
-    """Our program for the peer's environment, in one where a few names of Ultralytics exist. Attributes: ``side``, the
-    program; ``models``, those that it builds; ``calls``, how often it calls what, by name; ``validations``, their
-    settings."""
-    calls = Counter()
-    models = []
-    validations = []
-    trainer = SimpleNamespace(check_amp=None)
-
-    def build(*args, **options) -> PeerModel:
-        models.append(PeerModel(*args, **options))
-        return models[-1]
-
-    def train(**settings) -> None:
-        calls["train"] += 1
-        calls["check_amp"] += trainer.check_amp("a model") is True
-
-    def open_model(name: str) -> SimpleNamespace:
-        return SimpleNamespace(train=train, val=lambda **settings: validations.append({"model": name, **settings}))
-
-    def init_seeds(seed: int, *, deterministic: bool) -> None:
-        calls["deterministic"] += deterministic
-
-    ema = SimpleNamespace(update=lambda model: calls.update(["ema"]))
-    contents = {
-        "ultralytics": {"YOLO": open_model},
-        "ultralytics.engine": {"trainer": trainer},
-        "ultralytics.nn.tasks": {"DetectionModel": build},
-        "ultralytics.utils": {"DEFAULT_CFG": None},
-        "ultralytics.utils.torch_utils": {"ModelEMA": lambda model: ema, "init_seeds": init_seeds},
-    }
-    for name in (*contents, "ultralytics.nn"):
-        module = ModuleType(name)
-        vars(module).update(contents.get(name, {}))
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.syspath_prepend(str(PEER_SIDE.parent))
-    return SimpleNamespace(
-        side=importlib.import_module("ultralytics_side"), models=models, calls=calls, validations=validations
-    )
-
-
-@pytest.mark.parametrize(("images", "batches"), [(2, 32), (16, 4), (64, 1), (256, 1)])
-def test_the_peer_updates_its_weights_once_in_about_64_images(peer, monkeypatch, images, batches):
-    assert peer.side.batches_per_update(images) == batches
-    monkeypatch.setattr(nn.Conv2d, "forward", lambda conv, x: peer.calls.update(["forward"]) or conv.weight)
-    peer.side.build_update("yolov8n.yaml", images, 32, torch.device("cpu"))()
-    assert (peer.calls["forward"], peer.calls["ema"]) == (batches, 1)
-
-
-def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch):
-    """Its trainer does not let cuDNN search for the fastest kernels, either."""
-    turn = []
-    monkeypatch.setattr(
-        peer.side, "take_turns", lambda measure: turn.append(measure(model="yolov8n.yaml", batch_size=16))
-    )
-    monkeypatch.setattr("turns.seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
-    peer.side.step_turns(Namespace(threads=0, device="cpu", imgsz=32, steps=20))
-    assert turn == [{"seconds": 2.0, "batches_per_update": 4}]  # 8 seconds an update
-    assert peer.calls["deterministic"] == 1
-    assert not torch.backends.cudnn.benchmark
-
-
 class StandInProcesses:
     """Stands in for `benchmarks.speed.step.StepProcesses`: turns of known length, of ours and of the peer."""
 
@@ -171,26 +87,3 @@ def test_a_peer_that_fails_leaves_our_figures():
     rows, errors = step.compare(options, sides, "yolov8n", 16)
     assert errors == ["Ultralytics, yolov8n batch 16: out of memory"]
     assert [row.advantage for row in rows] == [None, None]
-
-
-def test_the_peer_validates_the_split_that_it_is_told(peer, monkeypatch):
-    flags = [
-        "--weights",
-        "w.pt",
-        "--data",
-        "d.yaml",
-        "--split",
-        "test",
-        "--imgsz",
-        "64",
-        "--project",
-        "p",
-        "--name",
-        "n",
-    ]
-    monkeypatch.setattr(sys, "argv", ["ultralytics_side.py", "val", *flags])
-    peer.side.main()
-    (settings,) = peer.validations
-    assert settings["save_json"]
-    chosen = {"model": "w.pt", "data": "d.yaml", "split": "test", "imgsz": 64, "project": "p", "name": "n"}
-    assert settings.items() >= chosen.items()

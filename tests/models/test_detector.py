@@ -11,8 +11,7 @@ import yaml
 from torch import nn
 
 from models.detector import Detector, build_detector, build_on_meta
-from models.layers.gelan import ADown
-from models.spec import built_in_models, load_spec
+from models.spec import load_spec
 from tests.helpers.tiny import TINY_MODEL, randomize_batch_norms
 
 PARAMETERS = {
@@ -60,22 +59,6 @@ def test_every_model_runs_forward_and_backward(nano: dict[str, Detector], name: 
             assert parameter.grad.abs().sum() > 0, key
         else:
             assert key.endswith("dfl.conv.weight")
-
-
-@pytest.mark.parametrize("name", ["ADown", *(n for n in built_in_models() if n.endswith(("n", "t", "nano", "tiny")))])
-def test_every_convolution_reads_dense_channels_last_maps(name: str) -> None:
-    """Half of a map's channels is not a dense tensor: every convolution that reads it would copy it."""
-    adown = name == "ADown"
-    module, x = (ADown(8, 8), torch.rand(2, 8, 9, 7)) if adown else (build_detector(name, 2), torch.rand(2, 3, 64, 96))
-    seen: dict[str, bool] = {}
-    for name, conv in module.to(memory_format=torch.channels_last).named_modules():
-        if isinstance(conv, nn.Conv2d):
-            conv.register_forward_pre_hook(
-                lambda _, x, name=name: seen.update({name: x[0].is_contiguous(memory_format=torch.channels_last)})
-            )
-    module(x.to(memory_format=torch.channels_last))
-    assert len(seen) > 1
-    assert [name for name, is_dense in seen.items() if not is_dense] == []
 
 
 @pytest.mark.parametrize("name", NANO)

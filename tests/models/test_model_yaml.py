@@ -42,31 +42,6 @@ def test_built_in_models_have_the_expected_names(model: str | Path) -> None:
     assert load_spec(model).plain == load_spec("yoloxnano").plain
 
 
-def test_unknown_models_and_wrong_numbers_of_classes_are_refused() -> None:
-    for model, message in (
-        (
-            "yolv8n",
-            "--model yolv8n: unknown model (did you mean 'yolov8n'?); known: yolo11n, yolo11s, yolo11m, "
-            "yolo11l, yolo11x, yolo26n, yolo26s, yolo26m, yolo26l, yolo26x, yolov5n, yolov5s, yolov5m, "
-            "yolov5l, yolov5x, yolov8n, yolov8s, yolov8m, yolov8l, yolov8x, yolov9c, yolov9m, yolov9s, "
-            "yolov9t, yoloxtiny, yoloxs, yoloxm, yoloxl, yoloxx, yoloxnano, and YAML files",
-        ),
-        ("yolov8q", "--model yolov8q: unknown model (yolov8 has the sizes n, s, m, l, x); known: ..."),
-        ("yolo1n", "--model yolo1n: unknown model; known: ..."),
-        ("yolov12n", "--model yolov12n: unknown model; known: ..."),
-        ("nowhere/my.yaml", "nowhere/my.yaml: no such file; built-in models have names like yolov8n"),
-        ("yolov8n.pt", "--model yolov8n.pt: is a weights file; to start from it, use --weights yolov8n.pt"),
-    ):
-        with refused(message):
-            build_detector(model, 3)
-    for count, names, message in (
-        (3, ["a", "b"], "2 class names for 3 classes"),
-        (0, None, "a detector needs at least one class, got 0"),
-    ):
-        with refused(message):
-            build_detector("yolov8n", count, names=names)
-
-
 def test_a_built_in_model_is_found_in_another_programs_folder(capsys) -> None:
     configure_logging(True)
     assert load_spec("models/yolov5n.yaml").plain == load_spec("yolov5n").plain

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -255,46 +254,3 @@ def test_file_names_that_are_not_utf_8_are_handled(inputs, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "Error" not in err
     assert "caf\\udce9.png" in out
-
-
-FORGED = "\nerror: all your disk is full\x1b[31m\x9b2J\u2028"  # a name with line breaks and terminal codes
-
-
-def assert_stays_in_its_lines(text: str) -> None:
-    assert not re.search(r"[^\n -~]|^error: all|^all your", text, re.MULTILINE), text
-
-
-@pytest.fixture(scope="module")
-def forged(inputs, tmp_path_factory) -> dict[str, Path]:
-    """A data set whose folder, images and labels have such names, and weights of that name that were trained on it."""
-    folder = tmp_path_factory.mktemp("forged")
-    root = folder / f"set{FORGED}"
-    data = write_dataset(root, train=3, val=2)
-    for name in ("train/000", "val/000"):
-        (root / "images" / f"{name}.png").rename(root / "images" / f"{name}{FORGED}.png")
-        labels = (root / "labels" / f"{name}.txt").rename(root / "labels" / f"{name}{FORGED}.txt")
-        labels.write_text(labels.read_text() + "nonsense\n")
-    (root / "images" / "val" / f"broken{FORGED}.png").write_bytes(b"nothing")
-    (root / "list.txt").write_text("images/train/001.png\nimages/\x1b[31mnone.png\n\x1b[31mred\n")
-    content = yaml.safe_load(data.read_text())
-    (root / "listed.yaml").write_text(yaml.safe_dump(content | {"train": "list.txt"}))
-    (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{FORGED}"}))
-    shared = ["--max-bad", "1", "--project", folder / "runs", "--cache-dir", folder / "cache"]
-    train_words = [*flags(inputs), *shared, "--epochs", "1", "--data"]
-    call(train.main, *train_words, data)
-    weights = (folder / "runs" / "exp" / "last.pt").rename(folder / f"w{FORGED}.pt")
-    return {"folder": folder, "root": root, "data": data, "weights": weights, "train": train_words, "shared": shared}
-
-
-def test_forged_names_stay_in_their_lines_in_the_output_logs_and_reports_of_runs(forged, capsys):
-    """Images, labels, lists, folders and weights."""
-    call(train.main, *forged["train"], forged["root"] / "listed.yaml", "--name", "listed")
-    call(val.main, "--weights", forged["weights"], *forged["shared"], "--data", forged["data"], *PLAIN)
-    for text in capsys.readouterr():
-        assert_stays_in_its_lines(text)
-    logs = list((forged["folder"] / "runs").glob("*/train.log"))
-    reports = list((forged["folder"] / "cache").glob("*.txt"))
-    assert len(logs) == 2
-    assert reports
-    for path in (*logs, *reports):
-        assert_stays_in_its_lines(path.read_text())

@@ -4,7 +4,7 @@ import pytest
 
 from engine.evaluation.fitness import Fitness
 from tests.helpers.messages import refused
-from utils.class_names import class_difference, class_numbers, typed_classes
+from utils.class_names import class_numbers, typed_classes
 
 
 @pytest.mark.parametrize(
@@ -45,22 +45,3 @@ def test_a_name_that_is_the_number_of_another_class_is_refused(flag):
             Fitness.parse("AP:1", names)
         else:
             class_numbers(typed_classes(["1"]), dict(enumerate(names)), "the data set")
-
-
-@pytest.mark.parametrize("word", ["-1", "2", "[2]"])
-def test_a_number_beyond_the_classes_is_refused(word):
-    with refused(f"--classes {word.strip('[]')}: the model has classes 0 to 1"):
-        class_numbers(typed_classes([word]), {0: "a", 1: "b"}, "the model")
-
-
-@pytest.mark.parametrize(
-    ("names", "others", "difference"),
-    [
-        (("a", "b"), ["a", "b"], ""),
-        (["a"], ["a", "b"], "1 class against 2"),
-        (["a", "b"], ["a", "c"], "class 1 is 'b' against 'c'"),
-        (["\xe9"], ["e\u0301"], r"class 0 is '\xe9' against 'e\u0301', which look the same"),
-    ],
-)
-def test_the_first_difference_between_class_names_is_described(names, others, difference):
-    assert class_difference(names, others) == difference

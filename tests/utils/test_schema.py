@@ -30,20 +30,6 @@ class Whole:
     more: Any = None
 
 
-def test_all_mistakes_of_a_mapping_are_named_at_once():
-    """Mistakes of nested mappings are among them; each has its place."""
-    values = {"part": {"size": -1, "sise": 2}, "sides": [1], "wohle": 3}
-    with pytest.raises(UserError) as caught:
-        build(Whole, values, "x.yaml")
-    assert caught.value.parts == (
-        "x.yaml: part: size: must be at least 0, got -1",
-        "x.yaml: part: unknown key 'sise' (did you mean 'size'?)",
-        "x.yaml: sides: must be 2 values, got (1,)",
-        "x.yaml: unknown key 'wohle'",
-    )
-    assert str(caught.value).startswith("4 mistakes: (1) x.yaml: part: size: must be at least 0, got -1; (2) ")
-
-
 def test_plain_data_becomes_dataclasses():
     values = {"part": {"size": 3, "ratio": "5e-1"}, "sides": [1, "2"], "names": {"a": ["b"]}, "more": {1: 2}}
     found = build(Whole, values | {"facts": {"name": "x", "other": 1}}, "x")

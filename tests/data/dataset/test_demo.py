@@ -34,13 +34,6 @@ def test_the_demo_set_is_clean_and_the_same_bytes_again(tmp_path, monkeypatch):
     assert len(list((tmp_path / "set/images/train").iterdir())) == 2
 
 
-def test_an_image_depends_only_on_its_split_number_and_seed():
-    first = demo_image("val", 7, size=96)[0]
-    assert np.array_equal(first, demo_image("val", 7, size=96)[0])
-    assert not np.array_equal(first, demo_image("train", 7, size=96)[0])
-    assert not np.array_equal(first, demo_image("val", 7, size=96, seed=1)[0])
-
-
 def test_boxes_are_around_what_differs_from_the_picture_without_the_object():
     """Each object's box has an edge of its own: pixels on both sides of it differ."""
     image, labels = demo_image("train", 1, size=128)

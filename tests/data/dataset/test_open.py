@@ -30,21 +30,6 @@ def test_a_bare_name_is_one_in_configs_unless_there_is_a_file(tmp_path, monkeypa
         assert open_set(name, ["train"]).names == ("a", "b")
 
 
-@pytest.mark.parametrize("name", ["gone.yaml", "gone", "set.zip", "train.shards", "", "a" * 300])
-def test_what_is_no_data_set_is_one_line(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "set.zip").touch()
-    (tmp_path / "train.shards").touch()
-    assert name[:100] in refusal(lambda: open_set(name, ["train"]))
-
-
-def test_a_split_that_the_data_set_does_not_have_is_refused(data):
-    data.pairs("train/x")
-    data.yaml(train="images/train")
-    for split in ("val", "test", "trian"):
-        assert split in refusal(lambda split=split: open_set(data.data, [split]))
-
-
 @pytest.mark.parametrize("state", ["missing", "empty"])
 def test_an_optional_split_without_images_is_left_out(data, lines, state):
     data.pairs("train/x")
@@ -69,13 +54,6 @@ def test_an_output_inside_an_image_folder_is_refused(data, lines, name):
     lines.clear()
     open_set(data.data, ["train"], output=str(output), continues_output=True)
     assert [record.levelno for record in lines.records] == [logging.WARNING]
-
-
-@pytest.mark.parametrize("classes", [("c",), ("2",), ("-1",)])
-def test_unknown_classes_are_refused(data, classes):
-    data.pairs("train/x")
-    data.yaml(train="images/train")
-    assert classes[0] in refusal(lambda: open_set(data.data, ["train"], classes=classes))
 
 
 BAD = BOX + "7 0.5 0.5 0.2 0.2\n"

@@ -9,7 +9,6 @@ import torch
 
 from data.loading.build import data_facts, loader_workers
 from tests.data.loading.small_loader import SINGLE
-from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig, ValConfig
 
 
@@ -22,31 +21,6 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(monkeypatch
     ctx = replace(SINGLE, local_world_size=processes, device=torch.device(device))
     assert loader_workers(-1, ctx) == expected
     assert loader_workers(5, ctx) == 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
-        ({"imgsz": 640_000_000}, "--imgsz 640000000: too large; use 65536 or less"),
-        (
-            {"batch_size": 1, "ctx": replace(SINGLE, world_size=2)},
-            "--batch-size 1: is the total over 2 processes, and each needs at least one image; use 2 or more",
-        ),
-        ({"quad": True, "batch_size": 6}, "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
-        (
-            {"quad": True, "ctx": replace(SINGLE, world_size=4), "batch_size": 8},
-            "--quad with --batch-size 8 on 4 processes: needs a multiple of 16",
-        ),
-        (
-            {"image_weights": True, "repeat_factor": 0.1},
-            "--image-weights and --repeat-factor both choose how often images are seen; remove one",
-        ),
-    ],
-)
-def test_impossible_loader_settings_are_one_line(open_loader, options, message):
-    with refused(message):
-        open_loader(**options)
 
 
 @pytest.mark.parametrize("squares", [False, True])

@@ -98,19 +98,6 @@ def test_a_dead_evaluating_process_ends_the_job_and_nothing_is_lost(inputs, tmp_
     assert epoch >= 1
 
 
-@pytest.mark.parametrize(
-    ("world_size", "more", "complaint"),
-    [(1, LATE, "at least one must train"), (2, (*LATE, "--image-weights"), "leave out --eval-ranks")],
-)
-def test_mistakes_end_in_one_line(inputs, tmp_path, world_size, more, complaint):
-    with Processes(tmp_path / "log.txt") as run:
-        run.ranks(world_size, *flags(inputs, tmp_path, *more))
-        assert run.codes()[0] == 2
-        run.kill_all()
-        assert run.output().count("error: ") == 1
-        assert complaint in run.output()
-
-
 def test_messages_of_any_size_arrive_and_an_error_reaches_the_training_processes(tmp_path):
     ctx = replace(DistributedContext.single(), store=dist.HashStore(), eval_ranks=1)
     weights = {"a": torch.arange(3_000_000.0)}

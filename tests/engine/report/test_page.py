@@ -184,15 +184,6 @@ def test_a_split_without_objects_and_a_page_without_a_validation(tmp_path):
     assert "nan" not in " ".join(page.sections.values())
 
 
-def test_a_failure_costs_one_warning(tmp_path, caplog):
-    index = make_index(tmp_path, images=4, names=("a",), boxes_per_image=1)
-    report = ReportPage(tmp_path / "absent", subject_of(index))
-    for _ in range(2):
-        report.write({})
-    report.log_path()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
 def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
     data = write_dataset(tmp_path / "set")
     model = write_model(tmp_path / "tiny.yaml")

@@ -67,15 +67,6 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
     assert capsys.readouterr().out.count("best.pt: --nms does nothing: the model has one branch") == 1
 
 
-def test_without_files_to_write_there_is_no_folder_and_no_number(weights, pictures, tmp_path, capsys):
-    given = ["--weights", weights, "--device", "cpu", "--source", pictures, "--project", tmp_path / "runs"]
-    call(detect.main, *given, "--nosave")
-    assert capsys.readouterr().out.splitlines()[-1].startswith("3 images: ")
-    assert not [*(tmp_path / "runs").glob("*")]
-    call(detect.main, *given)
-    assert capsys.readouterr().out.splitlines()[-1] == f"results are in {tmp_path / 'runs' / 'exp'}"
-
-
 def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_path):
     coco = pytest.importorskip("pycocotools.coco")
     folder = tmp_path / "in"
@@ -309,15 +300,6 @@ def test_a_model_of_cocos_classes_writes_cocos_category_ids(pictures, tmp_path):
     assert len(set(numbers)) > 3
     assert [row["category_id"] for row in rows] == [COCO_IDS[number] for number in numbers]
     assert [row["category"] for row in rows] == [names[number] for number in numbers]
-
-
-def test_exist_ok_overwrites_the_results_of_an_earlier_run(weights, pictures, tmp_path):
-    fixed = ["--name", "fixed", "--exist-ok", "--save-txt"]
-    folder = run(weights, pictures, tmp_path, *fixed)
-    before = names_in(folder)
-    assert run(weights, pictures / "a.jpg", tmp_path, *fixed, "--conf-thres", "1") == folder
-    assert names_in(folder) == before
-    assert (folder / "labels" / "a.txt").read_text() == ""
 
 
 @pytest.mark.parametrize("is_linked", [False, True])

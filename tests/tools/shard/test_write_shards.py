@@ -130,22 +130,6 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
     assert samples[0] == samples[1]
 
 
-SETS_OF_SHARDS = {
-    "two entries": "{train: [train.shards, val.shards], names: [light, dark]}",
-    "annotations": "{train: train.shards, names: [light, dark], annotations: {train: a.json}}",
-    "other names": "{train: train.shards, names: [a, b]}",
-    "no such file": "{train: gone.shards, names: [light, dark]}",
-}
-
-
-@pytest.mark.parametrize("content", SETS_OF_SHARDS.values(), ids=SETS_OF_SHARDS)
-def test_a_yaml_that_does_not_fit_its_shards_is_refused(source: Path, tmp_path: Path, content: str):
-    out = written(source, tmp_path / "out")
-    (out / "data.yaml").write_text(content)
-    with refused("...out/..."):
-        index_of(out)
-
-
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 1000)])
 def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp_path: Path, harm: Callable):
     out = written(source, tmp_path / "out")

@@ -10,7 +10,6 @@ import torch
 import val
 from models.weights.load import load_detector
 from models.weights.read import read_weights
-from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_detector, write_weights
 from tools.weights import __main__ as weights_command
 from utils.process.main import run_main
@@ -59,22 +58,3 @@ def test_the_state_of_a_run_is_not_copied(own, tmp_path):
         content = read_weights(tmp_path / name).content
         assert {key: content[key] for key in description} == description
         assert content.keys().isdisjoint(state)
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("new.onnx", "new.onnx: must end in .safetensors or .pt"),
-        ("own.pt", "source and target are the same file"),
-        ("kept.pt", "kept.pt: exists; remove it, or choose another name"),
-        ("link.pt", "link.pt: exists; remove it, or choose another name"),
-        ("kept.pt/new.pt", "kept.pt: is not a folder; choose another folder"),
-    ],
-)
-def test_a_target_that_cannot_be_written_is_one_line(own, tmp_path, capsys, target, message):
-    (tmp_path / "kept.pt").write_text("the best of last week")
-    (tmp_path / "link.pt").symlink_to("absent.pt")
-    assert message in error_of(capsys, weights_command.main, own, tmp_path / target)
-    if target != "own.pt":  # nothing is downloaded first
-        assert message in error_of(capsys, weights_command.main, "yolo26n", tmp_path / target, "--offline")
-    assert (tmp_path / "kept.pt").read_text() == "the best of last week"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from engine.parallel.sync_bn import convert_sync_bn
-from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext
-from utils.distributed.groups import check_group_size, node_group, one_per_node_group, sync_bn_group
+from utils.distributed.groups import node_group, one_per_node_group, sync_bn_group
 
 
 def _sum(handle, value: int) -> int:
@@ -53,13 +51,6 @@ def test_groups_of_uneven_nodes_and_of_batch_statistics():
         expected = torch.cat([torch.nn.BatchNorm2d(2).double()(part) for part in _images().split(size)])
         normalized = torch.cat([r[1][which] for r in results])
         torch.testing.assert_close(normalized, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [3, 16])
-def test_groups_that_do_not_divide_the_run_are_one_line(size):
-    ctx = replace(DistributedContext.single(), world_size=8, local_rank=0)
-    with refused(f"--sync-bn {size}: does not divide the 8 processes of this run"):
-        check_group_size(ctx, size)
 
 
 def test_one_process_forms_every_group():

@@ -56,29 +56,6 @@ def test_xml_is_read_in_the_encoding_that_it_declares(encoding, quote):
     assert (child.text, child.attrib) == (word, {"c": word, "line": "3"})
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (f"<a>{CHINESE}</a>".encode("gbk"), r"^1: malformed XML \(not UTF-8 but apparently GBK; save it as UTF-8"),
-        (
-            b'<?xml version="1.0" encoding="GB2312"?><a>\xff\xff</a>',
-            r"^1: malformed XML \(it declares the encoding GB2312, but byte 42 does not fit\)$",
-        ),
-        (b'<?xml version="1.0" encoding="nonsense"?><a/>', r"^1: malformed XML \(\w+|in an encoding"),
-        (
-            '<?xml version="1.0" encoding="GBK"?><!DOCTYPE a [<!ENTITY b "行">]><a/>'.encode("gbk"),
-            "^1: declares the entity 'b'$",
-        ),
-        (b"<a><b></a>", r"^1: malformed XML \(mismatched tag\)$"),
-        (b'<!DOCTYPE a SYSTEM "a.dtd">\n<a>caf&eacute;s</a>', "^2: uses the entity 'eacute', which it does"),
-        (b'<!DOCTYPE a SYSTEM "a.dtd"><a b="&lt;caf&eacute;s"/>', "^1: uses the entity 'eacute', which it does"),
-    ],
-)
-def test_wrong_xml_is_one_line(data, message):
-    with pytest.raises(XmlError, match=message):
-        parse_xml(data)
-
-
 def test_a_damaged_file_with_a_dtd_is_refused_at_once():
     """The search for entities took hours for a file of a megabyte."""
     started = time.process_time()

@@ -6,9 +6,7 @@ import csv
 import io
 
 import numpy as np
-import pytest
 
-from utils.errors import UserError
 from utils.files.results_csv import ResultsTable, read_columns
 
 
@@ -27,13 +25,3 @@ def test_columns_that_appear_later_are_empty_before(tmp_path):
     before = path.read_bytes()
     ResultsTable.read(path).write(path)
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "text", ["epoch,lr\nx,1\n", "epoch,lr\n1,a\n", "lr\n1\n", "   epoch,  train/box\n  0,  1\n", None]
-)
-def test_another_or_missing_file_is_one_line(tmp_path, text):
-    if text is not None:
-        (tmp_path / "results.csv").write_text(text)
-    with pytest.raises(UserError, match=r"results\.csv: "):
-        ResultsTable.read(tmp_path / "results.csv")

@@ -16,7 +16,7 @@ from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
-from utils.machine.limits import explain_limit, memory_advice
+from utils.machine.limits import explain_limit
 from utils.process.main import run_main
 
 LIMITED = """
@@ -81,16 +81,6 @@ def line_of(ended: subprocess.CompletedProcess) -> str:
     return ended.stderr
 
 
-def test_too_few_file_descriptors_and_too_little_memory_are_one_line(inputs, tmp_path):
-    ended = run(LIMITED, *flags(inputs, tmp_path))
-    assert ended.returncode == 0, ended.stderr
-    files, memory = ended.stderr.splitlines()
-    assert "too many open files; raise the limit with ulimit -n" in files
-    assert "not enough memory on this machine" in memory
-    assert "--batch-size 256 with --imgsz 640 is too much here: try --batch-size 128, --imgsz 448 or a" in memory
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_killed_loader_worker_is_one_line(inputs, tmp_path):
     line = line_of(run(KILLING, *flags(inputs, tmp_path), "--workers", "1"))
     assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
@@ -140,21 +130,6 @@ def test_missing_packages_are_reported_only_where_needed(inputs, tmp_path, capsy
 )
 def test_machine_errors_are_explained_in_one_line(error, line):
     assert line in explain_limit(error, "ADVICE")
-
-
-def test_causes_name_the_signal_and_advice_names_smaller_settings():
-    error = RuntimeError("DataLoader worker (pid(s) 71) exited unexpectedly")
-    error.__cause__ = RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. ")
-    assert "by the signal 'Killed': most likely" in explain_limit(error)
-    line = memory_advice(16, 640, min_batch=1, device="cpu")
-    assert "try --batch-size 8, --imgsz 448 or a smaller" in line
-    assert "finds" not in line
-    line = memory_advice(16, 960, min_batch=1, device="cpu")
-    assert "--imgsz 640 or" in line  # models have strides of up to 64
-    line = memory_advice(2, 64, min_batch=2, device="cuda")
-    assert line.endswith("try a smaller --model; --batch-size -1 finds the largest that fits")
-    line = memory_advice(-1, 640, min_batch=1, device="cuda")
-    assert line.startswith("--imgsz 640 is too much here: try --imgsz 448 or")
 
 
 @pytest.mark.parametrize(

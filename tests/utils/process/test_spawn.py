@@ -11,12 +11,10 @@ import time
 
 import pytest
 
-from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.repository import ROOT
-from utils.process import spawn as spawn_module
-from utils.process.spawn import check_processes, spawn
+from utils.process.spawn import spawn
 
 # Rank 1 does what the argument says; rank 0 waits, unless there is nothing to wait for.
 PROGRAM = """
@@ -98,24 +96,3 @@ def test_spawned_processes_fork_their_loader_workers(capfd):
     usual = multiprocessing.get_context().get_start_method()
     spawn(print_start_method, 2)
     assert capfd.readouterr().out.split() == [usual, usual]
-
-
-@pytest.mark.parametrize(
-    ("processes", "device", "threads", "free_gb", "message"),
-    [
-        (5, "cpu", 0, 64, "--spawn 5: 5 processes on 4 CPU cores; start at most 4, or add --threads 1 ..."),
-        (5, "cpu", None, 64, "--spawn 5: 5 processes on 4 CPU cores; start at most 4"),
-        (4, "cpu", 0, 1.3, "--spawn 4: 4 processes need about 2.4 GB before the first batch, ... start at most 2"),
-        (5, "cpu", 1, 64, ""),
-        (5, "0", 0, 64, ""),
-        (4, "cpu", 0, 64, ""),
-        (0, "cpu", 0, 0.1, ""),
-    ],
-)
-def test_more_processes_than_cores_or_memory_are_refused(monkeypatch, processes, device, threads, free_gb, message):
-    monkeypatch.setattr(spawn_module, "available_cores", lambda: 4)
-    monkeypatch.setattr(spawn_module, "available_memory", lambda: int(free_gb * 1e9))
-    monkeypatch.setattr(os, "listdir", lambda _: ["nvidia0"])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with refused(message) if message else contextlib.nullcontext():
-        check_processes(processes, device, threads=threads)
