@@ -122,6 +122,6 @@ def test_memory_files_and_processes_stay_constant_over_fifty_epochs(tmp_path: Pa
     print(f"{ranks} rank(s), --cache {cache}: {parts}")
     for field in ("private_mb", "pss_mb"):
         sizes = [getattr(part, field) for part in parts]
-        assert min(late - early for early, late in pairwise(sizes)) < 0.01 * sizes[0], readings
+        assert min(late - early for early, late in pairwise(sizes)) < 0.02 * sizes[0], readings
         assert sizes[-1] < 1.3 * sizes[0], readings
     assert len({(part.files, part.threads, part.processes) for part in parts}) == 1, readings
