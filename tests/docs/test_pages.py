@@ -77,10 +77,11 @@ def test_the_table_of_models_has_all_of_them():
     assert sorted(rows_of_models()) == sorted(model_table.names())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(rows_of_models()))
-def test_the_whole_table_of_models_is_measured(name: str):
-    assert model_table.row(name) == rows_of_models()[name]
+@pytest.mark.parametrize(
+    "names", [["yolov5n", "yolo26n"], pytest.param(sorted(rows_of_models()), marks=pytest.mark.slow, id="all")]
+)
+def test_the_table_of_models_is_measured(names: list[str]):
+    assert [model_table.row(name) for name in names] == [rows_of_models()[name] for name in names]
 
 
 @pytest.mark.parametrize("block", of_language("yaml"), ids=str)

@@ -67,11 +67,7 @@ def resume(project: Path, ranks: int = 2) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        pytest.param(signal.SIGTERM, 75, id="term"),
-        pytest.param(signal.SIGUSR1, 75, id="usr1", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 130, id="int", marks=pytest.mark.slow),
-    ],
+    [pytest.param(signal.SIGTERM, 75, id="term"), pytest.param(signal.SIGINT, 130, id="int", marks=pytest.mark.slow)],
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(inputs, whole, tmp_path, number, code):
     """The state is saved, no process is left, and resuming gives the uninterrupted run. Further signals do no harm."""
@@ -235,7 +231,6 @@ def test_training_continues_without_a_lost_node(inputs, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "second", "message"),
     [
-        pytest.param("raise", 1, r"RuntimeError: built to fail", marks=pytest.mark.slow),
         pytest.param("refuse", 2, r"error: built to refuse", marks=pytest.mark.slow),
         ("kill", -signal.SIGKILL, r"error: another process of this run has ended"),
     ],

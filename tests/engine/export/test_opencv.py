@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.export.graphs import ModelGraphs
-from tests.helpers.exports import FAMILIES, calibrated_detector, noise_images, options, shallow_spec
+from tests.helpers.exports import calibrated_detector, noise_images, options, shallow_spec
 
 NAMES = ("light", "dark", "green")
 READER = """
@@ -41,9 +41,6 @@ def write_family(folder: Path, family: str) -> str:
     return str(path)
 
 
-# YOLO11 has all operators that OpenCV 4.7 or 4.8 misreads.
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[] if f == "yolo11n" else pytest.mark.slow) for f in FAMILIES]
-)
-def test_the_installed_opencv_reads_each_family(tmp_path: Path, family: str):
-    subprocess.run([sys.executable, "-c", READER, write_family(tmp_path, family)], check=True)
+def test_the_installed_opencv_reads_yolo11(tmp_path: Path):
+    """It has all operators that OpenCV 4.7 or 4.8 misreads."""
+    subprocess.run([sys.executable, "-c", READER, write_family(tmp_path, "yolo11n")], check=True)

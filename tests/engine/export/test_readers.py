@@ -49,10 +49,6 @@ def best(detector, pixels: torch.Tensor, *, confidence: float, iou: float) -> Fo
     [
         {"batch": 2},  # the graph of test_files.py
         {"end2end": True, "dynamic": True},
-        *(
-            pytest.param(changes, marks=pytest.mark.slow)
-            for changes in ({"dynamic": True}, {"end2end": True, "batch": 3})
-        ),
     ],
 )
 def test_the_page_runs_an_onnx_file(detector, changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.report.issues import CheckedSplit, Issue
+from engine.report.issues import CheckedSplit
 from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS, find_label_errors
 from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
@@ -98,12 +98,6 @@ def test_an_unlabeled_object_is_listed_once_and_faint_detections_are_not():
     )
     (error,) = find_label_errors(split, DetectionTable.concatenate([table, more]), GOOD)
     assert error.suggestion.class_id == table.classes[17]
-
-
-def test_content_is_json_without_empty_values():
-    issue = Issue("kind", "text", images=("a.jpg",), where="a.txt:3")
-    assert issue.content() == {"kind": "kind", "text": "text", "images": ("a.jpg",), "where": "a.txt:3"}
-    assert "a.txt:3" in str(issue)
 
 
 def test_regions_that_all_classes_ignore_shift_no_label():

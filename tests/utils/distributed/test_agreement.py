@@ -65,8 +65,6 @@ def copies(inputs: Path, folder: Path) -> list[Path]:
         pytest.param(
             ["--model", "yolov5n"], r'--model is ".*" on rank 0, but "yolov5n" on rank 1', marks=pytest.mark.slow
         ),
-        pytest.param(["--resume"], '--resume is null on rank 0, but "" on rank 1', marks=pytest.mark.slow),
-        pytest.param(["--stage", "/tmp/x"], '--stage is "not given" on rank 0, but "given" on', marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -78,7 +76,7 @@ def test_two_processes_with_different_flags_end_with_one_line(inputs, tmp_path, 
     assert not list(tmp_path.glob("exp*/*.pt"))
 
 
-@pytest.mark.parametrize("what", ["labels", pytest.param("count", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["labels", "count"])
 def test_two_machines_with_different_data_end_with_one_line(inputs, tmp_path, what):
     _, other = copies(inputs, tmp_path)
     if what == "labels":
