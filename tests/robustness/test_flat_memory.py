@@ -112,7 +112,7 @@ def medians(readings: list[Reading]) -> list[Reading]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "cache"), [(2, "ram"), (1, "none")])
 def test_memory_files_and_processes_stay_constant_over_fifty_epochs(tmp_path: Path, ranks: int, cache: str):
-    """A leak grows in every part of the run. A heap, or a page that a worker writes for the first time, grows once."""
+    """A leak grows in every part of the run, a heap once."""
     data = write_dataset(tmp_path / "set", train=40)
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--workers", 2, "--cache", cache, "--epochs", EPOCHS]
