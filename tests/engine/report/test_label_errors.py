@@ -72,6 +72,15 @@ def test_correct_labels_are_not_listed():
         assert find_label_errors(split_of(image, boxes, classes), detections, GOOD) == []
 
 
+def test_only_detections_that_score_as_the_mean_of_their_class_contradict_a_label():
+    split, table = without(17)
+    of_class = table.classes == table.classes[17]
+    mean = table.scores[of_class & (np.arange(len(of_class)) != 17)].mean()
+    for difference in (-0.01, 0.01):
+        table.scores[17] = mean + difference
+        assert len(find_label_errors(split, table, GOOD)) == (difference > 0)
+
+
 @pytest.mark.parametrize("ap50", [np.nan, 0.0, 0.39])
 @pytest.mark.parametrize("make", [without, swapped])
 def test_classes_that_the_model_hardly_knows_are_not_judged(make, ap50):

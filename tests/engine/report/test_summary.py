@@ -98,6 +98,7 @@ def test_errors_are_named_by_their_cost_with_their_number_and_class():
     missed, false, confused, weakest = error_sentences(result, errors, ["triangle", "ball"])
     assert {"25", "124", "triangle", "(22"} < set(missed.split())
     assert {"12", "triangle"} < set(false.split())
+    assert "(12 of 12)" in false  # of its detections, not of its objects
     assert {"triangle", "ball", "(2"} < set(confused.split())
     assert "ball" in weakest
     assert "0.250" in weakest

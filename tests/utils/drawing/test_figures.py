@@ -14,7 +14,7 @@ X = np.arange(5.0)
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("low", "high"), [(0, 1e-7), (-3, 5), (1e5, 1e5), (0, 0), (np.nan, np.nan)])
+@pytest.mark.parametrize(("low", "high"), [(0, 1e-7), (1e5, 1e5), (np.nan, np.nan)])
 def test_a_line_of_any_values_is_drawn_and_joins_those_that_are_known(low: float, high: float):
     y = np.array([low, high, np.nan, high, low])
     known = np.isfinite(y)
