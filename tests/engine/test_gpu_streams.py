@@ -78,7 +78,6 @@ def decoded_for_validation(model: nn.Module, raw: list[Tensor]) -> Selected:
     ("kind", "amp_dtype"),
     [
         ("yolov8", torch.float16),
-        ("yolov5", torch.bfloat16),
         ("yolo26", None),
         pytest.param("yolox", torch.float16, marks=pytest.mark.slow),
         pytest.param("yolov9", torch.bfloat16, marks=pytest.mark.slow),

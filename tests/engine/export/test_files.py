@@ -175,7 +175,9 @@ def test_the_devices_that_tracing_stored_follow_a_torchscript_file():
     assert stored
 
 
-@pytest.mark.parametrize(("opset", "ir", "release"), [(18, 8, "1.13.0"), (21, 10, "1.16.0")])
+@pytest.mark.parametrize(
+    ("opset", "ir", "release"), [(18, 8, "1.13.0"), pytest.param(21, 10, "1.16.0", marks=pytest.mark.slow)]
+)
 def test_a_file_has_the_lowest_ir_version_of_its_opset_and_says_what_reads_it(opset: int, ir: int, release: str):
     """ultralytics#17378."""
     pytest.importorskip("onnxscript")
