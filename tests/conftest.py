@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import itertools
 import logging
 import os
@@ -16,7 +15,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ from utils.process.child import RESULT_VARIABLE, claim_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
-from tests.helpers.repository import ROOT, SHARED  # noqa: E402
+from tests.helpers.repository import SHARED  # noqa: E402
 from tests.helpers.session import keep_files_in_memory, open_session_folder  # noqa: E402
 
 PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
@@ -48,23 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None):  # the processes of pytest-xdist also begin with torch imported
         config.option.tx = [f"popen//python={python()}" for _ in config.option.tx]
     config.add_cleanup(session.close)
-
-
-def pytest_collection(session: pytest.Session) -> None:
-    """Begins each process of pytest-xdist with another part of the test modules.
-
-    Each process imports all of them. In one order, they would rewrite the asserts of each module at the same time; now
-    a process finds most modules in the bytecode that the others have written.
-    """
-    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
-    if worker is None:
-        return
-    paths = [Path(argument.partition("::")[0]) for argument in session.config.args]
-    modules = sorted(module for path in paths for module in [path, *path.rglob("test_*.py")] if module.suffix == ".py")
-    number = int(worker["workerid"].removeprefix("gw"))
-    for module in modules[number :: worker["workercount"]]:
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # raised again when it is collected
-            importlib.import_module(".".join(module.absolute().relative_to(ROOT).with_suffix("").parts))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from torch.utils.data import DataLoader, DistributedSampler
 
-from data.loading.loader import InfiniteDataLoader
-from data.loading.sampler import KeyedDistributedSampler
 from tests.helpers.repository import ROOT
 from tests.helpers.requirements import requirements
 from utils.distributed import agreement
@@ -73,11 +70,6 @@ def imports_of(name: str) -> Iterator[tuple[str, int]]:
 @cache
 def imports() -> dict[str, list[tuple[str, int]]]:
     return {name: list(imports_of(name)) for name in SOURCES}
-
-
-def test_the_tests_see_all_modules():
-    assert {"train", "val", "detect"} <= set(SCRIPTS)
-    assert {"utils.batches", "data.samples.dataset", "models.detector", "engine.train.trainer"} <= set(MODULES)
 
 
 def test_imports_respect_the_layers():
@@ -183,14 +175,6 @@ def test_rank_variables_are_read_in_one_place():
     assert not {name: variables for name, variables in used.items() if variables}
 
 
-def test_one_module_writes_tables():
-    """It escapes what spreadsheets would compute. The cells of results.csv, which has its own, are numbers."""
-    writers = [
-        name for name, path in MODULES.items() if re.search(r"csv\.(writer\(|DictW)", path.read_text(encoding="utf-8"))
-    ]
-    assert sorted(writers) == ["utils.files.results_csv", "utils.files.safe_io"]
-
-
 def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
@@ -239,16 +223,6 @@ def test_every_imported_package_is_required():
     assert not wrong
 
 
-def test_the_loader_and_the_sampler_are_kinds_of_those_of_pytorch():
-    assert issubclass(InfiniteDataLoader, DataLoader)
-    assert issubclass(KeyedDistributedSampler, DistributedSampler)
-
-
 def test_every_folder_of_the_code_is_compared_between_the_processes_of_a_run():
     """Those that a training imports, and the scripts of the installed package."""
     assert {*agreement.CODE_FOLDERS} == {*LAYERS} - {"tools"} | {"scripts"}
-
-
-def test_modules_are_named_for_a_concept():
-    vague = {"misc", "general", "common", "helpers"}
-    assert not [name for name in MODULES if name.split(".")[-1] in vague]

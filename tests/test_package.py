@@ -31,7 +31,6 @@ from utils.config.commands import COMMANDS
 from utils.program import VERSION
 
 FOLDERS = ("data", "engine", "models", "tools", "utils")
-MAX_TRACKED_BYTES = 1_000_000
 
 
 def load_hook() -> ModuleType:
@@ -122,13 +121,6 @@ def tracked_files() -> list[str]:
     return [name for name in done.stdout.split("\0") if (ROOT / name).is_file()]
 
 
-def test_no_large_file_is_tracked():
-    """Every clone, and each `pip install git+ADDRESS`, downloads it. A wheel of another program was committed once."""
-    tracked = [ROOT / name for name in tracked_files() if not name.startswith("assets/")]
-    assert tracked
-    assert [path.name for path in tracked if path.stat().st_size > MAX_TRACKED_BYTES] == []
-
-
 def test_the_wheel_has_all_files_of_the_program(wheel):
     folders = tuple(f"{name}/" for name in (*FOLDERS, "configs", "launch", "lockstep"))
     expected = {f"lockstep/{name.removeprefix('lockstep/')}" for name in tracked_files() if name.startswith(folders)}
@@ -216,16 +208,6 @@ def test_the_types_of_keyword_arguments_are_those_of_the_settings():
     assert stored == settings_types.module(), "python -m tests.helpers.settings_types > lockstep/settings.py"
 
 
-def test_an_import_that_cannot_be_rewritten_is_refused():
-    hook = load_hook()
-    with pytest.raises(ValueError, match=r"line 2: import engine.train.run: write from"):
-        hook.with_imports("x = 1\nimport engine.train.run\n")
-    assert (
-        hook.with_imports("if a:\n    from data import b  # data\n")
-        == "if a:\n    from lockstep.data import b  # data\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "installed"),
     [
@@ -239,20 +221,6 @@ def test_an_import_that_cannot_be_rewritten_is_refused():
 )
 def test_texts_name_the_command_that_is_installed(text, installed):
     assert load_hook().with_commands(text) == (installed or text)
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=str)
-def test_texts_of_the_package_name_every_command(command):
-    assert (
-        load_hook().with_commands(f"`python {command.typed.split(maxsplit=1)[1]} A`") == f"`lockstep {command.name} A`"
-    )
-
-
-def test_the_table_names_all_commands():
-    mains = {path for name in FOLDERS for path in (ROOT / name).rglob("__main__.py")}
-    scripts = {ROOT / f"{command.path}.py" for command in COMMANDS.values()}
-    assert all(path.is_file() for path in scripts)
-    assert mains <= scripts
 
 
 class Installed:

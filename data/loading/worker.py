@@ -8,6 +8,7 @@ when the last tensor of its batch is deleted. Without such memory or a free slot
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import os
@@ -245,6 +246,7 @@ def init_worker(parent: int, worker: int) -> None:
     """
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would write to, and so copy, the pages that a forked worker shares with its parent
     signal.set_wakeup_fd(-1)  # a fork inherits the descriptor of its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

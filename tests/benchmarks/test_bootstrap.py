@@ -56,12 +56,3 @@ def test_each_image_once_is_the_metric_itself_and_chunks_change_nothing(monkeypa
     whole = resampled_ap(outcomes, times)
     monkeypatch.setattr(bootstrap, "_CELLS", 1)
     np.testing.assert_array_equal(resampled_ap(outcomes, times), whole)
-
-
-def test_without_detections_or_objects():
-    gt, _, num_classes = random_case(1)
-    times = draw_images(gt.num_images, 5)
-    nothing = make_table()
-    ap = resampled_ap(class_outcomes(gt, nothing, num_classes), times)
-    assert ((ap == 0) | np.isnan(ap)).all()
-    assert np.isnan(ap[:, -1]).all()  # the class without objects

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import formats, models
 from benchmarks.accuracy import __main__ as accuracy
 from benchmarks.entrypoint import run_benchmark
-from benchmarks.speed import loader, step, validate
+from benchmarks.speed import loader, validate
 
 pytestmark = pytest.mark.benchmarks
 
@@ -34,33 +34,3 @@ def test_a_mistake_ends_with_one_line(
     monkeypatch.setattr(sys, "argv", ["command", *flags])
     with pytest.raises(SystemExit, match=rf"^error: .*{message}"):
         run_benchmark(module.main)
-
-
-@pytest.mark.parametrize(
-    ("module", "flags", "message"),
-    [
-        (step, ["--rounds", "0"], "argument --rounds: must be an integer, at least 1, got 0"),
-        (step, ["--steps", "0"], "argument --steps: must be an integer, at least 1, got 0"),
-        (step, ["--batch-size", "16", "0"], "argument --batch-size: must be an integer, at least 1, got 0"),
-        (step, ["--imgsz", "65"], "argument --imgsz: must be a multiple of 32, got 65"),
-        (step, ["--amp", "bogus"], "argument --amp: invalid choice: 'bogus'"),
-        (step, ["--optimizer", "auto"], "argument --optimizer: invalid choice: 'auto'"),
-        (loader, ["--data", "set", "--rounds", "x"], "argument --rounds: must be an integer, at least 1, got x"),
-        (loader, ["--data", "set", "--seconds", "0"], "argument --seconds: must be a positive number of seconds"),
-        (loader, ["--data", "set", "--seconds", "nan"], "argument --seconds: must be a positive number of seconds"),
-        (loader, ["--data", "set", "--workers", "-1"], "argument --workers: must be an integer, at least 0, got -1"),
-        (validate, ["--weights", "w.pt", "--data", "set", "--rounds", "0"], "argument --rounds: must be an integer"),
-        (validate, ["--weights", "w.pt", "--data", "set", "--amp", "peer"], "argument --amp: invalid choice: 'peer'"),
-    ],
-)
-def test_values_with_which_nothing_could_be_measured_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    module: ModuleType,
-    flags: list[str],
-    message: str,
-):
-    monkeypatch.setattr(sys, "argv", ["command", *flags])
-    with pytest.raises(SystemExit, match="2"):
-        run_benchmark(module.main)
-    assert f"error: {message}" in capsys.readouterr().err.splitlines()[-1]

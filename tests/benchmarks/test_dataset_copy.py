@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.dataset_copy import copied, copy_dataset
+from benchmarks.dataset_copy import copied
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
@@ -26,18 +26,6 @@ def test_a_copy_repeats_every_training_image(tmp_path: Path):
         assert (len(train.images), len(val.images)) == (12, 3)
         assert (train.label_stamps >= 0).all()
     assert not data.exists()
-
-
-def test_a_data_set_is_copied_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_dataset(tmp_path / "datasets" / "bccd", train=2, val=1)
-    monkeypatch.chdir(tmp_path)
-    with copied("bccd.yaml") as data:
-        assert len(list_split(load_dataset_spec(data), "train").images) == 2
-
-
-def test_a_missing_data_set_is_named(tmp_path: Path):
-    with pytest.raises(UserError, match="no-such-set"), copied("no-such-set"):
-        pass
 
 
 def test_only_yolo_labels_are_copied(tmp_path: Path):
@@ -89,36 +77,3 @@ def test_a_program_that_writes_into_the_copy_leaves_the_original(tmp_path: Path)
             if path.is_file():
                 path.open("r+b").write(b"peer")
     assert contents(original.parent) == before
-
-
-def test_images_that_are_links_are_copied(tmp_path: Path):
-    original = write_dataset(tmp_path / "set", train=2, val=1)
-    image = next((original.parent / "images" / "train").iterdir())
-    image.rename(original.parent / image.name)
-    image.symlink_to(f"../../{image.name}")
-    with copied(str(original)) as data:
-        images = list((data.parent / "images" / "train").iterdir())
-        assert len(images) == 2
-        assert not any(path.is_symlink() for path in images)
-
-
-def test_a_folder_with_other_files_is_refused_and_kept(tmp_path: Path):
-    original = write_dataset(tmp_path / "set", train=2, val=1)
-    other = write_dataset(tmp_path / "other", train=2, val=1)
-    before = contents(other.parent)
-    with pytest.raises(UserError, match="contains other files"):
-        copy_dataset(str(original), other.parent)
-    assert contents(other.parent) == before
-
-
-def test_an_interrupted_copy_is_made_again(tmp_path: Path):
-    original = write_dataset(tmp_path / "set", train=3, val=1)
-    data = copy_dataset(str(original), tmp_path / "copy")
-    complete = contents(data.parent)
-    data.unlink()
-    next((data.parent / "images" / "train").iterdir()).unlink()
-    copy_dataset(str(original), tmp_path / "copy", subset=2)
-    assert len(list((data.parent / "labels" / "train").iterdir())) == 2
-    data.unlink()
-    copy_dataset(str(original), tmp_path / "copy")
-    assert contents(data.parent) == complete

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,10 +42,3 @@ def test_another_checkout_reads_data_that_is_relative_to_the_working_folder(
     monkeypatch.chdir(here)
     run = same_bits.train(runs, same_bits.Setup(1, root=before), "--data", "set/data.yaml")
     assert (run / "data.txt").read_text() == "the data set"
-
-
-def test_a_folder_without_a_checkout_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(same_bits, "train", None)
-    monkeypatch.setattr(sys, "argv", ["same_bits", "--data", "set.yaml", "--against", str(tmp_path)])
-    with pytest.raises(same_bits.UserError, match="no checkout"):
-        same_bits.main()

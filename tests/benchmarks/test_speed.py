@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 from argparse import Namespace
-from collections import Counter
 from dataclasses import asdict
-from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
-from torch import nn
 
 from benchmarks.peer import PEER_SIDE
 from benchmarks.speed import loader, our_side, step
 from benchmarks.speed.report import Comparison
-from benchmarks.speed.sides import Side, alternate
+from benchmarks.speed.sides import alternate
 from benchmarks.speed.training_step import build_step
-from benchmarks.speed.turns import StepTimer, TimedStep
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.recipes import hyperparameters_from
 
@@ -41,14 +34,6 @@ def command(name: str) -> list[str]:
 def test_both_sides_alternate():
     results = alternate({"a": command("a"), "b": command("b")}, rounds=3)
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
-
-
-def test_a_side_that_ends_between_turns_is_an_error_with_the_end_of_its_messages():
-    code = 'print("@measured {}", flush=True); import sys; sys.exit("out of memory")'
-    with Side([sys.executable, "-c", code]) as side:
-        assert side.result() == {}  # it is ready
-        with pytest.raises(SystemExit, match="out of memory"):
-            side.measure(model="x" * 1_000_000)  # more than a pipe takes before its other end is closed
 
 
 @pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
@@ -83,111 +68,6 @@ def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_sh
     assert timed.settings.benchmark_images == searched
 
 
-class PeerModel(nn.Module):
-    """Stands in for Ultralytics' ``DetectionModel``."""
-
-    def __init__(self, name: str, nc: int, verbose: bool) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.moves: list[tuple] = []
-
-    def to(self, device: torch.device, memory_format: torch.memory_format) -> nn.Module:
-        self.moves.append((device.type, memory_format))
-        return self
-
-    def forward(self, batch: dict) -> tuple:
-        return self.conv(batch["img"]).mean(), None
-
-
-@pytest.fixture
-def peer(monkeypatch):
-    """Our program for the peer's environment, in one where a few names of Ultralytics exist. Attributes: ``side``, the
-    program; ``models``, those that it builds; ``calls``, how often it calls what, by name; ``validations``, their
-    settings."""
-    calls = Counter()
-    models = []
-    validations = []
-    trainer = SimpleNamespace(check_amp=None)
-
-    def build(*args, **options) -> PeerModel:
-        models.append(PeerModel(*args, **options))
-        return models[-1]
-
-    def train(**settings) -> None:
-        calls["train"] += 1
-        calls["check_amp"] += trainer.check_amp("a model") is True
-
-    def open_model(name: str) -> SimpleNamespace:
-        return SimpleNamespace(train=train, val=lambda **settings: validations.append({"model": name, **settings}))
-
-    def init_seeds(seed: int, *, deterministic: bool) -> None:
-        calls["deterministic"] += deterministic
-
-    ema = SimpleNamespace(update=lambda model: calls.update(["ema"]))
-    contents = {
-        "ultralytics": {"YOLO": open_model},
-        "ultralytics.engine": {"trainer": trainer},
-        "ultralytics.nn.tasks": {"DetectionModel": build},
-        "ultralytics.utils": {"DEFAULT_CFG": None},
-        "ultralytics.utils.torch_utils": {"ModelEMA": lambda model: ema, "init_seeds": init_seeds},
-    }
-    for name in (*contents, "ultralytics.nn"):
-        module = ModuleType(name)
-        vars(module).update(contents.get(name, {}))
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.syspath_prepend(str(PEER_SIDE.parent))
-    return SimpleNamespace(
-        side=importlib.import_module("ultralytics_side"), models=models, calls=calls, validations=validations
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "layout"), [("cuda", torch.channels_last), ("cpu", torch.contiguous_format)], ids=["GPU", "CPU"]
-)
-def test_the_peers_model_has_the_memory_layout_of_its_trainer(peer, monkeypatch, kind, layout):
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: None)
-    peer.side.build_update("yolov8n.yaml", 2, 32, torch.device(kind))
-    assert peer.models[0].moves == [(kind, layout)]
-
-
-@pytest.mark.parametrize(("images", "batches"), [(2, 32), (16, 4), (64, 1), (256, 1)])
-def test_the_peer_updates_its_weights_once_in_about_64_images(peer, monkeypatch, images, batches):
-    assert peer.side.batches_per_update(images) == batches
-    monkeypatch.setattr(nn.Conv2d, "forward", lambda conv, x: peer.calls.update(["forward"]) or conv.weight)
-    peer.side.build_update("yolov8n.yaml", images, 32, torch.device("cpu"))()
-    assert (peer.calls["forward"], peer.calls["ema"]) == (batches, 1)
-
-
-def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch):
-    """Its trainer does not let cuDNN search for the fastest kernels, either."""
-    turn = []
-    monkeypatch.setattr(
-        peer.side, "take_turns", lambda measure: turn.append(measure(model="yolov8n.yaml", batch_size=16))
-    )
-    monkeypatch.setattr("turns.seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)
-    peer.side.step_turns(Namespace(threads=0, device="cpu", imgsz=32, steps=20))
-    assert turn == [{"seconds": 2.0, "batches_per_update": 4}]  # 8 seconds an update
-    assert peer.calls["deterministic"] == 1
-    assert not torch.backends.cudnn.benchmark
-
-
-def test_a_step_without_memory_is_an_error_and_built_anew_in_the_next_turn():
-    built = []
-
-    def build(model: str) -> TimedStep:
-        built.append(model)
-        if len(built) == 1:
-            raise torch.OutOfMemoryError("no memory\nof 80 GB")
-        return TimedStep(lambda: None, batches=2, facts={"dtype": "float32"})
-
-    timer = StepTimer(build, batches=4, device="cpu")
-    assert timer.measure(model="a") == {"error": "no memory"}
-    for _ in range(2):
-        assert timer.measure(model="a").keys() == {"seconds", "dtype"}
-    assert built == ["a", "a"]
-
-
 class StandInProcesses:
     """Stands in for `benchmarks.speed.step.StepProcesses`: turns of known length, of ours and of the peer."""
 
@@ -201,68 +81,9 @@ class StandInProcesses:
         return self.turns[name]
 
 
-@pytest.mark.parametrize(("updates", "note"), [(4, " (peer: an update in 4 batches)"), (1, "")])
-def test_a_row_names_how_often_the_peer_updates_its_weights(updates, note):
-    options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
-    sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
-    rows, errors = step.compare(options, sides, "yolov8n", 16)
-    assert errors == []
-    assert [row.label for row in rows] == [f"yolov8n batch 16 bfloat16 SGD{note}"] * 2
-    assert [row.advantage for row in rows] == [2.0, 2.0]
-
-
 def test_a_peer_that_fails_leaves_our_figures():
     options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
     sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
     rows, errors = step.compare(options, sides, "yolov8n", 16)
     assert errors == ["Ultralytics, yolov8n batch 16: out of memory"]
     assert [row.advantage for row in rows] == [None, None]
-
-
-def test_the_peer_validates_the_split_that_it_is_told(peer, monkeypatch):
-    flags = [
-        "--weights",
-        "w.pt",
-        "--data",
-        "d.yaml",
-        "--split",
-        "test",
-        "--imgsz",
-        "64",
-        "--project",
-        "p",
-        "--name",
-        "n",
-    ]
-    monkeypatch.setattr(sys, "argv", ["ultralytics_side.py", "val", *flags])
-    peer.side.main()
-    (settings,) = peer.validations
-    assert settings["save_json"]
-    chosen = {"model": "w.pt", "data": "d.yaml", "split": "test", "imgsz": 64, "project": "p", "name": "n"}
-    assert settings.items() >= chosen.items()
-
-
-def test_a_model_may_be_named_with_batch_sizes():
-    assert step.sizes_of("yolov8n:16,64") == ("yolov8n", [16, 64])
-
-
-@pytest.mark.parametrize("named", ["yolov8n:x", "yolov8n:0", "yolov8n:16,"])
-def test_a_model_without_numbers_as_batch_sizes_is_refused(named: str):
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{named}: batch sizes must be positive numbers"):
-        step.sizes_of(named)
-
-
-def test_the_peer_trains_without_the_download_of_its_test_of_float16(peer):
-    names = ("data", "imgsz", "batch_size", "workers", "device", "epochs", "project")
-    settings = dict.fromkeys(names, 1) | {"model": "yolov8n.yaml", "cache": "ram", "no_val": True, "set": []}
-    peer.side.train(Namespace(**settings))
-    assert (peer.calls["train"], peer.calls["check_amp"]) == (1, 1)
-
-
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_the_peer_is_imported_without_polars(peer, monkeypatch, is_installed):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: is_installed or None)
-    monkeypatch.setenv("YOLO_OFFLINE", "")
-    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "polars"})
-    peer.side.prepare_import()
-    assert ("polars" in sys.modules) != is_installed

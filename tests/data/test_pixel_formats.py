@@ -19,9 +19,7 @@ from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
-from tests.helpers.synthetic_index import GEOMETRIES, open_cache, render_samples, write_rectangles
-from tools.check.dataset_check import scan_split
-from tools.shard.write_shards import write_set as write_shards
+from tests.helpers.synthetic_index import GEOMETRIES, render_samples, write_rectangles
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -112,14 +110,6 @@ def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
     assert set(np.unique(narrow.image)) <= {0, 114}
 
 
-@pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_caches_hold_the_samples_of_the_files(made, kind, tmp_path):
-    for index in made.values():
-        cache = open_cache(kind, index, 96, tmp_path)
-        for cached, read in zip(rendered(index, keys(), image_cache=cache), rendered(index, keys())):
-            np.testing.assert_array_equal(cached.image, read.image)
-
-
 class Spec:
     source = "synthetic.yaml"
     tile = 0
@@ -184,32 +174,6 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
     path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
     with refused("images/train/0a.npy: 5 channels, but ...4..."):
         load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
-
-
-def test_shards_keep_the_format(tmp_path):
-    image = np.arange(30 * 40 * 5, dtype=np.uint16).reshape(30, 40, 5)
-    spec = load_dataset_spec(write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image))
-    write_shards(spec, tmp_path / "out", 10**9, IndexSettings(cache_dir=str(tmp_path / "cache")))
-    index = load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
-    assert index.pixels == PixelFormat(5, 16)
-    np.testing.assert_array_equal(ImageReader(index, imgsz=40).read(1, 0), image)
-    checked = scan_split(load_dataset_spec(tmp_path / "out"), "val", workers=1)
-    assert checked.index.pixels == PixelFormat(5, 16)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"channels": 0}, "channels: must be at least 1, got 0"),
-        ({"channels": "RGB"}, "channels: must be a whole number, got 'RGB'"),
-        ({"bits": 32}, "bits: must be at most 16, got 32"),
-        ({"bits": True}, "bits: must be a whole number, got True"),
-    ],
-)
-def test_mistakes_in_the_yaml_are_named(tmp_path, content, message):
-    path = write_set(tmp_path / "set", content, np.zeros((8, 8, 3), np.uint8))
-    with refused(f"set/data.yaml: {message}"):
-        load_dataset_spec(path)
 
 
 def test_joined_data_sets_have_one_format(tmp_path):

@@ -119,13 +119,6 @@ def check_pip(words: list[str]) -> None:
     assert set(re.findall(r"\.\[(.+)\]", " ".join(words))) <= set(extras), words
 
 
-def test_the_tests_see_the_commands():
-    found = [command for page in PAGES for command in commands(page)]
-    programs = {command.words[0] for command in found}
-    assert {"python", "torchrun", "make", "sbatch", "pip"} <= programs
-    assert {"README.md", "docs/migration.md", "docs/distributed.md"} <= {command.page for command in found}
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_programs_accept_the_commands(page: str, acceptance, capsys):
     refused = []

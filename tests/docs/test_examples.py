@@ -32,24 +32,3 @@ def test_tracking_with_opencv(tmp_path, monkeypatch, capsys):
     assert tracks >= 7
     assert crossings >= 2  # the balls cross the middle
     assert cv2.VideoCapture(str(output)).get(cv2.CAP_PROP_FRAME_COUNT) == len(frames)
-
-
-@pytest.mark.parametrize(
-    ("weights", "video", "output"),
-    [
-        ("missing.pt", "clip.mp4", "out.mp4"),
-        ("best.pt", "missing.mp4", "out.mp4"),
-        ("best.pt", "clip.mp4", "missing/out.mp4"),
-    ],
-)
-def test_tracking_with_a_file_that_cannot_be_read_or_written_fails(
-    tmp_path, monkeypatch, capsys, weights, video, output
-):
-    write_weights(tmp_path / "best.pt", NAMES)
-    write_video(tmp_path / "clip.mp4", scene(2))
-    words = [str(tmp_path / name) for name in (weights, video, output)]
-    monkeypatch.setattr(sys, "argv", ["track_with_opencv.py", *words])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "examples" / "track_with_opencv.py"), run_name="__main__")
-    assert ended.value.code == 2
-    assert "missing" in capsys.readouterr().err.splitlines()[-1]

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -163,28 +162,3 @@ def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
             for name, content in entries.items():
                 archive.writestr(name, content)
     return written
-
-
-OCCUPANTS = ("bytes", "pipe", "link", "folder", "another user's")
-
-
-def occupy(path: Path, kind: str, size: int = 0) -> None:
-    """Puts something at ``path`` that another process could have put there: a file of ``size`` random bytes, ... A
-    link leads to such a file beside it. Skips the test if another user's file needs root."""
-    path.unlink(missing_ok=True)
-    content = os.urandom(size)
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "link":
-        target = path.with_name("target")
-        target.write_bytes(content)
-        path.symlink_to(target)
-    else:
-        path.write_bytes(content)
-        path.chmod(0o600)
-    if kind == "another user's":
-        if os.geteuid():
-            pytest.skip("only root can give a file away")
-        os.chown(path, 65534, 65534)

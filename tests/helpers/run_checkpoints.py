@@ -16,7 +16,6 @@ from engine.train.checkpoint import (
     StoredState,
 )
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.files.torch_file import write_checkpoint
 
 STORED = {
     "run_id": "run",
@@ -58,10 +57,3 @@ def checkpoint_of(**changes) -> Checkpoint:
         rows=values.get("rows", []),
         path=values.get("path", Path()),
     )
-
-
-def save_checkpoint(path: Path, progress: Progress, **changes) -> Checkpoint:
-    """Writes the checkpoint of `checkpoint_of` to ``path``, and returns it."""
-    checkpoint = checkpoint_of(progress=progress, path=path, **changes)
-    write_checkpoint(checkpoint.content(), path)
-    return checkpoint

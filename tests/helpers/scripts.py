@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,8 +12,6 @@ import pytest
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED
 from tests.helpers.repository import ROOT
-from utils.config.parser import parse_config
-from utils.errors import UserError, one_line
 from utils.process.main import run_main
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
@@ -56,13 +52,3 @@ def run_python(
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
-
-
-def flag_error(config: type, arguments: list[str]) -> str:
-    """Returns the line with which a script refuses its flags, or "" if it accepts them. Other exceptions are bugs."""
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):  # after --help
-        try:
-            parse_config(config, arguments)
-        except UserError as error:
-            return f"error: {' '.join(one_line(str(error)).split())}\n"  # as utils.process.main prints it
-    return ""

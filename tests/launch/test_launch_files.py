@@ -87,13 +87,6 @@ def test_several_instances_of_sagemaker_need_a_shared_folder(tmp_path, cluster):
     assert argv[argv.index("--nproc-per-node") + 1] == "1"  # on an instance without GPUs
 
 
-def test_a_host_that_sagemaker_does_not_list_starts_nothing(tmp_path, cluster):
-    words, environment, _ = sagemaker(tmp_path, host="algo-3")
-    done = subprocess.run(["bash", *words], env=cluster | environment, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == 2
-    assert not (tmp_path / "torchrun").exists()
-
-
 def test_the_kubernetes_resources_are_consistent():
     documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8")))
     kinds = {d["kind"]: d for d in documents}

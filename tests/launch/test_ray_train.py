@@ -19,7 +19,7 @@ from benchmarks.same_bits import leaves
 from launch import ray_train
 from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 
@@ -28,20 +28,6 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 FLAGS = "--data demo --model yolov8n --imgsz 64 --epochs 4 --fraction 0.05 --batch-size 8 --device cpu --threads 1"
 FLAGS = [*FLAGS.split(), "--workers", "0", "--noplots", "--optimizer", "SGD"]
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--", "--resume"], "leave out --resume and --spawn"),
-        (["--", "--epoch", "3"], "unrecognized arguments: --epoch"),
-        (["--data", "x.yaml"], "unrecognized arguments: --data"),
-        (["--workers", "1:"], "--workers 1:: must be a number, or a range"),
-        (["--workers", "x"], "--workers x: must be a number, or a range"),
-    ],
-)
-def test_invalid_flags_are_refused(capsys, flags, message):
-    assert error_of(capsys, ray_train.main, *flags).startswith(f"error: {message}")
 
 
 class Context:
@@ -88,11 +74,6 @@ def test_a_worker_trains_resumes_and_reports_its_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_train, "command_prefix", lambda _: ["sh", "-c", "kill -9 $$"])
     with pytest.raises(RuntimeError, match="process 0: killed by SIGKILL"):
         run()
-
-
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray(capsys):
-    assert 'is not installed; pip install "ray[default,train]", or start train.py' in error_of(capsys, ray_train.main)
 
 
 @needs_ray

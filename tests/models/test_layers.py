@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from models.layers.conv import Upsample
 from models.layers.csp import Attention
+from models.modules import eval_mode, is_parallel, unwrap
 
 
 def test_attention_equals_the_papers_formula() -> None:
@@ -41,3 +43,21 @@ def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
         results.append((out.detach(), leaf.grad))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1])
+
+
+def test_parallel_wrappers_are_recognized_and_removed():
+    model = nn.Linear(2, 2)
+    wrapped = nn.DataParallel(model)
+    assert is_parallel(wrapped)
+    assert not is_parallel(model)
+    assert unwrap(wrapped) is model
+    assert unwrap(model) is model
+
+
+def test_eval_mode_leaves_frozen_modules_frozen():
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout())
+    model.train()
+    model[0].eval()
+    with eval_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, False, True]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from engine.train.starting_model import build_starting_model
 from models.detector import Detector, build_detector, build_on_meta
-from models.heads.base import DetectionHead
-from models.registry import ANCHOR_HEAD, REGISTRY, ModuleKind
 from models.spec import MODEL_FOLDER, load_spec
 from tests.helpers.messages import refused
-from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 
 TINY = """
@@ -43,40 +37,9 @@ def tiny(tmp_path: Path):
     return build
 
 
-def test_each_name_of_the_registry_is_a_class() -> None:
-    entries = [*REGISTRY.values(), ANCHOR_HEAD]
-    assert all(issubclass(entry.module, DetectionHead) == (entry.kind is ModuleKind.HEAD) for entry in entries)
-    assert {entry.path.partition(".")[0] for entry in entries} == {"layers", "heads"}
-
-
 @pytest.mark.parametrize("model", ["yolox-nano", "yolox_nano", "yoloxnano.yaml", Path("yoloxnano.yaml")])
 def test_built_in_models_have_the_expected_names(model: str | Path) -> None:
     assert load_spec(model).plain == load_spec("yoloxnano").plain
-
-
-def test_unknown_models_and_wrong_numbers_of_classes_are_refused() -> None:
-    for model, message in (
-        (
-            "yolv8n",
-            "--model yolv8n: unknown model (did you mean 'yolov8n'?); known: yolo11n, yolo11s, yolo11m, "
-            "yolo11l, yolo11x, yolo26n, yolo26s, yolo26m, yolo26l, yolo26x, yolov5n, yolov5s, yolov5m, "
-            "yolov5l, yolov5x, yolov8n, yolov8s, yolov8m, yolov8l, yolov8x, yolov9c, yolov9m, yolov9s, "
-            "yolov9t, yoloxtiny, yoloxs, yoloxm, yoloxl, yoloxx, yoloxnano, and YAML files",
-        ),
-        ("yolov8q", "--model yolov8q: unknown model (yolov8 has the sizes n, s, m, l, x); known: ..."),
-        ("yolo1n", "--model yolo1n: unknown model; known: ..."),
-        ("yolov12n", "--model yolov12n: unknown model; known: ..."),
-        ("nowhere/my.yaml", "nowhere/my.yaml: no such file; built-in models have names like yolov8n"),
-        ("yolov8n.pt", "--model yolov8n.pt: is a weights file; to start from it, use --weights yolov8n.pt"),
-    ):
-        with refused(message):
-            build_detector(model, 3)
-    for count, names, message in (
-        (3, ["a", "b"], "2 class names for 3 classes"),
-        (0, None, "a detector needs at least one class, got 0"),
-    ):
-        with refused(message):
-            build_detector("yolov8n", count, names=names)
 
 
 def test_a_built_in_model_is_found_in_another_programs_folder(capsys) -> None:
@@ -122,12 +85,6 @@ def test_scale_comes_from_the_key_or_the_file_name(tmp_path: Path, caplog: pytes
     (tmp_path / "bad.yaml").write_text("scale: q\n" + text)
     with refused("bad.yaml: scale: 'q' is not in scales (n, s)"):
         build_detector(tmp_path / "bad.yaml", 2)
-
-
-def test_a_yaml_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yaml").write_text(TINY)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert build_detector("~/mine.yaml", 2).stride == 8
 
 
 MISTAKES = {
@@ -230,22 +187,3 @@ MISTAKES = {
 def test_mistakes_in_a_yaml_get_one_line(tiny, old: str, new: str, message: str) -> None:
     with refused(f"mymodel.yaml{message}"):
         tiny(old, new)
-
-
-def test_layers_without_parameters_are_nothing_to_train() -> None:
-    config = TrainConfig(model="yolov8n", freeze=[layer for layer in range(23) if layer != 10])  # 10: Upsample
-    with refused("--freeze 0 1 2 3 4 5 6 7 8 9 11 12 13 14 15 16 17 18 19 20 21 22: leaves no layer to train"):
-        build_starting_model(DistributedContext.single(), config, ["a"], 3)
-
-
-def test_a_head_that_does_not_fit_in_memory_is_one_line(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = torch.empty
-
-    def empty(*size, **more) -> torch.Tensor:
-        if isinstance(size[0], torch.Size) and math.prod(size[0]) > 1_000_000:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9437184 bytes.")
-        return original(*size, **more)
-
-    monkeypatch.setattr(torch, "empty", empty)
-    with refused("mymodel.yaml: has more weights than this machine has memory"):
-        tiny("Detect, [nc]", "YOLOXDetect, [nc, 512]")

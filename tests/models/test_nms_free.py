@@ -216,6 +216,19 @@ def test_the_dual_loss_is_the_sum_of_both_and_adds_up_over_shards(kind: str) -> 
         torch.autograd.grad(criterion(raw, as_targets(targets)).total, raw)
 
 
+def test_both_branches_of_yolox_refine_their_boxes_in_the_closing_epochs() -> None:
+    """The paper adds the L1 term in the last epochs, without mosaic."""
+    model = build_detector(MODELS["yolox"], 2, seed=1)
+    criterion = model.head.build_loss(HYP)
+    raw = raw_maps(model, 2)
+    targets = as_targets(make_batch(2).targets.rows)
+    terms = [number for number, name in enumerate(criterion.names) if name.startswith("l1")]
+    assert len(terms) == 2
+    for closing in (False, True, False):
+        criterion.set_closing(closing)
+        assert ((criterion(raw, targets).parts[terms] > 0) == closing).all()
+
+
 def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
     model = build_detector(MODELS["no bins"], 2, seed=1)
     criterion = model.head.build_loss(HYP).one

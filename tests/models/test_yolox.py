@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
-from models.heads.yolox import YOLOXHead
 from models.weights.layouts import STEM, without_focus
 from models.weights.load import load_detector
 from tests.helpers.public_layouts import in_yolox_names
@@ -64,12 +63,3 @@ def test_a_public_checkpoint_is_recognized_and_converted_to_rgb(tmp_path: Path) 
     for name, tensor in detector.state_dict().items():
         if name != "model.0.conv.weight":
             assert torch.equal(tensor, unchanged[name]), name
-
-
-def test_any_number_of_classes_is_recognized(tmp_path: Path) -> None:
-    state = in_yolox_names(build_detector("yoloxtiny", 3, seed=3))
-    state[f"{STEM}conv.weight"] = torch.zeros(24, 12, 3, 3)
-    torch.save({"model": state}, tmp_path / "mine.pth")
-    detector, _ = load_detector(tmp_path / "mine.pth")
-    assert (detector.spec["name"], detector.num_classes) == ("yoloxtiny", 3)
-    assert isinstance(detector.head, YOLOXHead)

@@ -228,12 +228,6 @@ def test_six_kills_do_not_change_the_result(tmp_path: Path):
     prove(tmp_path, kills=6, worlds=[1, 1, 2], seed=1)
 
 
-@pytest.mark.slow
-def test_a_hundred_kills_do_not_change_the_result(tmp_path: Path):
-    """The number of ranks is drawn again at every resume."""
-    prove(tmp_path, kills=100, worlds=[1, 2, 4], seed=2)
-
-
 def test_a_kill_at_a_call_that_changes_files_does_not_change_the_result(tmp_path: Path):
     """tests/data/cache/test_caches.py has a kill while a disk cache is filled."""
     prove_calls(tmp_path, 1)

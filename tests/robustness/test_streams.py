@@ -78,20 +78,6 @@ def test_a_mistake_has_its_exit_code_without_a_stream(tmp_path, redirection):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("redirection", "code"), [("", 1), (f"| true{CODE_OF_FIRST}", 1), ("> /dev/full", 2)])
-def test_lost_output_counts_more_than_what_a_command_has_found(tmp_path, redirection, code):
-    assert run(redirection, tmp_path / "result", "finds").returncode == code
-
-
-@pytest.mark.parametrize(
-    ("redirection", "code"), [("> /dev/full", 2), (f"| true{CODE_OF_FIRST}", 0), (">&-", 0), ("| cat", 0)]
-)
-def test_help_without_a_reader(redirection, code):
-    program = "import train; from utils.process.main import run_main; run_main(train.main, ['--help'])"
-    done = run(redirection, program=program)
-    assert (done.returncode, done.stderr) == (code, FULL if code == 2 else "")
-
-
 @pytest.mark.parametrize(
     ("redirection", "code"), [(">&- 2>&-", 0), (f"| head -1{CODE_OF_FIRST}", 0), ("> /dev/full", 2)]
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ import train
 import val
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from tools.check.__main__ import main as check_data
 from tools.kfold.__main__ import main as kfold_main
 from utils.files.torch_file import read_checkpoint
 
@@ -34,15 +32,6 @@ def inputs(tmp_path_factory) -> Path:
 
 def flags(inputs: Path) -> list[str]:
     return ["--data", str(inputs / "set" / "data.yaml"), "--model", str(inputs / "tiny.yaml"), *SMALL]
-
-
-def test_a_repeated_key_is_reported_with_its_line(inputs, tmp_path, capsys):
-    repeated = {"--hyp": "lr0: 0.01\nlr0: 0.1\n", "--model": "nc: 2\nnc: 3\n", "--data": "train: a\ntrain: b\nval: c\n"}
-    path = tmp_path / "x.yaml"
-    for flag, text in repeated.items():
-        path.write_text(text)
-        error = error_of(capsys, train.main, *flags(inputs), flag, path, "--project", tmp_path / "runs")
-        assert f"{path}:2: key" in error
 
 
 @pytest.mark.parametrize(
@@ -97,18 +86,6 @@ def test_flags_that_do_not_fit_the_model_or_the_run_are_one_line(inputs, capsys,
     monkeypatch.chdir(inputs)
     common = ["--epochs", "3"] if "--resume" in argv else [*flags(inputs), "--project", "other"]
     assert line in error_of(capsys, train.main, *common, *argv)
-
-
-def test_an_empty_validation_folder_counts_as_none(inputs, tmp_path, capsys):
-    data = write_dataset(tmp_path / "set", train=8, val=0)
-    argv = [*flags(inputs), "--project", tmp_path / "runs", "--data", data, "--epochs", "1"]
-    staged = [*argv, "--stage", tmp_path / "stage"]
-    for refused in (argv, staged):
-        error = error_of(capsys, train.main, *refused)
-        assert "no images found for 'val'" in error
-        assert "or train with --val-fraction 0.2" in error
-    call(train.main, *staged, "--val-fraction", "0.25")
-    assert "2 of 8 training images are held out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -189,24 +166,6 @@ def test_a_refused_validation_or_detection_leaves_no_folder(inputs, tmp_path, ca
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(inputs, tmp_path, capsys):
-    (tmp_path / "runs").write_text("")
-    for main, argv in ((train.main, []), (val.main, ["--weights", inputs / "runs" / "exp" / "best.pt"])):
-        line = error_of(capsys, main, *argv, "--data", inputs / "set" / "data.yaml", "--project", tmp_path / "runs")
-        assert "a file with this name exists" in line
-
-
-def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(inputs):
-    """The file of the log is created only after the data has been read."""
-    lines = (inputs / "runs" / "exp" / "train.log").read_text().splitlines()
-    lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("first step"))]
-    assert len(lines) <= 12
-    assert lines[0].startswith("1 process on cpu, torch ")
-    assert lines[1].startswith("settings: ")
-    assert "imgsz=64, " in lines[1]
-    assert "momentum" not in lines[1]  # has its default
-
-
 @pytest.mark.parametrize(
     "key", ["version", "model_spec", "names", "imgsz", "model", "ema", "hyp", "progress", "scaler"]
 )
@@ -244,15 +203,6 @@ def test_bad_sources_and_weights_of_detect_are_one_line(inputs, tmp_path, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_single_cls_with_one_class_keeps_its_name(inputs, tmp_path):
-    """A model trained with --single-cls on one class can be validated without the flag."""
-    one = {"path": str(inputs / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
-    argv = ["--data", tmp_path / "one.yaml", "--single-cls", "--epochs", "1", "--project", tmp_path]
-    call(train.main, *flags(inputs), *argv)
-    assert read_checkpoint(tmp_path / "exp" / "best.pt")["names"] == ["thing"]
-
-
 def test_persistent_non_finite_steps_stop_a_run(inputs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("engine.train.trainer.MAX_CONSECUTIVE_BAD_STEPS", 1)
     argv = [*flags(inputs), "--project", tmp_path, "--epochs", "2", "--weights", inputs / "runs" / "exp" / "best.pt"]
@@ -285,18 +235,6 @@ def test_a_longer_run_keeps_its_optimizer(inputs, tmp_path):
     assert read_checkpoint(last)["config"]["optimizer"] == "Muon"
 
 
-def test_a_validation_split_without_objects_is_reported(inputs, tmp_path, capsys):
-    """Such a split yields no best.pt, and does not stop the run early."""
-    backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
-    for labels in (tmp_path / "set" / "labels" / "val").iterdir():
-        labels.write_text("")
-    argv = ["--data", backgrounds, "--epochs", "3", "--patience", "1", "--project", tmp_path]
-    call(train.main, *flags(inputs), *argv)
-    assert "done: 3 epochs, no epoch has a score; weights:" in capsys.readouterr().out
-    assert not (tmp_path / "exp" / "best.pt").exists()
-    assert (tmp_path / "exp" / "last.pt").exists()
-
-
 def test_file_names_that_are_not_utf_8_are_handled(inputs, tmp_path, capsys):
     """Latin-1 bytes, as found on old disks."""
     data = write_dataset(tmp_path / "set", train=3, val=2)
@@ -316,80 +254,3 @@ def test_file_names_that_are_not_utf_8_are_handled(inputs, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "Error" not in err
     assert "caf\\udce9.png" in out
-
-
-FORGED = "\nerror: all your disk is full\x1b[31m\x9b2J\u2028"  # a name with line breaks and terminal codes
-
-
-def assert_stays_in_its_lines(text: str) -> None:
-    assert not re.search(r"[^\n -~]|^error: all|^all your", text, re.MULTILINE), text
-
-
-@pytest.fixture(scope="module")
-def forged(inputs, tmp_path_factory) -> dict[str, Path]:
-    """A data set whose folder, images and labels have such names, and weights of that name that were trained on it."""
-    folder = tmp_path_factory.mktemp("forged")
-    root = folder / f"set{FORGED}"
-    data = write_dataset(root, train=3, val=2)
-    for name in ("train/000", "val/000"):
-        (root / "images" / f"{name}.png").rename(root / "images" / f"{name}{FORGED}.png")
-        labels = (root / "labels" / f"{name}.txt").rename(root / "labels" / f"{name}{FORGED}.txt")
-        labels.write_text(labels.read_text() + "nonsense\n")
-    (root / "images" / "val" / f"broken{FORGED}.png").write_bytes(b"nothing")
-    (root / "list.txt").write_text("images/train/001.png\nimages/\x1b[31mnone.png\n\x1b[31mred\n")
-    content = yaml.safe_load(data.read_text())
-    (root / "listed.yaml").write_text(yaml.safe_dump(content | {"train": "list.txt"}))
-    (root / "absent.yaml").write_text(yaml.safe_dump(content | {"train": f"images{FORGED}"}))
-    shared = ["--max-bad", "1", "--project", folder / "runs", "--cache-dir", folder / "cache"]
-    train_words = [*flags(inputs), *shared, "--epochs", "1", "--data"]
-    call(train.main, *train_words, data)
-    weights = (folder / "runs" / "exp" / "last.pt").rename(folder / f"w{FORGED}.pt")
-    return {"folder": folder, "root": root, "data": data, "weights": weights, "train": train_words, "shared": shared}
-
-
-def test_forged_names_stay_in_their_lines_in_the_output_logs_and_reports_of_runs(forged, capsys):
-    """Images, labels, lists, folders and weights."""
-    call(train.main, *forged["train"], forged["root"] / "listed.yaml", "--name", "listed")
-    call(val.main, "--weights", forged["weights"], *forged["shared"], "--data", forged["data"], *PLAIN)
-    for text in capsys.readouterr():
-        assert_stays_in_its_lines(text)
-    logs = list((forged["folder"] / "runs").glob("*/train.log"))
-    reports = list((forged["folder"] / "cache").glob("*.txt"))
-    assert len(logs) == 2
-    assert reports
-    for path in (*logs, *reports):
-        assert_stays_in_its_lines(path.read_text())
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        "damaged image",
-        "absent source",
-        "absent weights",
-        "absent split",
-        "absent run",
-        "unknown flag",
-        "checked folder",
-    ],
-)
-def test_forged_names_stay_in_their_lines_in_what_a_script_says_of_them(forged, tmp_path, capsys, mistake):
-    images = forged["root"] / "images" / "val"
-    detect_words = (detect.main, "--device", "cpu", "--project", tmp_path)
-    train_words = (train.main, *forged["train"])
-    data = forged["data"]
-    commands = {
-        "damaged image": (*detect_words, "--weights", forged["weights"], "--source", images),
-        "absent source": (*detect_words, "--weights", forged["weights"], "--source", f"none{FORGED}"),
-        "absent weights": (*detect_words, "--weights", f"none{FORGED}.pt", "--source", images),
-        "absent split": (*train_words, forged["root"] / "absent.yaml"),
-        "absent run": (*train_words, data, "--resume", f"none{FORGED}.pt"),
-        "unknown flag": (*train_words, data, f"--none{FORGED}"),
-        "checked folder": (check_data, data, "--out", tmp_path / f"checked{FORGED}", "--noplots"),
-    }
-    with pytest.raises(SystemExit):
-        call(*commands[mistake])
-    output = capsys.readouterr()
-    assert "all your disk is full" in output.out + output.err
-    assert_stays_in_its_lines(output.out)
-    assert_stays_in_its_lines(output.err)

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,19 +16,14 @@ import export
 import train
 import val
 from engine.commands import export as export_command
-from engine.commands.export import export_best
 from engine.export.graphs import ModelGraphs
 from engine.inference.model import open_model
-from engine.train.checkpoint import Progress
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
-from tests.helpers.run_checkpoints import save_checkpoint
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.config.export_formats import EXPORT_FORMATS
-from utils.config.settings import TrainConfig
-from utils.errors import UserError
 from utils.files.checksum import sha256_of
 
 CPU = torch.device("cpu")
@@ -159,22 +153,6 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert weights.with_name("best.torchscript").read_text() == "an older export"
 
 
-def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, data: Path, capsys):
-    known = {"config": {"single_cls": True}}
-    weights = write_detector(tmp_path / "a.pt", calibrated_detector(TINY_MODEL, ("item",)), **known)
-    given = ["--weights", weights, "--format", "torchscript"]
-    message = error_of(capsys, export.main, *given)
-    assert "does not name its data set" in message
-    assert "--no-check" in message
-    call(export.main, *given, "--no-check")
-    assert "next: python detect.py --weights" in capsys.readouterr().out
-    alone = tmp_path / "alone.yaml"
-    alone.write_text(f"path: {data.parent}\ntrain: images/train\nval: images/absent\nnames: [light, dark]\n")
-    assert "images/absent" in error_of(capsys, export.main, *given, "--data", alone)
-    call(export.main, *given, "--data", data)  # of two classes, which count as one
-    assert "match, 0 do not;" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -198,14 +176,6 @@ def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str
     monkeypatch.setattr(export_command, "require_packages", lambda *_, **__: None)
     assert message in error_of(capsys, export.main, "--weights", weights, "--format", "torchscript", *flags)
     assert not list(weights.parent.glob("best?*.*t*"))
-
-
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path, data: Path, capsys):
-    detector = calibrated_detector(TINY_MODEL, NAMES)
-    detector.model[0].bn.running_var[0] = float("nan")
-    weights = write_detector(tmp_path / "a.pt", detector)
-    line = error_of(capsys, export.main, "--weights", weights, "--data", data, "--no-check")
-    assert "non-finite values in 1 tensor" in line
 
 
 def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
@@ -284,41 +254,3 @@ def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
         line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "onnx"))
         assert "the package onnxscript is not installed; pip install onnxscript" in line
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.fixture
-def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The formats that `export_best` has asked for. The files are stand-ins that contain the checkpoint's checksum."""
-    asked: list[str] = []
-
-    def write(config) -> None:
-        asked.extend(config.format)
-        for name in config.format:
-            path = Path(config.weights).with_name(f"best{EXPORT_FORMATS[name].suffix}")
-            path.write_text(sha256_of(Path(config.weights)))
-
-    def describe(path: Path):
-        if len(path.read_text()) != 64:
-            raise UserError("damaged")
-        return SimpleNamespace(details={"weights_sha256": path.read_text()})
-
-    monkeypatch.setattr(export_command, "export", write)
-    monkeypatch.setattr(export_command, "describe_exported", describe)
-    return asked
-
-
-def test_a_run_exports_what_is_missing_or_of_another_checkpoint(tmp_path: Path, exports: list[str]):
-    """Whatever the times of the files are: a copy may give them any."""
-    config = TrainConfig(export=["onnx", "torchscript"])
-    save_checkpoint(tmp_path / "best.pt", Progress(), run_id="a")
-    for change, expected in (
-        (lambda: None, ["onnx", "torchscript"]),
-        (lambda: os.utime(tmp_path / "best.pt"), []),
-        (lambda: (tmp_path / "best.onnx").unlink(), ["onnx"]),
-        (lambda: (tmp_path / "best.onnx").write_text("cut"), ["onnx"]),
-        (lambda: save_checkpoint(tmp_path / "best.pt", Progress(epoch=7), run_id="a"), ["onnx", "torchscript"]),
-    ):
-        change()
-        exports.clear()
-        export_best(tmp_path, config)
-        assert exports == expected

@@ -90,16 +90,3 @@ def test_from_clone_to_onnx(tmp_path: Path):
         [python(), tmp_path / "mine.py"], cwd=clone.folder / FOLDER, capture_output=True, text=True, timeout=60
     )
     assert re.fullmatch(r"2 \[(\d+), \1, \1\]\n", done.stdout), done.stderr
-
-
-@pytest.mark.slow
-def test_quick_start(tmp_path: Path):
-    """The two commands at the top of README.md, with one epoch and small images."""
-    clone = Clone(tmp_path)
-    model = ["--model", str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "--device", "cpu"]
-    train = documented("README.md", "python train.py --name demo")
-    epochs = train[train.index("--epochs") + 1]
-    clone.run([*train, *model, "--cache-dir", str(tmp_path / ".cache" / "lockstep")], {epochs: "1", "128": "64"})
-    detect = documented("README.md", "python detect.py --weights runs/train/demo/best.pt")
-    clone.run(detect, {detect[-1]: detect[-1].replace("~", str(tmp_path))})
-    assert list((clone.folder / "runs" / "detect" / "exp").glob("*.*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import detect
 import train
+import val
+from models.weights.load import load_detector
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_content, read_csv, without_times
-from tests.helpers.scripts import SMALL, call, run_python
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
+from tests.helpers.scripts import PLAIN, SMALL, call, run_python
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
 from utils.process.spawn import free_port
@@ -125,31 +129,6 @@ def test_a_run_that_stopped_early_or_ran_out_of_time_continues(inputs, tmp_path,
 
 
 @pytest.mark.slow
-def test_training_options_work_together(inputs, tmp_path):
-    """An anchor model with all options that can be combined; then the others."""
-    hyp = tmp_path / "hyp.yaml"
-    hyp.write_text("mixup: 0.5\ndegrees: 10\nperspective: 0.0005\nalbumentations:\n- {name: Blur, p: 0.5}\n")
-    model = write_model(tmp_path / "anchors.yaml", TINY_ANCHOR_MODEL)
-    first = ["--image-weights", "--multi-scale", "--cache", "disk", "--nominal-batch", "8", "--cos-lr", "--freeze", "1",
-             "--label-smoothing", "0.1", "--single-cls", "--deterministic", "--amp", "bf16", "--patience", "1",
-             "--cache-dir", tmp_path / "cache", "--hyp", hyp, "--optimizer", "Adam", "--epochs", "2"]  # fmt: skip
-    run_python(*flags(inputs, tmp_path, *first, "--model", model, "--name", "first"))
-    last = tmp_path / "first" / "last.pt"
-    assert read_checkpoint(last)["names"] == ["object"]
-    fresh = read_checkpoint(tmp_path / "first" / "best.pt")
-    assert fresh["progress"]["updates"] <= 4  # three batches an epoch, two a step
-    run_python("train.py", "--resume", last, "--epochs", "4", "--patience", "0")
-    assert read_checkpoint(last)["progress"]["epoch"] == 4
-    second = ["--quad", "--cache", "ram", "--nominal-batch", "8", "--val-every", "2", "--weights", last, "--offline",
-              "--epochs", "3", "--exist-ok"]  # fmt: skip
-    done = run_python(*flags(inputs, tmp_path, *second, "--model", model, "--name", "second"))
-    assert "each of 2 batches of 4 images at 64 px" in done.stdout
-    table = rows(tmp_path / "second" / "results.csv")
-    assert [row["metrics/AP"] != "" for row in table] == [False, True, True]
-    run_python(*flags(inputs, tmp_path, "--rect", "--epochs", "1", "--noautoanchor", "--name", "third"))
-
-
-@pytest.mark.slow
 def test_epochs_fit_into_the_time(inputs, tmp_path):
     """The schedule ends with the last epoch, which is validated; a resumed run has the number of its checkpoint."""
     arguments = ["--time", "0.001", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD"]
@@ -190,3 +169,39 @@ def test_a_busy_port_is_one_line(inputs, tmp_path):
         assert run.codes() == [2], run.output()
         assert "port" in run.output()
         assert "Traceback" not in run.output()
+
+
+def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:
+    data = write_dataset(tmp_path / "set")
+    model = write_model(tmp_path / "pair.yaml", TINY_MODEL | {"end2end": True, "reg_max": 1})
+    folder = tmp_path / "exp"
+    given = ["--data", data, "--model", model, "--epochs", "2", *SMALL, "--project", tmp_path]
+    call(train.main, *given, "--cache-dir", tmp_path / "cache")
+    header = (folder / "results.csv").read_text().splitlines()[0]
+    assert all(f"{where}/{name}" in header for where in ("train", "val") for name in ("l1", "box_one", "cls_one"))
+    assert read_checkpoint(folder / "last.pt")["model_spec"]["end2end"] is True
+    assert load_detector(folder / "last.pt")[0].head.is_dual
+    common = ["--weights", folder / "last.pt", "--device", "cpu", "--project", tmp_path]
+    source = ["--source", data.parent / "images" / "val", "--conf-thres", "0.001", "--nosave", "--save-json"]
+
+    def rows_of(name: str, *more: str) -> list:
+        script, given = (
+            (detect.main, source) if name.startswith("detect") else (val.main, [*PLAIN, "--cache-dir", tmp_path])
+        )
+        call(script, *common, *given, "--name", name, *more)
+        return json.loads((tmp_path / name / "predictions.json").read_text())
+
+    for prefix in ("", "detect_"):
+        one = rows_of(f"{prefix}one")
+        many = rows_of(f"{prefix}many", "--nms")
+        both = rows_of(f"{prefix}both", "--iou-thres", "0.3", "--no-box-voting")
+        assert one
+        assert one != many
+        assert len(both) < len(one), "a threshold that is given is used"
+        assert {str(d) for d in both} < {str(d) for d in one}
+    assert "does nothing" not in capsys.readouterr().out
+    for name in ("idle", "detect_idle"):
+        rows_of(name, "--no-box-voting")
+    line = "last.pt: --no-box-voting does nothing: its detections need no NMS"
+    assert capsys.readouterr().out.count(line) == 2
+    assert len(rows_of("detect_agnostic", "--agnostic-nms")) < len(one)

@@ -4,7 +4,8 @@ import pytest
 
 from engine.evaluation.fitness import Fitness
 from tests.helpers.messages import refused
-from utils.class_names import class_difference, class_numbers, typed_classes
+from utils.class_names import class_numbers, typed_classes
+from utils.mirrored_classes import mirrored_classes
 
 
 @pytest.mark.parametrize(
@@ -47,20 +48,28 @@ def test_a_name_that_is_the_number_of_another_class_is_refused(flag):
             class_numbers(typed_classes(["1"]), dict(enumerate(names)), "the data set")
 
 
-@pytest.mark.parametrize("word", ["-1", "2", "[2]"])
-def test_a_number_beyond_the_classes_is_refused(word):
-    with refused(f"--classes {word.strip('[]')}: the model has classes 0 to 1"):
-        class_numbers(typed_classes([word]), {0: "a", 1: "b"}, "the model")
-
-
 @pytest.mark.parametrize(
-    ("names", "others", "difference"),
+    ("names", "flip", "pairs"),
     [
-        (("a", "b"), ["a", "b"], ""),
-        (["a"], ["a", "b"], "1 class against 2"),
-        (["a", "b"], ["a", "c"], "class 1 is 'b' against 'c'"),
-        (["\xe9"], ["e\u0301"], r"class 0 is '\xe9' against 'e\u0301', which look the same"),
+        (["left arrow", "stop", "right arrow"], "fliplr", [("left arrow", "right arrow")]),
+        (
+            ["Left shoe", "right_shoe", "hand L", "hand R"],
+            "fliplr",
+            [("Left shoe", "right_shoe"), ("hand L", "hand R")],
+        ),
+        (["thumb up", "thumb-down", "left"], "flipud", [("thumb up", "thumb-down")]),
+        (["flecha izquierda", "flecha derecha"], "fliplr", [("flecha izquierda", "flecha derecha")]),
+        (["virage à gauche", "virage à droite"], "fliplr", [("virage à gauche", "virage à droite")]),
+        (["Linksabbieger", "Rechtsabbieger"], "fliplr", [("Linksabbieger", "Rechtsabbieger")]),
+        (["strzałka w prawo", "strzałka w lewo"], "fliplr", [("strzałka w lewo", "strzałka w prawo")]),
+        (["налево", "направо", "прямо"], "fliplr", [("налево", "направо")]),
+        (["sol el", "SAĞ EL"], "fliplr", [("sol el", "SAĞ EL")]),
+        (["左转", "右转", "向上", "向下"], "fliplr", [("左转", "右转")]),
+        (["좌회전", "우회전"], "fliplr", [("좌회전", "우회전")]),
+        (["left arrow", "right hand", "up", "down", "L", "R", "leftover"], "fliplr", []),
+        (["left", "right"], "flipud", []),
+        ([], "fliplr", []),
     ],
 )
-def test_the_first_difference_between_class_names_is_described(names, others, difference):
-    assert class_difference(names, others) == difference
+def test_classes_are_a_pair_if_a_flip_exchanges_their_only_different_words(names, flip, pairs):
+    assert mirrored_classes(names, flip) == pairs

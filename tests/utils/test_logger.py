@@ -1,20 +1,10 @@
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.repository import ROOT
 from utils import logger as logger_module
 from utils.logger import configure_logging, get_logger, progress
-
-
-def test_importing_adds_no_handler():
-    code = (
-        "import logging, utils.logger; assert not logging.getLogger().handlers + logging.getLogger('lockstep').handlers"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
@@ -80,16 +70,3 @@ def test_progress_yields_every_item_and_prints_plain_lines(capsys):
     assert not {"\r", "\x1b"} & {*captured.out, *captured.err}
     with pytest.raises(ZeroDivisionError):
         list(progress((1 // number for number in (1, 0)), desc="x"))
-
-
-def test_progress_lines_follow_the_fraction_done_or_the_time(capsys, monkeypatch):
-    def lines(step_s: int, count: int, total: int | None) -> list[str]:
-        clock = iter(range(0, 100_000, step_s))
-        monkeypatch.setattr(logger_module.time, "monotonic", lambda: float(next(clock)))
-        list(progress(iter(range(count)), desc="scan", total=total))
-        return [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
-
-    configure_logging(True)
-    known = lines(1, 100, 100)
-    assert (len(known), known[0]) == (11, "scan: 10/100 (10%)")
-    assert lines(5, 9, None)[:3] == ["scan: 3", "scan: 6", "scan: 9"]

@@ -7,9 +7,8 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 
-from tests.helpers.messages import refused
 from utils.errors import UserError
-from utils.schema import Bounds, Count, build, check, parse_hint
+from utils.schema import Bounds, Count, build, check
 
 
 class Facts(TypedDict):
@@ -29,41 +28,6 @@ class Whole:
     names: dict[str, list[str]] = field(default_factory=dict)
     facts: Facts | None = None
     more: Any = None
-
-
-def test_all_mistakes_of_a_mapping_are_named_at_once():
-    """Mistakes of nested mappings are among them; each has its place."""
-    values = {"part": {"size": -1, "sise": 2}, "sides": [1], "wohle": 3}
-    with pytest.raises(UserError) as caught:
-        build(Whole, values, "x.yaml")
-    assert caught.value.parts == (
-        "x.yaml: part: size: must be at least 0, got -1",
-        "x.yaml: part: unknown key 'sise' (did you mean 'size'?)",
-        "x.yaml: sides: must be 2 values, got (1,)",
-        "x.yaml: unknown key 'wohle'",
-    )
-    assert str(caught.value).startswith("4 mistakes: (1) x.yaml: part: size: must be at least 0, got -1; (2) ")
-
-
-def test_a_file_of_mistakes_is_a_short_message():
-    with pytest.raises(UserError) as caught:
-        build(Whole, {f"{'x' * 5000}{i}": 1 for i in range(100_000)}, "x.yaml")
-    assert len(caught.value.parts) == 10
-    assert len(str(caught.value)) < 15_000
-
-
-def test_without_a_place_mistakes_are_named_with_their_key():
-    for values, message in (({}, "size: is missing"), ({"size": -1}, "size: must be at least 0, got -1")):
-        with pytest.raises(UserError) as caught:
-            build(Part, values, "")
-        assert str(caught.value) == message
-
-
-def test_filled_texts_and_lists_are_not_empty():
-    for hint, empty, filled in ((str, " ", "a"), (list[str], [], [""])):
-        assert check(filled, hint, "x", Bounds(is_filled=True)) == filled
-        with refused("x: must not be empty"):
-            check(empty, hint, "x", Bounds(is_filled=True))
 
 
 def test_plain_data_becomes_dataclasses():
@@ -97,13 +61,3 @@ def test_mistakes_are_named_with_their_place(values: object, message: str):
     with pytest.raises(UserError) as caught:
         build(Whole, values, "x.yaml")
     assert str(caught.value) == f"x.yaml: {message}"
-
-
-def test_only_unions_with_none_can_be_checked():
-    assert check(None, None | int, "x") is None
-    assert check(3, None | int, "x") == 3
-    with refused("x: must be a whole number or null, got 'a'"):
-        check("a", None | int, "x")
-    for hint in (int | str, int | str | None):
-        with pytest.raises(TypeError, match="only unions of one type and None"):
-            parse_hint(hint)

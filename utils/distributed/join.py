@@ -89,8 +89,8 @@ def _once(store: dist.Store, error: Exception) -> Exception:
             error = PeerLost(f"another process of this run has ended; its launcher prints why ({reason})")
     try:
         is_first = store.add("errors", 1) == 1
-    except dist.DistError:  # the store is gone, and with it the process that reported
-        is_first = False
+    except dist.DistError:  # the store is gone with its process: a cause is printed, if need be twice
+        is_first = not isinstance(error, PeerLost)
     line = error_line(error)
     return error if line is None or is_first else PeerFailure(line)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 
@@ -11,15 +10,18 @@ import pytest
 
 from benchmarks.gpu import checks
 from benchmarks.gpu.calls import CALLS, with_providers
-from benchmarks.gpu.parts import flags
+from benchmarks.gpu.parts import Parts, Sizes
 from benchmarks.gpu.runner import GRACE_S
 from benchmarks.speed import step
-from tests.benchmarks.gpu.stand_ins import all_parts
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 
 pytestmark = pytest.mark.benchmarks
 MAX_EXPECTED_S = {"first": 500, "again": 215}  # which leaves time for a slow start
+
+
+def all_parts() -> Parts:
+    return Parts(Sizes(), Path("folder"), "python")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -35,27 +37,6 @@ def test_the_first_calls_end_in_time_whatever_happens():
     """The last part may have to be killed."""
     for call, seconds in (("first", 540), ("again", 240)):
         assert CALLS[call].budget_s + 2 * GRACE_S < seconds
-
-
-def test_the_first_call_has_the_order_of_its_priorities():
-    parts = all_parts()
-    names = [part.name for part in CALLS["first"].choose(parts)]
-    assert names == [
-        "environment",
-        "trains with one GPU",
-        "float32 steps equal to the CPU's",
-        "no host sync in the step",
-        "steps alone, bf16 and fp16",
-        "scores of val.py equal to the CPU's",
-        "end to end, yolov8n",
-        "the costliest kernels of a step",
-        "exported files score as the checkpoint",
-        "torchrun by the loopback interface",
-        "stopped and resumed: the same bits",
-        "detects",
-        "DataParallel, twice on one device",
-        "compiled steps, batch 16",
-    ]
 
 
 class Accepted(Exception):
@@ -82,15 +63,3 @@ def test_every_command_is_accepted_by_its_program(call: str, monkeypatch: pytest
             patch.setattr(sys, "argv", [module, *arguments])
             with pytest.raises(Accepted):
                 program.main()
-
-
-def test_every_named_check_exists():
-    for where in checks.CHECKS.values():
-        module, function = where.split(":")
-        assert callable(getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)), where
-
-
-def test_settings_become_flags():
-    assert flags(batch_size=[16, 64], imgsz=320, data=Path("a/b"), variants=True, compile=False, peer="", rate=0.0) == [
-        "--batch-size", "16", "64", "--imgsz", "320", "--data", "a/b", "--variants", "--rate", "0.0",
-    ]  # fmt: skip

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.environment import ROOT
-from benchmarks.gpu.calls import CALLS, candidates, with_providers
+from benchmarks.gpu.calls import with_providers
 from benchmarks.gpu.parts import DRY_RUN_SIZES, Part, Parts
-from benchmarks.gpu.runner import Outcome, Runner, chosen_by_call, chosen_parts, main, outcome_of, run_for
-from tests.benchmarks.gpu.stand_ins import all_parts
-from utils.errors import UserError
+from benchmarks.gpu.runner import Outcome, Runner, chosen_parts, outcome_of, run_for
 
 pytestmark = pytest.mark.benchmarks
 # Packages that a GPU machine with nothing but torch's own requirements and OpenCV lacks.
@@ -50,34 +48,6 @@ def test_figures_tables_and_the_last_output_of_a_failure_are_kept():
     assert all(row.count("|") == 5 for row in found.rows())
 
 
-def test_again_runs_any_part_of_the_first_call_by_its_name():
-    """Each name selects one part, and everything that the part needs is made for it."""
-    parts = all_parts()
-    everything = candidates("again", parts)
-    for call in ("first", "again"):
-        for part in CALLS[call].choose(parts):
-            assert [found.name for found in chosen_parts("again", part.name, parts)] == [part.name]
-    assert [part.name for part in CALLS["again"].choose(parts)] == [
-        part.name for part in chosen_parts("again", "", parts)
-    ]
-    assert len({part.name for part in everything}) == len(everything)
-    exported = chosen_parts("again", "exported files", parts)
-    made = [part.name for part in with_providers(exported, parts)]
-    assert made == ["data set, small", "trains with one GPU", "exported files score as the checkpoint"]
-
-
-@pytest.mark.parametrize(("pattern", "message"), [("no such part", "matches no part of first"), ("(", "not a regular")])
-def test_a_pattern_without_parts_is_refused(pattern: str, message: str):
-    with pytest.raises(SystemExit, match=message):
-        chosen_by_call(["first"], pattern, all_parts())
-
-
-def test_a_peer_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PEER", str(tmp_path / "python"))
-    with pytest.raises(UserError, match=r"peer .*/python: no such program"):
-        main(["--list"])
-
-
 def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An intermediate result is made once, not for each part that needs it."""
     monkeypatch.setenv("BUDGET_S", "60")
@@ -108,31 +78,6 @@ def test_a_part_that_the_end_of_its_call_stops_has_not_failed(
     assert (second.verdict, second.lines) == ("SKIP", ["the time is used up"])
 
 
-def test_limits_may_be_fractions_and_must_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A quarter of two seconds is up before the part ends."""
-    monkeypatch.setenv("BUDGET_S", "2")
-    monkeypatch.setenv("SLOWDOWN", "0.25")
-    monkeypatch.setattr("benchmarks.gpu.runner.TOO_LATE_S", 0.1)
-    runner = Runner(Parts(DRY_RUN_SIZES, tmp_path), tmp_path / "out")
-    runner.run_call("first", [Part("sleeps", 100, [sys.executable, "-c", "import time; time.sleep(60)"])])
-    assert [outcome.verdict for outcome in runner.outcomes] == ["SKIP"]
-    for text in ("fast", "-1", "inf"):
-        monkeypatch.setenv("SLOWDOWN", text)
-        with pytest.raises(SystemExit, match=f"SLOWDOWN={text}: expected a number"):
-            Runner(Parts(DRY_RUN_SIZES, tmp_path), tmp_path / "out")
-
-
-def test_a_later_call_uses_what_an_earlier_one_has_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("BUDGET_S", "60")
-    parts = Parts(DRY_RUN_SIZES, tmp_path)
-    works = [sys.executable, "-c", ""]
-    parts.path_of("small").parent.mkdir()
-    parts.path_of("small").touch()
-    runner = Runner(parts, tmp_path / "out")
-    runner.run_call("first", [Part("one", 1, works, ["small"])])
-    assert [outcome.name for outcome in runner.outcomes] == ["one"]
-
-
 def without_git(folder: Path) -> Path:
     """A folder with all programs of PATH but git."""
     folder.mkdir()
@@ -160,17 +105,8 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
     )
 
 
-def test_the_environment_is_shown_on_a_bare_machine(tmp_path: Path):
-    done = gpu_script(tmp_path, "--dry", ONLY="first", PARTS="environment")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [row.split("|")[4].strip() for row in done.stdout.splitlines() if row.startswith("| ")][2:]
-    assert lines[0].startswith("OpenCV ")
-    assert lines[1].startswith("torch ")
-    assert lines[-1] == "commit unknown"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("call", "parts"), [*((call, "") for call in CALLS), ("again", "detects")])
+@pytest.mark.parametrize(("call", "parts"), [("first", ""), ("again", "detects")])
 def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: str, parts: str):
     """Parts whose packages are missing are skipped."""
     done = gpu_script(tmp_path, "--dry", ONLY=call, PARTS=parts)

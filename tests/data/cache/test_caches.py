@@ -8,18 +8,15 @@ import os
 import pickle
 import shutil
 import subprocess
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 
 from data.cache import mapped
-from data.cache.disk import CacheName, DiskCache, mapped_environment, open_disk_cache, open_full_size_cache
+from data.cache.disk import DiskCache, mapped_environment, open_disk_cache, open_full_size_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.images.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
@@ -29,7 +26,6 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.repository import ROOT
 from tests.helpers.synthetic_index import open_cache, write_rectangles
 from utils.distributed.context import torch_distributed_zero_first
-from utils.files.locks import FileLock
 
 SIZES = [(60, 80), (200, 100), (33, 47), (64, 64), (90, 300)]
 KINDS = pytest.mark.parametrize("kind", ["ram", "disk"])
@@ -84,38 +80,6 @@ def test_a_cache_returns_the_pixels_of_the_files(kind, index, cached):
     assert len(pickle.dumps(cache)) < 3000
 
 
-@pytest.mark.parametrize("kind", ["ram", "full"])
-def test_no_more_images_are_decoded_at_once_than_there_is_memory_for(kind, tmp_path, cached, monkeypatch):
-    index = write_rectangles(tmp_path / "images", [(60, 80)] * 8)
-    lock = threading.Lock()
-    now_and_most = [0, 0]
-
-    def read_slowly(*args, **options):
-        with lock:
-            now_and_most[0] += 1
-            now_and_most[1] = max(now_and_most)
-        time.sleep(0.005)
-        with lock:
-            now_and_most[0] -= 1
-        return read_source(*args, **options)
-
-    monkeypatch.setattr(mapped, "read_source", read_slowly)
-    monkeypatch.setattr(mapped, "available_memory", lambda: 4 * 2 * 3 * (60 * 80 * 3))  # a quarter is for two images
-    assert same_as_the_files(cached(kind, index, 0), index)
-    assert now_and_most == [0, 2]
-
-
-def test_memory_is_freed_with_its_cache(index, cached):
-    cache = cached("ram", index)
-    assert os.stat(cache.path).st_size > 10_000
-    view = cache[0]
-    expected = cache[0].copy()
-    path = cache.path
-    del cache
-    assert not path.exists()
-    assert np.array_equal(view, expected)  # mapped memory stays valid
-
-
 def _open_in_memory(ctx, index):
     for images in (index.take(np.array([1])), index):  # the second call shares its own memory
         with torch_distributed_zero_first(ctx):
@@ -156,26 +120,6 @@ def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, deco
     paths = list((tmp_path / "disk").glob("*.lmdb"))
     assert len(paths) == 2
     assert max(path.stat().st_size for path in paths) < 200_000  # not a sparse file of a terabyte
-
-
-@pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
-def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index, cached, tmp_path):
-    """A process that reads an older cache keeps its images, and caches of other data sets stay."""
-    index = replace(index, cache_key="train-0123")
-    other = cached(kind, replace(index, cache_key="train-4567"), imgsz)
-    before = cached(kind, index, imgsz)
-    expected = before[3].tobytes()
-    half = before.path.with_name(before.path.name.replace(CacheName.of(index).content, "half"))
-    half.touch()
-    with FileLock(half.with_suffix(".lock")) as lock:  # it is being filled
-        assert not lock.acquire()
-        changed = cached(kind, replace(index, image_files="changed"), imgsz, anew=False)
-        assert {path for path in files(tmp_path) if path.suffix == changed.path.suffix} == {
-            changed.path,
-            other.path,
-            half,
-        }
-    assert before[3].tobytes() == expected
 
 
 @pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
@@ -252,13 +196,6 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     assert decoded in (["003.png", "004.png"], ["004.png"])
 
 
-def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, caplog):
-    path = cached("full", index).path
-    os.truncate(path, path.stat().st_size - 7)
-    assert same_as_the_files(cached("full", index), index)
-    assert "it is created again" in caplog.text
-
-
 def _fill_on_node(ctx, index, folder):
     decoded = []
     plain = mapped.read_source
@@ -301,22 +238,3 @@ def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
         "the run; start again"
     ):
         cached("disk", replace(index, image_files="changed"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("ram", "--cache ram: needs 36 kB in memory, but may use only 98% of the 1 kB free; use --cache disk or none"),
-        (
-            "disk",
-            "--cache disk: needs 4.2 MB in .../disk, but may use only 98% of the 1 kB free; choose another "
-            "--cache-dir or --cache none",
-        ),
-    ],
-)
-def test_too_little_space_is_one_line(kind, message, index, cached, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    monkeypatch.setattr("data.cache.mapped.available_memory", lambda: 1000)
-    with refused(message):
-        cached(kind, index)
-    assert not [path for path in files(tmp_path) if path.suffix != ".lock"]

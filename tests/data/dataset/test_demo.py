@@ -6,7 +6,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 
 from data.dataset import demo
 from data.dataset.demo import demo_image, ensure_demo
@@ -35,13 +34,6 @@ def test_the_demo_set_is_clean_and_the_same_bytes_again(tmp_path, monkeypatch):
     assert len(list((tmp_path / "set/images/train").iterdir())) == 2
 
 
-def test_an_image_depends_only_on_its_split_number_and_seed():
-    first = demo_image("val", 7, size=96)[0]
-    assert np.array_equal(first, demo_image("val", 7, size=96)[0])
-    assert not np.array_equal(first, demo_image("train", 7, size=96)[0])
-    assert not np.array_equal(first, demo_image("val", 7, size=96, seed=1)[0])
-
-
 def test_boxes_are_around_what_differs_from_the_picture_without_the_object():
     """Each object's box has an edge of its own: pixels on both sides of it differ."""
     image, labels = demo_image("train", 1, size=128)
@@ -62,14 +54,3 @@ def test_demo_is_rendered_into_the_cache_folder_and_a_folder_of_the_user_is_kept
     (tmp_path / "mine/thesis.txt").write_text("mine")
     assert str(tmp_path / "mine") in refusal(lambda: ensure_demo(tmp_path / "mine", **SMALL))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
-
-
-def test_rendering_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    def full_disk(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full_disk)
-        with pytest.raises(Exception, match="set"):
-            ensure_demo(tmp_path / "new/set", **SMALL)
-    assert not (tmp_path / "new").exists()

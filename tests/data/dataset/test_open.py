@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 import pytest
 
-import lockstep
 import train
 import val
 from tests.data.data_set import BOX, DataSet, coco, counts, load, num_boxes, open_set, refusal, voc
@@ -17,7 +15,6 @@ from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
-from tools.search.__main__ import main as search
 from tools.shard.__main__ import main as shard
 
 
@@ -31,21 +28,6 @@ def test_a_bare_name_is_one_in_configs_unless_there_is_a_file(tmp_path, monkeypa
     own.yaml(train="images/train").rename(tmp_path / name)
     if name.endswith(".yaml"):
         assert open_set(name, ["train"]).names == ("a", "b")
-
-
-@pytest.mark.parametrize("name", ["gone.yaml", "gone", "set.zip", "train.shards", "", "a" * 300])
-def test_what_is_no_data_set_is_one_line(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "set.zip").touch()
-    (tmp_path / "train.shards").touch()
-    assert name[:100] in refusal(lambda: open_set(name, ["train"]))
-
-
-def test_a_split_that_the_data_set_does_not_have_is_refused(data):
-    data.pairs("train/x")
-    data.yaml(train="images/train")
-    for split in ("val", "test", "trian"):
-        assert split in refusal(lambda split=split: open_set(data.data, [split]))
 
 
 @pytest.mark.parametrize("state", ["missing", "empty"])
@@ -72,18 +54,6 @@ def test_an_output_inside_an_image_folder_is_refused(data, lines, name):
     lines.clear()
     open_set(data.data, ["train"], output=str(output), continues_output=True)
     assert [record.levelno for record in lines.records] == [logging.WARNING]
-
-
-@pytest.mark.parametrize("classes", [("c",), ("2",), ("-1",)])
-def test_unknown_classes_are_refused(data, classes):
-    data.pairs("train/x")
-    data.yaml(train="images/train")
-    assert classes[0] in refusal(lambda: open_set(data.data, ["train"], classes=classes))
-
-
-def test_the_message_about_missing_data_says_what_stores_its_path(data):
-    message = refusal(lambda: open_set(data.root / "gone.yaml", ["val"], stored_in="best.pt"))
-    assert message.count("best.pt") == 1
 
 
 BAD = BOX + "7 0.5 0.5 0.2 0.2\n"
@@ -136,20 +106,6 @@ def test_every_command_refuses_a_data_set_with_the_same_line(data, tmp_path, mon
     assert ended.value.code == 1
     assert reasons["train"].partition(": ")[2] in capsys.readouterr().out
     assert not (tmp_path / "runs/train").exists()
-
-
-@pytest.mark.usefixtures("preloaded")
-def test_python_and_a_search_refuse_it_with_the_same_line(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    path = lossy(data, "yolo")
-    reason = refusal(lambda: load(path, max_bad=0.1)).partition("; report:")[0]
-    model = str(write_model(tmp_path / "tiny.yaml"))
-    settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "plots": False}
-    with pytest.raises(lockstep.Error, match=re.escape(reason)):
-        lockstep.train(str(path), model=model, **settings)
-    (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")
-    flags = ["--hyp", tmp_path / "ranges.yaml", "--trials", 2]
-    assert reason in error_of(capsys, search, "--data", path, *SMALL, "--model", model, "--epochs", 1, *flags)
 
 
 def test_shards_keep_what_a_data_set_has_lost(data, tmp_path):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from data.dataset.spec import DataSource
 from data.open import open_data
-from tests.data.data_set import BOX, DataSet, boxes, coco, counts, load, open_set, refusal, voc
+from tests.data.data_set import BOX, DataSet, boxes, coco, counts, load, open_set, voc
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.ranks import run_ranks
 
@@ -156,12 +156,3 @@ def test_a_link_at_the_place_of_a_copy_is_not_written_through(tmp_path):
     with pytest.raises(Exception, match=str(copy.name)):
         stage(data, tmp_path / "stage")
     assert list((tmp_path / "theirs").iterdir()) == []
-
-
-def test_what_is_refused_is_refused_before_it_is_copied(data, tmp_path):
-    data.pairs("train/x")
-    data.yaml()
-    message = refusal(lambda: stage(data, tmp_path / "stage"))
-    assert "images/val" in message
-    assert message == refusal(lambda: open_set(data.data, BOTH))
-    assert not list(tmp_path.glob("stage/*/tree"))

@@ -57,13 +57,6 @@ def test_names_are_read_as_they_are_written(data, names):
     assert open_set(data.data).names == NAMES[names]
 
 
-def test_keys_that_describe_the_data_set_are_one_line_of_the_log(data, lines):
-    data.pairs("train/x")
-    data.yaml(train="images/train", nc=2, author="me", hash="0a", roboflow={"license": "MIT"}, names_zh=["c", "d"])
-    open_set(data.data, ["train"])
-    assert sum(all(key in text for key in ("author", "hash", "roboflow")) for text in lines.messages) == 1
-
-
 MISTAKES = [
     "names: []",
     "names: person",
@@ -114,13 +107,6 @@ def test_a_mistake_is_one_line_that_names_the_file(data, mistake):
     assert str(data.data) in refusal(lambda: open_set(data.data, ["train"]))
 
 
-@pytest.mark.parametrize("content", [{"train": "images/train"}, {"names": ["a"]}, {"names": ["a"], "train": None}])
-def test_a_yaml_without_names_or_splits_is_refused(data, content):
-    data.pairs("train/x")
-    data.file("data.yaml", yaml.safe_dump(content))
-    assert str(data.data) in refusal(lambda: open_set(data.data))
-
-
 MISSING = {
     "a folder": {"train": "images/tarin"},
     "a list": {"train": "train.txt"},
@@ -129,17 +115,6 @@ MISSING = {
     "a folder of annotations": {"train": "images/train", "annotations": {"train": "voc"}},
     "the data set": {"train": "images/train", "path": "elsewhere"},
 }
-
-
-@pytest.mark.parametrize("case", MISSING)
-def test_a_missing_path_is_refused_with_the_path_and_the_yaml(data, case):
-    data.pairs("train/x")
-    data.yaml(**MISSING[case])
-    message = refusal(lambda: open_set(data.data, ["train"]))
-    expected = {"a folder": "images/tarin", "a list": "train.txt", "one of two": "images/more"}
-    expected |= {"annotations": "a.json", "a folder of annotations": "voc", "the data set": "elsewhere"}
-    assert expected[case] in message
-    assert str(data.data) in message
 
 
 def test_the_content_of_a_data_set_is_read_as_the_same_classes(data):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.folds.assign import assign_folds, class_counts, rare_classes
-from tests.data.folds.eighteen_images import index_of
+from data.folds.assign import assign_folds
 from tests.helpers.messages import refused
 
 
@@ -62,12 +61,3 @@ def test_a_seed_decides_the_folds_and_every_fold_gets_a_group():
     assert sorted(assign_folds(np.arange(4), counts, 4, 0)) == [0, 1, 2, 3]
     with refused("--folds 3: the images form only 2 groups; use fewer folds"):
         assign_folds(np.array([0, 1, 1]), counts[:3], 3, 0)
-
-
-def test_rare_classes_are_named(config):
-    index = index_of(config)
-    assert rare_classes(index, 2) == ""
-    few = class_counts(index).sum(0)
-    note = rare_classes(index, int(few.max()) + 1)
-    assert note.startswith("2 classes with fewer boxes than there are folds")
-    assert f"light ({few[0]})" in note

@@ -6,11 +6,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from data.folds.groups import groups_of
 from tests.data.folds.eighteen_images import index_of, transfer
-from tests.helpers.messages import refused
 
 
 def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
@@ -33,34 +31,3 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
     more = index_of(config)
     assert len(set(groups_of(more, "", True))) == 17
     assert len(set(groups_of(more, "", False))) == 19
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ("(", "--groups (: not a regular expression (missing ), unterminated subpattern at position 0)"),
-        ("a{99999999999}", "--groups a{99999999999}: not a regular expression (the repetition number is too large)"),
-        ("(" * 999 + ")" * 999, "not a regular expression (maximum recursion depth exceeded...)"),
-        ("patient", "--groups patient: does not match 18 of 18 images, such as images/train/000.png"),
-        ("no.csv", "no.csv: no such file"),
-    ],
-)
-def test_groups_that_cannot_be_used(config, groups, message):
-    with refused(message):
-        groups_of(index_of(config), groups, False)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("name,group\na.png,1\n", "groups.csv: the first line must name the columns image and group"),
-        ("image,group\na.png,1\na.png,1\n./a.png,2\n", "groups.csv:4: a.png is in two groups, 1 and 2"),
-        (f"image,group\na.png,{'1' * 200_000}\n", "groups.csv: not a CSV file (field larger than...)"),
-        ("image,group\na.png,1\n", "groups.csv: has no group for 18 of 18 images, such as images/train/000.png ..."),
-    ],
-)
-def test_files_of_groups_that_cannot_be_used(config, tmp_path, content, message):
-    file = tmp_path / "groups.csv"
-    file.write_text(content)
-    with refused(message):
-        groups_of(index_of(config), str(file), False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
 from data.folds.assign import class_counts
-from data.folds.held_out import hold_out_validation, scan_settings, validation_images
+from data.folds.held_out import scan_settings, validation_images
 from data.index.load import load_index
 from data.loading.build import open_val_index
 from tests.data.folds.eighteen_images import index_of, transfer
@@ -49,20 +48,6 @@ def test_a_part_of_each_class_is_held_out(config, fraction, images):
     counts = class_counts(taken).sum(0)
     of_all = class_counts(index).sum(0)
     assert (np.abs(counts - fraction * of_all) <= 3).all()
-
-
-@pytest.mark.parametrize(("fraction", "level"), [(0.1, logging.WARNING), (0.4, logging.INFO)])
-def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, fraction, level):
-    """Two images allow only a half."""
-    data = write_dataset(tmp_path / "set", train=2, val=1)
-    data.write_text(data.read_text().replace("val: images/val", ""))
-    config = TrainConfig(data=str(data), val_fraction=fraction, cache_dir=str(tmp_path / "cache"))
-    with caplog.at_level(logging.INFO, "lockstep"):
-        hold_out_validation(DistributedContext.single(), config, load_dataset_spec(data), ())
-    (record,) = [record for record in caplog.records if "--val-fraction" in record.message]
-    assert record.levelno == level
-    assert f"{fraction}: 1 of 2 training images" in record.message
-    assert ("(50 %): near-duplicates" in record.message) == (level == logging.WARNING)
 
 
 def test_whole_groups_are_held_out(config):

@@ -11,7 +11,6 @@ from data.folds.near_duplicates import (
     duplicate_groups,
     join_groups,
     perceptual_hashes,
-    read_signatures,
     roboflow_copies,
     thumbnail,
 )
@@ -59,23 +58,6 @@ def test_equal_hashes_of_different_images_are_told_apart():
     rng = np.random.default_rng(1)
     signatures = signatures_of([smooth_image(rng, 96, 96) for _ in range(6)])
     assert duplicate_groups(signatures._replace(hashes=np.zeros(6, np.uint64))) == []
-
-
-def test_a_thousand_copies_are_one_group():
-    image = smooth_image(np.random.default_rng(2), 96, 96)
-    signatures = signatures_of([image] * 1000)
-    assert [len(group) for group in duplicate_groups(signatures)] == [1000]
-
-
-def test_damaged_images_are_named(tmp_path):
-    image = smooth_image(np.random.default_rng(0), 80, 80)
-    good = tmp_path / "a.png"
-    broken = tmp_path / "b.png"
-    good.write_bytes(cv2.imencode(".png", image)[1].tobytes())
-    broken.write_bytes(good.read_bytes()[:200])
-    signatures, warnings = read_signatures([str(good), str(broken)], 1)
-    assert signatures.comparable.tolist() == [True, False]
-    assert list(warnings) == [1]
 
 
 @pytest.mark.parametrize(("items", "pairs"), [(10, 8), (1000, 900), (1000, 3000)])

@@ -6,7 +6,6 @@ import itertools
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
@@ -99,13 +98,6 @@ def test_channels_are_read_from_one_page_from_planes_and_from_pages(tmp_path: Pa
         assert read_reduced(path, (10, 10), pixels)[1] == (20, 30)
 
 
-def test_of_pages_that_are_no_channels_the_first_is_read(tmp_path: Path):
-    pages = noise(4)
-    for page in range(4):
-        tifffile.imwrite(tmp_path / "a.tif", pages[..., page], append=page > 0, photometric="minisblack")
-    np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), np.repeat(pages[..., :1], 3, 2))
-
-
 def test_values_of_12_bits_fill_the_range(tmp_path: Path):
     values = noise(1, 12)[..., 0]
     tifffile.imwrite(tmp_path / "a.tif", values, bitspersample=12, photometric="minisblack")
@@ -128,15 +120,6 @@ def test_other_tiffs_are_refused(tmp_path: Path, samples: np.ndarray, options: d
     for refuse in (check_image, read_image):
         with refused("a.tif: ..."):
             refuse(tmp_path / "a.tif", pixels=pixels)
-
-
-def test_a_cut_file_of_pages_is_refused(tmp_path: Path):
-    assert cv2.imwritemulti(str(tmp_path / "a.tif"), list(np.moveaxis(noise(5, 16), -1, 0).copy()))
-    data = (tmp_path / "a.tif").read_bytes()
-    for keep in (8, 100, len(data) // 2, len(data) - 100):
-        (tmp_path / "a.tif").write_bytes(data[:keep])
-        with refused("a.tif: ..."):
-            check_image(tmp_path / "a.tif", pixels=PixelFormat(5, 16))
 
 
 def test_without_tifffile_usual_tiffs_are_read_and_others_name_the_package(tmp_path: Path, monkeypatch):

@@ -139,10 +139,3 @@ def test_a_damaged_cache_is_made_anew(three, tmp_path):
         path.write_bytes(damaged)
         assert boxes(load(three.data, cache_dir=str(cache))) == expected
         assert path.read_bytes() == whole
-
-
-def test_a_cache_that_cannot_be_written_is_only_a_warning(three, tmp_path, lines):
-    (tmp_path / "file").touch()
-    assert len(load(three.data, cache_dir=str(tmp_path / "file/cache"))) == 2
-    assert "WARNING" in [record.levelname for record in lines.records]
-    shutil.rmtree(three.root)

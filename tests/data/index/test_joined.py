@@ -63,22 +63,6 @@ def test_a_fraction_is_of_the_whole_and_held_out_images_may_be_of_any_part(sets)
     assert len(load(spec)) == 2
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"train": ["one/data.yaml", "one/images/train"]},
-        {"train": ["one/data.yaml", "gone.yaml"]},
-        {"train": ["one/data.yaml", "data.yaml"]},
-        {"train": ["one/data.yaml"], "annotations": "voc"},
-        {"train": ["one/data.yaml", "two/data.yaml"], "names": ["light", "dark"]},
-        {"test": ["one/data.yaml"]},
-    ],
-)
-def test_mistakes_are_one_line_that_names_a_file(sets, content):
-    sets.file("data.yaml", yaml.safe_dump(content))
-    assert ".yaml" in refusal(lambda: [load(sets.data, split) for split in content if split in ("train", "test")])
-
-
 def test_a_data_set_is_extended_by_the_classes_of_a_model(sets):
     """As for a model that keeps its classes: its first ones are matched without case."""
     spec = open_set(sets.root / "one/data.yaml", ["train"]).extended(("Dark", "tree"), "best.pt")

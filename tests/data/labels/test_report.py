@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data.labels.findings import BAD_ROW, FITTED, KINDS, UNSUPPORTED
+from data.labels.findings import BAD_ROW, FITTED, UNSUPPORTED
 from tests.data.data_set import DataSet, load, open_set, refusal, voc
-from tests.helpers.repository import ROOT
 
 BAD = "0 0.5 0.5 0.2\n"
 
@@ -98,13 +97,3 @@ def test_a_held_out_or_chosen_part_is_judged_by_all_labels(data):
     refusal(lambda: data.index(max_bad=0.05, fraction=0.5))
     refusal(lambda: data.index(max_bad=0.05, single_cls=True))
     refusal(lambda: load(open_set(data.data, ["train"], classes=("b",)), max_bad=0.05))
-
-
-def test_there_are_at_most_a_dozen_kinds_and_the_page_has_a_row_of_each():
-    assert len(KINDS) <= 12
-    page = (ROOT / "docs" / "checks.md").read_text(encoding="utf-8")
-    rows = [line.strip().strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
-    cells = {row[0].strip(" `"): " ".join(row[1:]) for row in rows}
-    for kind, facts in KINDS.items():
-        assert facts.meaning in cells[kind]
-        assert facts.remedy in cells[kind]

@@ -74,12 +74,15 @@ def test_an_image_whose_rows_are_all_lost_is_left_out(data):
 
 
 def test_a_box_that_exceeds_its_image_is_clipped(data):
-    data.pairs("train/x", rows="0 0.9 0.5 0.4 0.5\n0 0.5 0.5 1.000001 1\n")
+    """The area of an object, here a triangle, shrinks as its box does."""
+    triangle = "0 0.75 0.25 1.25 0.25 0.75 0.75"
+    data.pairs("train/x", rows=f"0 0.9 0.5 0.4 0.5\n0 0.5 0.5 1.000001 1\n{triangle}\n")
     data.yaml()
     index = data.index()
-    assert boxes(index) == {"x": [("a", 56, 15, 24, 30), ("a", 0, 0, 80, 60)]}
-    assert places(index, FITTED) == ["labels/train/x.txt:1"]
-    assert counts(index) == Counts(1, 2)
+    assert boxes(index) == {"x": [("a", 56, 15, 24, 30), ("a", 0, 0, 80, 60), ("a", 60, 15, 20, 30)]}
+    assert index.area_px.tolist() == pytest.approx([24 * 30, 80 * 60, 20 * 30 / 2], rel=1e-5)
+    assert places(index, FITTED) == ["labels/train/x.txt:1", "labels/train/x.txt:3"]
+    assert counts(index) == Counts(1, 3)
 
 
 def test_a_repeated_row_is_scored_each_time_and_trained_on_once(data):

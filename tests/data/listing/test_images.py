@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
 from data.labels.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED
-from tests.data.data_set import BOX, Counts, counts, num_boxes, places, refusal
+from tests.data.data_set import BOX, Counts, counts, num_boxes, places
 
 
 def test_images_of_folders_are_sorted_by_name_and_others_are_counted(data):
@@ -121,27 +119,3 @@ def test_lists_of_one_split_may_share_images(data):
     data.file("two.txt", "images/train/b.png\n")
     data.yaml(train=["one.txt", "two.txt"])
     assert data.counts()[:2] == (2, 2)
-
-
-@pytest.mark.parametrize("train", ["images/none", "empty", "none.txt", "empty.txt", "data.yaml", "images/train/a.png"])
-def test_a_split_without_images_is_refused_with_its_path(data, train):
-    data.pairs("train/a")
-    (data.root / "empty").mkdir()
-    data.file("empty.txt", "\n")
-    data.yaml(train=train)
-    assert f"{data.root}/{train}" in refusal(data.index)
-
-
-def test_a_folder_that_cannot_be_read_is_refused(data, monkeypatch):
-    """Its images would be missing in silence."""
-    data.pairs("train/a", "train/locked/b")
-    data.yaml()
-    plain = os.scandir
-
-    def scandir(path="."):
-        if str(path).endswith("images/train/locked"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return plain(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert "images/train/locked" in refusal(data.index)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from data.loading.build import data_facts, loader_workers, log_loader_workers
+from data.loading.build import data_facts, loader_workers
+from data.loading.prefetcher import Prefetcher
 from tests.data.loading.small_loader import SINGLE
-from tests.helpers.messages import refused
+from tests.helpers.tiny import make_batch
+from utils.batches import Batch, map_tensors
 from utils.config.settings import TrainConfig, ValConfig
 
 
@@ -25,40 +27,11 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(monkeypatch
     assert loader_workers(5, ctx) == 5
 
 
-def test_more_workers_than_cores_are_our_warning_and_not_torchs(open_loader, caplog, monkeypatch):
-    monkeypatch.setattr("data.loading.build.available_cores", lambda: 2)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_loader(workers=9)
-    assert [record.levelname for record in caplog.records if "--workers 9" in record.message] == ["WARNING"]
-    caplog.clear()
-    log_loader_workers(2, SINGLE, "val")
-    assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"imgsz": 100}, "--imgsz 100: not a multiple of the model's stride 32; use 96 or 128"),
-        ({"imgsz": 640_000_000}, "--imgsz 640000000: too large; use 65536 or less"),
-    ],
-)
-def test_impossible_loader_settings_are_one_line(open_loader, options, message):
-    with refused(message):
-        open_loader(**options)
-
-
 @pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize("config", [TrainConfig, ValConfig])
 def test_images_of_a_validation_are_padded_to_squares_if_the_head_wants_them(open_loader, squares, config):
     loader = open_loader(training=False, imgsz=160, squares=squares, config=config)
     assert all(batch.images.shape[2] == batch.images.shape[3] for batch in loader) == squares
-
-
-def test_a_validation_batch_fits_one_process(open_loader, monkeypatch):
-    monkeypatch.setattr("data.loading.build.MAX_VALIDATION_BATCH", 10)
-    assert max(len(batch.images) for batch in open_loader(training=False, batch_size=512, squares=True)) == 10
 
 
 @pytest.mark.parametrize(
@@ -75,3 +48,50 @@ def test_copies_of_a_data_set_that_lead_to_other_epochs_have_other_facts(index, 
     facts, other = data_facts("train", index), data_facts("train", changed)
     assert facts == data_facts("train", replace(index))
     assert len({name for name in facts if facts[name] != other[name]}) == 1
+
+
+CPU = torch.device("cpu")
+
+
+class Loader:
+    """Yields ten batches and counts those that were fetched."""
+
+    def __init__(self) -> None:
+        self.fetched = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in range(10):
+            self.fetched += 1
+            yield replace(make_batch(1, seed=number), indices=torch.tensor([number]))
+
+
+def test_batches_arrive_in_order_and_are_fetched_ahead():
+    loader = Loader()
+    prefetcher = Prefetcher(iter(loader), device=CPU)
+    seen = []
+    fetched = []
+    for wanted in (1, 1, 2, 2, 1, 0, 0):
+        seen.append(int(next(prefetcher).indices))
+        prefetcher.prefetch(wanted)
+        fetched.append(loader.fetched)
+    assert seen == list(range(7))
+    assert fetched == [2, 3, 5, 6, 6, 6, 7]
+    assert [int(b.indices) for b in prefetcher] == [7, 8, 9]
+    assert prefetcher.pop_wait_time() > 0 == prefetcher.pop_wait_time()
+
+
+def test_errors_in_the_data_are_raised():
+    prefetcher = Prefetcher((make_batch(1 // number) for number in (1, 0)), device=CPU)
+    next(prefetcher)
+    with pytest.raises(ZeroDivisionError):
+        prefetcher.prefetch(1)
+
+
+def test_the_allocator_knows_the_stream_that_uses_a_batch(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
+    batch = make_batch(2).to("meta")
+    batch.record_stream("stream")
+    moved = []
+    map_tensors(batch, lambda tensor: tensor.device.type == "meta" and moved.append(tensor))
+    assert {id(tensor) for tensor, _ in told} == set(map(id, moved))

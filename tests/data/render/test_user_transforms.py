@@ -15,11 +15,11 @@ from utils.batches import SampleKey
 from utils.boxes import cxcywh_to_xyxy
 
 
-def transformed(entries, *, labels=((2, 0.5, 35 / 80, 0.4, 30 / 80),)):
+def transformed(entries, *, labels=((2, 0.5, 35 / 80, 0.4, 30 / 80),), epoch=0, position=0, seed=0):
     image = np.full((80, 100, 3), 114, np.uint8)
     image[20:50, 30:70] = OBJECT
-    transforms = pickle.loads(pickle.dumps(UserTransforms(entries, seed=0)))  # as workers that are spawned get them
-    return transforms(image, np.array(labels, np.float32), SampleKey(0, 0, 0, (80, 100)))
+    transforms = pickle.loads(pickle.dumps(UserTransforms(entries, seed=seed)))  # as workers that are spawned get them
+    return transforms(image, np.array(labels, np.float32), SampleKey(0, epoch, position, (80, 100)))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,16 @@ def test_boxes_move_with_the_pixels(entry):
     box = cxcywh_to_xyxy(labels[0, 1:].astype(np.float64)) * (100, 80, 100, 80)
     ys, xs = np.nonzero(image[..., 0] > (114 + OBJECT[0]) / 2)
     np.testing.assert_allclose(box, [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], atol=0.75)
+
+
+def test_random_numbers_follow_from_seed_epoch_and_position():
+    def crops(**changes):
+        entry = {"name": "RandomCrop", "height": 40, "width": 40, "p": 1}
+        where = {"labels": ((0, 0.5, 0.5, 1, 1),), **changes}
+        return [transformed([entry], position=position, **where)[0].tobytes() for position in range(8)]
+
+    assert crops() == crops()
+    assert len({*crops(), *crops(epoch=1), *crops(seed=1)}) > 16  # a few crops show the same
 
 
 def test_every_visible_piece_of_an_ignore_region_is_kept():

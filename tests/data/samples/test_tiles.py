@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data.cache import mapped
 from data.dataset.yaml_file import load_dataset_spec
 from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
@@ -95,35 +92,6 @@ def test_labels_are_what_a_tile_shows(visibility):
                 c = -2 - images.classes[row] if is_ignored else images.classes[row]
                 rows.append([c, (x1 + x2) / 2 / SIDE, (y1 + y2) / 2 / SIDE, (x2 - x1) / SIDE, (y2 - y1) / SIDE])
             np.testing.assert_allclose(labels[position == at], rows, atol=1e-6)
-
-
-def test_the_grid_has_the_labels_of_tiles_that_stay():
-    tiles = tiled(seed=None)
-    numbers = np.arange(len(tiles.tile_index))
-    for actual, want in zip(tiles.labels_of(numbers, 9), tiles.tile_index.labels_of(numbers)):
-        np.testing.assert_array_equal(actual, want)
-
-
-def test_many_boxes_on_many_tiles_take_little_memory():
-    """The tiles are compared with the boxes of their image in parts: all pairs would take more than 100 MB."""
-    num_boxes = 2000
-    corners = np.random.default_rng(0).uniform(0, 3900, (num_boxes, 2))
-    index = index_of(
-        names=["a"],
-        paths=["0.png"],
-        image_hw=np.array([[4000, 4000]]),
-        offsets=np.array([0, num_boxes]),
-        boxes_xywh_px=np.concatenate([corners, np.full((num_boxes, 2), 20.0)], 1),
-        classes=np.zeros(num_boxes, int),
-    )
-    tracemalloc.start()
-    try:
-        tiles = TiledIndex(index, SIDE, hyp=Hyperparameters(), seed=0)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(tiles.image) * num_boxes > 2_000_000
-    assert peak_bytes < 50e6
 
 
 def test_pixels_are_parts_of_the_image():
@@ -214,19 +182,3 @@ def test_validation_batches_are_tiles_of_whole_images(data):
                 assert (((centers[:, None] > low) & (centers[:, None] < high)).all(2).any(1)).all()
     assert sorted(seen) == list(range(len(tiles.tile_index)))
     assert loader.index.ground_truth().max_det == 100 * np.bincount(tiles.image).max()
-
-
-def test_images_are_decoded_once_and_stay_for_the_next_run(data, monkeypatch):
-    decoded = []
-    read = mapped.read_source
-    monkeypatch.setattr(
-        mapped, "read_source", lambda path, *args, **more: decoded.append(path) or read(path, *args, **more)
-    )
-    for _ in range(2):
-        loader = train_loader(data)
-        loader.render(0, 0)
-        assert len(decoded) == 5
-        path = loader.samples.reader.image_cache.path
-        assert path.parent == Path(os.environ["XDG_CACHE_HOME"], "lockstep")
-        del loader
-    assert path.exists()

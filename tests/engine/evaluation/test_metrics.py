@@ -43,6 +43,18 @@ def test_ap_equals_pycocotools_on_random_detections(seed):
     assert_equals_coco(gt, table, num_classes)
 
 
+@pytest.mark.parametrize("left", [0, 4])
+def test_of_two_objects_that_a_detection_overlaps_equally_it_gets_pycocotools_choice(left):
+    """A second detection is of one of them: it is wrong if the first has got that one."""
+    objects = np.array([[0.0, 0, 10, 10], [4, 0, 10, 10]])
+    gt = make_ground_truth(
+        objects, classes=np.zeros(2), area=np.full(2, 100), image=np.zeros(2), num_images=1, num_classes=1
+    )
+    boxes = [[2, 0, 12, 10], [left, 0, left + 10, 10]]
+    table = make_table(image=[0, 0], boxes=boxes, scores=[0.9, 0.8], classes=[0, 0])
+    assert_equals_coco(gt, table, 1)
+
+
 def test_tied_scores_rank_by_image_id():
     gt, table, num_classes = random_case(5, rounding=1)
     ids = np.random.default_rng(0).permutation(gt.num_images) + 100

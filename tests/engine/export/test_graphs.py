@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from engine.export.graphs import EndToEnd, Raw, kept_pairs
 from tests.helpers.exports import FAMILIES, calibrated_detector, noise_images, shallow_spec
@@ -44,3 +45,23 @@ def test_suppression_is_greedy_and_by_class():
     keep = kept_pairs(boxes, torch.zeros(1, 12), candidates, 0.4)
     assert keep[0].tolist() == [True, False] * 6
     assert kept_pairs(boxes, torch.arange(12.0)[None], candidates, 0.4).all()
+
+
+class Fixed(nn.Module):
+    """Stands in for a detector that finds the same objects in each image."""
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        return [images]
+
+    def decode(self, raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        boxes = torch.tensor([[0.0, 0, 10, 10], [1, 0, 11, 10], [40, 0, 50, 10], [0, 40, 10, 50]])
+        scores = torch.tensor([[0.9, 0.0], [0.8, 0.0], [0.0, 0.5], [0.0005, 0.0]])
+        return boxes.expand(len(raw[0]), -1, -1), scores.expand(len(raw[0]), -1, -1)
+
+
+def test_rows_after_the_last_detection_are_zeros():
+    """Neither a suppressed box nor one of a score below validation's is a row."""
+    for rows in EndToEnd(Fixed(), half=False, nms_iou=0.5)(torch.zeros(2, 3, 64, 64)):
+        assert rows[0].tolist() == pytest.approx([0, 0, 10, 10, 0.9, 0])
+        assert rows[1].tolist() == pytest.approx([40, 0, 50, 10, 0.5, 1])
+        assert not rows[2:].any()

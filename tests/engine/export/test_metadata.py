@@ -12,7 +12,6 @@ from torch import Tensor
 from engine.export.formats import Session
 from engine.export.metadata import ExportMetadata, parse_metadata
 from engine.inference.model import ExportedModel
-from tests.helpers.messages import refused
 from utils.boxes import xyxy_to_cxcywh
 from utils.errors import UserError
 
@@ -84,22 +83,6 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
     pixels = torch.rand(images, 3, 64, 96)
     (output,) = opened(run, OURS, (3, 3, 64, 96))(pixels)
     torch.testing.assert_close(output[:, 0, 0], pixels.mean((1, 2, 3)))
-
-
-def test_an_error_of_the_runtime_is_one_line_with_the_file():
-    """Except for limits of the machine, which are explained where a program ends."""
-
-    def run(images: Tensor) -> Tensor:
-        if images.shape[2] == 256:
-            raise MemoryError
-        raise RuntimeError("Shapes do\nnot match")
-
-    with refused("model.onnx: cannot process an image of 128x96 pixels (Shapes do not match)"):
-        opened(run, OURS)(torch.zeros(1, 3, 128, 96))
-    with pytest.raises(MemoryError):
-        opened(run, OURS)(torch.zeros(1, 3, 256, 96))
-    with refused("model.onnx: returns results of 1 for a batch of 2 images"):
-        opened(lambda images: COLUMNS[None], OURS)(torch.zeros(2, 3, 64, 96))
 
 
 def test_metadata_read_back():

@@ -98,15 +98,23 @@ def test_a_late_first_gradient_starts_with_zero_momentum(tmp_path):
     assert all("momentum_buffer" in sgd.optimizers[0].state[p] for p in model.parameters())
 
 
+class Scale(nn.Module):
+    """A layer of a user, whose factors are no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(5))
+
+
 def test_groups_contain_each_trained_parameter_once():
-    model = network()
+    model = network().append(Scale())
     model[3].bias.requires_grad_(False)
     groups = split_parameters(model)
     names = {id(p): n for n, p in model.named_parameters()}
     found = {kind: sorted(names[id(p)] for p in group) for kind, group in groups.items()}
     assert found == {
         "weight": ["0.weight", "3.weight", "5.weight"],
-        "norm": ["1.weight"],
+        "norm": ["1.weight", "6.factor"],
         "bias": ["1.bias", "5.bias"],  # 3.bias is frozen
     }
 
@@ -286,9 +294,13 @@ def _sharded_and_whole(ctx: DistributedContext, name: str) -> tuple[bool, int, b
     take_steps(ours, sharded, 3)
     take_steps(theirs, build(theirs, name, **settings), 3)
     equal = all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
+    dist.broadcast = broadcast
     return equal, len(messages) // 3 // len(sharded.optimizers), strides == [p.stride() for p in ours.parameters()]
 
 
-@pytest.mark.parametrize("name", ["SGD", "Muon"])
-def test_each_process_sends_its_parameters_in_one_message(name):
-    assert run_ranks(2, _sharded_and_whole, name) == [(True, 2, True)] * 2
+def _sharded_by_rule(ctx: DistributedContext) -> list[tuple[bool, int, bool]]:
+    return [_sharded_and_whole(ctx, name) for name in ("SGD", "Muon")]
+
+
+def test_each_process_sends_its_parameters_in_one_message():
+    assert run_ranks(2, _sharded_by_rule) == [[(True, 2, True)] * 2] * 2

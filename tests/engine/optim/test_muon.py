@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from engine.optim import muon
 from engine.optim.build import split_parameters
-from engine.optim.muon import Muon, iteration_dtype, orthogonalize, plan_batches
-from models.detector import build_detector, build_on_meta
-from models.spec import load_spec
+from engine.optim.muon import Muon, iteration_dtype, orthogonalize
+from models.detector import build_detector
 from tests.helpers.kernel_count import KernelCount
 
 SHAPES = [
@@ -180,29 +179,6 @@ def test_gradients_may_have_another_memory_layout():
     for parameters in (a, b):
         Muon(parameters, **OPTIONS).step()
     assert all(torch.equal(p, q) for p, q in zip(a, b))
-
-
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov8x", "yolo11n", "yolo26n", "yolov9t", "yoloxnano"])
-def test_padding_gives_few_batches_with_little_waste(name):
-    model = build_on_meta(load_spec(name), 80)
-    shapes = [(p.shape[0], p[0].numel()) for p in split_parameters(model)["weight"]]
-    batches = plan_batches(shapes, padded=True)
-    assert sorted(number for batch in batches for number in batch.members) == list(range(len(shapes)))
-    for batch in batches:
-        for number in batch.members:
-            assert min(shapes[number]) <= batch.rows
-            assert max(shapes[number]) <= batch.columns
-    exact = {tuple(sorted(shape)) for shape in shapes}
-    padded = sum(len(batch.members) * batch.rows * batch.columns for batch in batches)
-    values = sum(rows * columns for rows, columns in shapes)
-    assert len(batches) <= min(10, len(exact) // 2)
-    assert padded - values <= muon._BATCH_COST * (len(exact) - len(batches))
-    assert padded < 1.1 * values + 6e6
-
-
-def test_very_different_shapes_are_not_padded_to_one():
-    assert len(plan_batches([(1024, 9216)] * 3 + [(16, 32)] * 500, padded=True)) == 2
-    assert plan_batches([], padded=True) == []
 
 
 def test_a_padded_step_launches_few_kernels(monkeypatch):

@@ -2,16 +2,8 @@ import math
 
 import pytest
 
-from engine.optim.schedule import (
-    Schedule,
-    StepPlan,
-    build_schedule,
-    epochs_in_time,
-    few_steps_warning,
-    new_layers_lr_mult,
-    step_plan,
-)
-from utils.config.settings import Hyperparameters, TrainConfig
+from engine.optim.schedule import Schedule, StepPlan, build_schedule, epochs_in_time, new_layers_lr_mult
+from utils.config.settings import Hyperparameters
 
 
 def schedule(**changes) -> Schedule:
@@ -73,21 +65,6 @@ def test_a_run_of_one_step_has_a_schedule():
 def test_warmup_takes_at_most_a_quarter_of_the_steps(warmup_epochs, steps):
     plan = StepPlan(accumulate=1, per_epoch=10, epochs=10)
     assert build_schedule(Hyperparameters(warmup_epochs=warmup_epochs), plan, cosine=False).warmup_steps == steps
-
-
-@pytest.mark.parametrize(
-    ("epochs", "weights", "message"),
-    [
-        (27, "", "only 243 steps; training from random weights needs about 250: --epochs 28, or start from --weights"),
-        (34, "", ""),
-        (11, "a.pt", "only 99 steps; fine-tuning needs about 100: --epochs 12"),
-        (12, "a.pt", ""),
-    ],
-)
-def test_a_run_of_few_steps_names_the_epochs_that_are_enough(epochs, weights, message):
-    plan = step_plan(TrainConfig(epochs=epochs, batch_size=16, nominal_batch=16, weights=weights), 9)
-    warning = few_steps_warning(plan, from_weights=bool(weights))
-    assert warning == (f"the run has {message}" if message else "")
 
 
 @pytest.mark.parametrize(("total", "factor"), [(1, 2), (50, 2), (80, 1.25), (100, 1), (10_000, 1)])

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from dataclasses import replace
-
 import pytest
 
 from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
 from tests.helpers.messages import refused
-from tests.helpers.repository import ROOT
 from utils.distributed.context import DistributedContext
-from utils.errors import INTERRUPTED, REQUEUE, PeerFailure, Stopped
+from utils.errors import INTERRUPTED, REQUEUE, Stopped
 from utils.process.signals import StopSignals
 
 CONTINUATION = "continue with: --resume last.pt"
@@ -90,45 +85,3 @@ def test_a_failure_stops_the_run_and_is_its_error():
     assert after_step(control, control.flags()) is Action.STOP
     with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
         control.raise_if_aborted("1 epoch", CONTINUATION)
-
-
-def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
-    """It raises when nothing else is left to do; the other processes end without an error."""
-    control = build()
-    control.raise_if_aborted("1 epoch", CONTINUATION)
-    assert control.late_failure(CONTINUATION) is None
-    monkeypatch.setattr("engine.parallel.control.all_objects", lambda ctx, value: [value, "on_end failed"])
-    assert str(control.late_failure(CONTINUATION)) == f"on_end failed; when it is fixed, {CONTINUATION}"
-    other = RunControl(replace(DistributedContext.single(), rank=1), StopSignals())
-    other.fail("on_end failed")
-    assert other.late_failure(CONTINUATION) is None
-
-
-def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):
-    answers = iter([0, 1])  # no signal, a failure
-    monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: next(answers))
-    with pytest.raises(PeerFailure):
-        build().raise_if_aborted("1 epoch", CONTINUATION)
-
-
-STALL = """
-import time
-from engine.parallel import control
-from utils.distributed.context import DistributedContext
-from utils.process.signals import StopSignals
-control.STALL_S = 0.3
-
-def stall():
-    time.sleep(1)
-
-with control.RunControl(DistributedContext.single(), StopSignals()).training():
-    stall()
-time.sleep(1)
-"""
-
-
-def test_a_stall_prints_the_stacks():
-    done = subprocess.run([sys.executable, "-c", STALL], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "in stall" in done.stderr
-    assert "in <module>" in done.stderr
-    assert done.stderr.count("Timeout") <= 3  # not after the training

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from engine.optim.build import OptimizerSettings, build_optimizer
-from engine.parallel.ddp import DataParallel, average_buffers, bucket_mebibytes, freeze_unused, parallelize
+from engine.parallel.ddp import DataParallel, average_buffers, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.steps import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
@@ -183,12 +183,6 @@ def test_averaging_keeps_buffers_that_are_equal_on_all_ranks():
     for mean, variance in run_ranks(3, _averaged):
         assert torch.equal(mean, torch.linspace(-1, 1, 64).exp())
         assert (variance == 3.0).all()
-
-
-def test_buckets_contain_a_quarter_of_the_gradients_within_bounds():
-    assert bucket_mebibytes(nn.Linear(8, 8)) == 1
-    assert bucket_mebibytes(nn.Linear(2048, 1024, bias=False)) == 2
-    assert bucket_mebibytes(nn.Linear(2**14, 2**14, device="meta")) == 25
 
 
 _ROUNDS_DIFFERENTLY = """

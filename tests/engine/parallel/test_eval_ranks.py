@@ -98,31 +98,6 @@ def test_a_dead_evaluating_process_ends_the_job_and_nothing_is_lost(inputs, tmp_
     assert epoch >= 1
 
 
-@pytest.mark.slow
-def test_a_run_that_a_callback_ends_counts_its_newest_epoch(inputs, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "user_ends.py").write_text("def on_step(run):\n    if run.step == 8:\n        run.stop()\n")
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder, ranks, more in zip(folders, (1, 2), ((), LATE)):
-        with Processes(tmp_path / f"{folder.name}.txt", faults="rated") as run:
-            run.ranks(ranks, *flags(inputs, folder, "--callbacks", "user_ends:on_step", *more))
-            assert set(run.codes()) == {0}, run.output()
-    assert_same_run(folders[0] / "exp", folders[1] / "exp")
-
-
-@pytest.mark.parametrize(
-    ("world_size", "more", "complaint"),
-    [(1, LATE, "at least one must train"), (2, (*LATE, "--image-weights"), "--eval-ranks and --image-weights")],
-)
-def test_mistakes_end_in_one_line(inputs, tmp_path, world_size, more, complaint):
-    with Processes(tmp_path / "log.txt") as run:
-        run.ranks(world_size, *flags(inputs, tmp_path, *more))
-        assert run.codes()[0] == 2
-        run.kill_all()
-        assert run.output().count("error: ") == 1
-        assert complaint in run.output()
-
-
 def test_messages_of_any_size_arrive_and_an_error_reaches_the_training_processes(tmp_path):
     ctx = replace(DistributedContext.single(), store=dist.HashStore(), eval_ranks=1)
     weights = {"a": torch.arange(3_000_000.0)}

@@ -11,7 +11,6 @@ from torch import nn
 
 from engine.optim.ema import ModelEma
 from engine.parallel import sync_bn
-from engine.parallel.ddp import average_buffers
 from engine.parallel.sync_bn import GlobalBatchNorm2d, convert_sync_bn
 from models.detector import build_detector
 from tests.helpers.kernel_count import KernelCount
@@ -118,18 +117,6 @@ def test_synchronized_statistics_equal_one_process_with_the_whole_batch():
             for key, value in model.state_dict().items():
                 if value.is_floating_point():
                     torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
-
-
-def _average(ctx):
-    model = nn.BatchNorm2d(3)
-    model.running_mean.fill_(ctx.rank)
-    average_buffers(model, ctx)
-    return model.running_mean
-
-
-def test_buffers_are_averaged_over_ranks():
-    for mean in run_ranks(2, _average):
-        assert mean.tolist() == [0.5, 0.5, 0.5]
 
 
 def _mixed(ctx):

@@ -103,7 +103,6 @@ SGD = (TINY_ANCHOR_MODEL, ["--optimizer", "SGD", "--epochs", "2", "--nominal-bat
     ("model", "more", "counts"),
     [
         pytest.param(*MUON, (2,), id="anchor-free, Muon, two"),
-        pytest.param(*MUON, (4,), id="anchor-free, Muon, four", marks=pytest.mark.slow),
         pytest.param(*SGD, (2, 4), id="anchors, SGD, accumulated", marks=pytest.mark.slow),
     ],
 )

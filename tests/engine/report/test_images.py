@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from engine.evaluation.matching import match_detections
-from engine.report.images import COLORS, Outline, PhotoFile, draw_batch, photo, worst_images
+from engine.report.images import COLORS, PhotoFile, draw_batch, worst_images
 from engine.report.issues import CheckedSplit, LabelBox
 from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
 from utils.batches import Batch, Targets
-from utils.detections import Detections
 
 
 def test_the_images_with_the_most_errors_come_first_with_each_error(tmp_path):
@@ -63,15 +62,6 @@ def test_a_window_shows_the_box_and_the_image_around_it(box, window):
     assert low_y <= 0 < 200 <= high_y
 
 
-def test_a_dark_image_is_brightened_and_one_that_cannot_be_read_says_so(tmp_path):
-    cv2.imwrite(str(tmp_path / "a.png"), np.tile(np.arange(40, dtype=np.uint16), (40, 1)))
-    source = PhotoFile(str(tmp_path / "a.png"), 40, 40)
-    picture = photo(source, source.whole(), 40, [Outline((5, 5, 20, 20), "missed")], label="x").picture
-    assert photos_of(HtmlPage(str(picture)))["x"].max() > 200
-    absent = PhotoFile(str(tmp_path / "b.png"), 40, 40)
-    assert "cannot be read" in photo(absent, absent.whole(), 40, [], label="x").picture
-
-
 def make_batch(images: torch.Tensor, labels: list[np.ndarray], paths: tuple[str, ...]) -> Batch:
     count = len(images)
     none = torch.zeros(count, 4)
@@ -92,21 +82,3 @@ def test_batch_sheet_shows_targets_of_the_right_image(images):
     assert not sheet[:48, :64].any()
     assert not sheet[66:114, :64].any()
     assert draw_batch(make_batch(images[:0], [], ()), ["thing"]) is None
-
-
-def test_detection_sheet_pairs_labels_with_predictions():
-    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    detections = Detections(
-        boxes_xyxy=torch.tensor([[[8.0, 30, 24, 60], [30, 30, 60, 60]], [[0, 0, 0, 0], [0, 0, 0, 0]]]),
-        scores=torch.tensor([[0.9, 0.1], [0.0, 0.0]]),
-        classes=torch.zeros(2, 2, dtype=torch.long),
-        counts=torch.tensor([2, 0]),
-    )
-    batch = make_batch(images, [np.zeros((0, 5), np.float32)] * 2, ("a/x.jpg", "y.jpg"))
-    sheet = draw_batch(batch, ["t"], detections, threshold=0.1)
-    right = sheet[:64, 66:130]
-    assert sheet.shape == (64, 4 * 66 - 2, 3)
-    assert right[31:48, 8:24].any()
-    assert not right[31:48, 30:].any()  # below the confidence threshold
-    assert not sheet[:48, 132:196].any()  # the second image has neither
-    assert not sheet[:48, 198:].any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.report.issues import CheckedSplit, Issue
+from engine.report.issues import CheckedSplit
 from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS, find_label_errors
 from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
@@ -72,6 +72,15 @@ def test_correct_labels_are_not_listed():
         assert find_label_errors(split_of(image, boxes, classes), detections, GOOD) == []
 
 
+def test_only_detections_that_score_as_the_mean_of_their_class_contradict_a_label():
+    split, table = without(17)
+    of_class = table.classes == table.classes[17]
+    mean = table.scores[of_class & (np.arange(len(of_class)) != 17)].mean()
+    for difference in (-0.01, 0.01):
+        table.scores[17] = mean + difference
+        assert len(find_label_errors(split, table, GOOD)) == (difference > 0)
+
+
 @pytest.mark.parametrize("ap50", [np.nan, 0.0, 0.39])
 @pytest.mark.parametrize("make", [without, swapped])
 def test_classes_that_the_model_hardly_knows_are_not_judged(make, ap50):
@@ -98,12 +107,6 @@ def test_an_unlabeled_object_is_listed_once_and_faint_detections_are_not():
     )
     (error,) = find_label_errors(split, DetectionTable.concatenate([table, more]), GOOD)
     assert error.suggestion.class_id == table.classes[17]
-
-
-def test_content_is_json_without_empty_values():
-    issue = Issue("kind", "text", images=("a.jpg",), where="a.txt:3")
-    assert issue.content() == {"kind": "kind", "text": "text", "images": ("a.jpg",), "where": "a.txt:3"}
-    assert "a.txt:3" in str(issue)
 
 
 def test_regions_that_all_classes_ignore_shift_no_label():

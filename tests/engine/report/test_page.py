@@ -15,6 +15,7 @@ import val
 from data.index.index import DatasetIndex
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import Evaluation
+from engine.report.figures import confusion_picture
 from engine.report.page import FILE_NAME, ReportPage, machine_facts
 from engine.report.summary import Subject
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
@@ -185,30 +186,6 @@ def test_a_split_without_objects_and_a_page_without_a_validation(tmp_path):
     assert "nan" not in " ".join(page.sections.values())
 
 
-@pytest.mark.parametrize(
-    ("images", "classes"),
-    [(60, 100), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((300, 1203), (5000, 80)))],
-)
-def test_many_images_and_classes_stay_below_six_megabytes(tmp_path, images, classes):
-    names = [f"a rather long class name {i}" for i in range(classes)]
-    large = make_index(tmp_path, images=images, names=names, boxes_per_image=7, size=(480, 640))
-    report = ReportPage(tmp_path, subject_of(large, large))
-    report.set_validation(evaluation(large, make_detections(large, false_per_image=20)), 1000)
-    epochs = np.arange(1.0, 1001)
-    report.write({"epoch": epochs} | {f"train/loss{i}": np.random.default_rng(i).random(1000) for i in range(4)})
-    assert (tmp_path / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
-    assert len(photos_of(read_page(tmp_path))) >= 10  # each of the files
-
-
-def test_a_failure_costs_one_warning(tmp_path, caplog):
-    index = make_index(tmp_path, images=4, names=("a",), boxes_per_image=1)
-    report = ReportPage(tmp_path / "absent", subject_of(index))
-    for _ in range(2):
-        report.write({})
-    report.log_path()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
 def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
     data = write_dataset(tmp_path / "set")
     model = write_model(tmp_path / "tiny.yaml")
@@ -219,3 +196,15 @@ def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
     assert f"report: {tmp_path / 'runs' / 'val' / FILE_NAME}\n" in capsys.readouterr().out
     assert "Training" not in read_page(tmp_path / "runs" / "val").sections
     assert (tmp_path / "runs" / "val" / "predictions.jpg").is_file()
+
+
+NAMES = ("Katze", "größer", "снег", "猫")
+
+
+@pytest.mark.filterwarnings("error")
+def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
+    given = ("a", "$\\frac$", "_hidden", "x" * 300)
+    shown = ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
+    pictures = [confusion_picture(np.eye(5, dtype=int), names, "t").pixels for names in (given, shown)]
+    assert np.array_equal(*pictures)
+    assert confusion_picture(np.eye(41, dtype=int), [f"c{i}" for i in range(40)], "t").pixels.std() > 5

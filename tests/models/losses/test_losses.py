@@ -247,20 +247,6 @@ def test_only_pinned_memory_is_copied_from_the_host_in_the_loss(monkeypatch, kin
     assert traffic.mixed == ["aten._to_copy.default"] * len(pinned)
 
 
-def test_assignment_allocates_no_tensor_of_targets_times_cells():
-    head = tiny_head("anchor_free")
-    images = 2
-    boxes = 96
-    raw = [torch.randn(images, channels("anchor_free"), 320 // s, 320 // s) for s in STRIDES]
-    targets = torch.rand(images * boxes, 6) * 0.05 + 0.1
-    targets[:, 0] = torch.arange(images * boxes) // boxes
-    targets[:, 1] = 0
-    with Traffic() as traffic:
-        head.build_loss(HYP)(raw, as_targets(targets))
-    cells = sum(level.shape[2] * level.shape[3] for level in raw)
-    assert traffic.largest <= images * cells * raw[0].shape[1] < images * cells * boxes
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_shapes_do_not_depend_on_values(kind):
     """On the meta device there are no values to depend on."""

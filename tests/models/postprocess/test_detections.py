@@ -141,6 +141,15 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(monkeypatch, name, kind,
         assert torch.equal(detections.boxes_xyxy[b, : len(expected)], boxes[expected])
 
 
+def test_the_best_boxes_are_kept_however_many_are_wanted(sizes):
+    """Also where the last of them is the first one of a block of columns."""
+    boxes = torch.from_numpy(many_boxes("scattered")[:100])
+    kept = [n for n in greedy("scattered", 0.7) if n < len(boxes)]
+    for max_kept in range(1, 40):
+        keep = nms.nms_keep(boxes, torch.zeros(len(boxes), dtype=torch.int64), 0.7, max_kept)
+        assert keep.nonzero()[:max_kept, 0].tolist() == kept[:max_kept]
+
+
 @pytest.mark.parametrize(("classes", "on_gpu"), [(80, False), (80, True), (1, True)])
 def test_a_batch_takes_few_kernels_and_host_syncs(monkeypatch, classes, on_gpu):
     """The bounds are far below what one table per class would take."""

@@ -14,7 +14,6 @@ import detect
 from data.dataset.yaml_file import load_dataset_spec
 from engine.evaluation.coco_classes import COCO_IDS
 from engine.inference import detect as detection
-from engine.inference.detect import LOGGED_FRAMES
 from engine.inference.detector import ImageDetector
 from engine.inference.sources import ReadAhead
 from models.detector import build_detector
@@ -31,7 +30,6 @@ from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
-from utils.logger import TERMINAL_VARIABLE
 from utils.pixels import GRAY
 from utils.program_folders import CONFIGS
 
@@ -67,46 +65,6 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
     assert "does nothing" not in out
     call(detect.main, "--weights", weights, "--device", "cpu", "--source", pictures, "--nosave", "--nms")
     assert capsys.readouterr().out.count("best.pt: --nms does nothing: the model has one branch") == 1
-
-
-def test_without_files_to_write_there_is_no_folder_and_no_number(weights, pictures, tmp_path, capsys):
-    given = ["--weights", weights, "--device", "cpu", "--source", pictures, "--project", tmp_path / "runs"]
-    call(detect.main, *given, "--nosave")
-    assert capsys.readouterr().out.splitlines()[-1].startswith("3 images: ")
-    assert not [*(tmp_path / "runs").glob("*")]
-    call(detect.main, *given)
-    assert capsys.readouterr().out.splitlines()[-1] == f"results are in {tmp_path / 'runs' / 'exp'}"
-
-
-@pytest.fixture
-def eight(pictures, tmp_path):
-    """A folder of eight images."""
-    source = tmp_path / "eight"
-    source.mkdir()
-    for number in range(8):
-        shutil.copy(pictures / "a.jpg", source / f"{number}.jpg")
-    return source
-
-
-@pytest.mark.parametrize(("more", "lines"), [([], LOGGED_FRAMES), (["--quiet"], 0)])
-def test_the_first_images_get_lines_and_all_files_that_fail(weights, eight, tmp_path, capsys, more, lines):
-    (eight / "8.jpg").write_text("no image")
-    given = ["--weights", weights, "--device", "cpu", "--source", eight, "--project", tmp_path, "--conf-thres", "1"]
-    with pytest.raises(SystemExit):
-        call(detect.main, *given, *more)
-    out = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith(f"{eight}{os.sep}") for line in out) == lines
-    assert sum(line.startswith(f"warning: {eight / '8.jpg'}") for line in out) == 1
-    assert out[-2].startswith("8 images: nothing found; ")
-
-
-def test_a_terminal_shows_later_images_in_one_line(weights, eight, tmp_path, capsys, monkeypatch):
-    pytest.importorskip("tqdm")
-    monkeypatch.setenv(TERMINAL_VARIABLE, "1")
-    run(weights, eight, tmp_path, "--nosave", "--save-txt")
-    out = capsys.readouterr().out
-    assert sum(line.startswith(str(eight)) for line in out.split("\n")) == LOGGED_FRAMES
-    assert "6 images" in out
 
 
 def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_path):
@@ -342,15 +300,6 @@ def test_a_model_of_cocos_classes_writes_cocos_category_ids(pictures, tmp_path):
     assert len(set(numbers)) > 3
     assert [row["category_id"] for row in rows] == [COCO_IDS[number] for number in numbers]
     assert [row["category"] for row in rows] == [names[number] for number in numbers]
-
-
-def test_exist_ok_overwrites_the_results_of_an_earlier_run(weights, pictures, tmp_path):
-    fixed = ["--name", "fixed", "--exist-ok", "--save-txt"]
-    folder = run(weights, pictures, tmp_path, *fixed)
-    before = names_in(folder)
-    assert run(weights, pictures / "a.jpg", tmp_path, *fixed, "--conf-thres", "1") == folder
-    assert names_in(folder) == before
-    assert (folder / "labels" / "a.txt").read_text() == ""
 
 
 @pytest.mark.parametrize("is_linked", [False, True])

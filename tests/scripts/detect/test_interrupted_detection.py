@@ -3,9 +3,7 @@
 import errno
 import itertools
 import pkgutil
-import shutil
 import signal
-from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 import detect
 from engine.inference import detect as detection
 from engine.inference.sources import ReadAhead
-from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
@@ -85,23 +82,6 @@ def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
     else:
         assert names_in(folder)[:3] == ["0.jpg", "1.jpg", "2.jpg"]
         assert "3.jpg" not in names_in(folder)
-
-
-def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, clip, tmp_path, capsys, monkeypatch):
-    shutil.copytree(pictures, tmp_path / "in")
-    shutil.copy(clip, tmp_path / "in")
-    monkeypatch.setattr(detection, "ReadAhead", lambda _: ReadAhead(4))
-    closed = cv2.VideoWriter()
-    monkeypatch.setattr("engine.inference.detect_files.cv2.VideoWriter", Mock(return_value=closed))
-    with refused(
-        "1 of 4 files could not be used (first: .../runs/exp/clip.mp4: this OpenCV cannot write mp4 "
-        "videos of 62x48 pixels; use --nosave with --save-txt or --save-json)"
-    ):
-        run(weights, tmp_path / "in", tmp_path, "--save-txt")
-    out = capsys.readouterr().out
-    assert (out.count("cannot write mp4 videos"), out.count("clip.mp4 frame")) == (1, 1)
-    labels = ["labels/a-2.txt", "labels/a.txt", "labels/clip_000000.txt", "labels/schön 猫.txt"]
-    assert names_in(tmp_path / "runs" / "exp") == ["a-2.png", "a.jpg", *labels, "schön 猫.bmp"]
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,3 @@ def test_a_stream_in_python_raises_when_its_camera_does_not_come_back(weights, m
         with refused(f"{name}: was lost, and is not back after 2 s"):
             results.extend(load(weights, device="cpu").stream(url))
     assert results
-
-
-def test_a_finished_video_without_a_length_is_not_lost(weights, tmp_path, monkeypatch, capsys):
-    with serve_mjpeg((5, 5), monkeypatch) as url:
-        run(weights, url.replace("live.mjpg", "clip.webm"), tmp_path)
-    assert "warning" not in capsys.readouterr().out

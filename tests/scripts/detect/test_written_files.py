@@ -1,7 +1,5 @@
 """Names of written files are unique and safe; videos of any frame rate and size can be written."""
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from engine.inference.detect_files import ResultFiles, UniqueStems, written_suffix
 from engine.inference.results import Boxes, Results
 from engine.inference.sources import Frame
-from tests.scripts.detect.detection import frames_of, names_in
+from tests.scripts.detect.detection import frames_of
 from utils.config.settings import DetectConfig
 
 
@@ -23,30 +21,6 @@ def test_stems_are_unique_and_safe():
         address = f"https://host/{'0' * 500}.mp4?signature={'0' * 500}{is_video}"
         assert len(stem(address, is_video=is_video)) == 100
     assert all(s and not set(s) & set("/\\:*?") for s in stems)
-
-
-FILES = ["x/a:b.jpg", "x/a_b.jpg", "x/c.jpg", "y/c.jpg", "x/c-2.jpg", "x/D.jpg", "x/d.png", "x/ .jpg", "x/_.jpg"]
-FRAME = "x/clip_000001.jpg"
-
-
-@pytest.mark.parametrize("order", [FILES, FILES[::-1], sorted(FILES)])
-def test_only_a_file_of_that_name_has_it(order):
-    """Results named like another image would be taken for its labels."""
-    stem_of = UniqueStems([*FILES, FRAME])
-    stems = {file: stem_of(file) for file in order}
-    assert len({stem.casefold() for stem in stems.values()}) == len(FILES)
-    own = {Path(file).stem for file in FILES}
-    for file, stem in stems.items():
-        assert stem == Path(file).stem or stem not in own, file
-    assert stem_of.renamed == {file: stem for file, stem in stems.items() if stem != Path(file).stem}
-    assert f"{stem_of('x/clip.mp4', is_video=True)}_000001" != stem_of(FRAME) == "clip_000001"
-
-
-def test_boxes_without_pixels_make_no_crop(tmp_path):
-    boxes = Boxes(np.array([[-20.0, 5, -10, 9, 0.5, 0], [1.2, 1.2, 3.5, 2.5, 0.5, 0]]), (20, 20))
-    Results(np.zeros((20, 20, 3), np.uint8), "a.jpg", {0: "a"}, boxes, {}).save_crop(tmp_path / "crops", "a.jpg")
-    assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
-    assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (7, 8, 3)
 
 
 def write_video(folder, fps, *sides):

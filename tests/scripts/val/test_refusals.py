@@ -6,7 +6,6 @@ import pytest
 
 import val
 from tests.helpers.messages import refused
-from tests.helpers.scripts import run_python
 from tests.scripts.val.validation import flags
 
 
@@ -30,17 +29,3 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, message):
     with refused(message):
         val.main(flags(tiny, tmp_path, *more))
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        pytest.param(["--imgsz", "65"], "error: --imgsz 65", marks=pytest.mark.slow),
-        (["--project", "/proc/runs"], "error: /proc/runs/exp: cannot be created"),
-    ],
-    ids=["both processes fail", "only the first fails"],
-)
-def test_two_processes_print_an_error_once_and_exit_with_2(tiny, tmp_path, more, line):
-    ended = run_python("val.py", *flags(tiny, tmp_path, *more, "--spawn", "2"), code=2)
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.count("error: ") == ended.stderr.count(line) == 1

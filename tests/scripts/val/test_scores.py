@@ -19,8 +19,7 @@ from engine.export.formats import quiet
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate
 from tests.helpers.scripts import error_of
-from tests.helpers.tiny import write_weights
-from tests.scripts.val.validation import NAMES, SIZE, flags, read, render_set
+from tests.scripts.val.validation import NAMES, SIZE, flags, read
 
 
 def test_val_scores_a_checkpoint_as_pycocotools_does_and_writes_all_files(tiny, tmp_path, capsys):
@@ -115,15 +114,3 @@ def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precis
     counts = np.array(results["confusion"]["counts"])
     assert (counts.diagonal() / np.maximum(counts.sum(0), 1)).tolist() == [1, 1, 0, 0]  # recall
     assert counts.sum(1).tolist() == [images, 2 * images, 0, images]  # detections; objects that are not found
-
-
-def test_spreadsheets_compute_no_class_name(tmp_path):
-    data = render_set(tmp_path / "set")
-    names = ["=1+1", "@box"]
-    data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))
-    weights = write_weights(tmp_path / "best.pt", names)
-    val.main(flags((data, weights), tmp_path, "--data", data, "--noplots"))
-    for table in ("classes.csv", "sizes.csv"):
-        rows = read_csv(tmp_path / "runs/exp" / table)
-        assert [*dict.fromkeys(row["class"] for row in rows)] == ["all", "'=1+1", "'@box"]
-        assert all(not cell.startswith("'") for row in rows for column, cell in row.items() if column != "class")

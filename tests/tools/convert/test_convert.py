@@ -15,8 +15,7 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
 from tests.helpers.messages import refused
-from tools.convert.to_coco import FORMATS, convert
-from utils.config.tool_settings import ANNOTATION_FORMATS
+from tools.convert.to_coco import convert
 
 SIZES = {"one é.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
 CAT = (4, 6, 30, 40)
@@ -242,7 +241,3 @@ def test_a_malformed_export_is_refused_in_one_line(name, content, message, expor
     with refused(message):
         convert(export, tmp_path / "out.json")
     assert list(tmp_path.glob("out*")) == []
-
-
-def test_the_flag_names_all_formats():
-    assert set(FORMATS) == set(ANNOTATION_FORMATS)

@@ -1,20 +1,119 @@
-"""The lists and labels of folds, from data sets with images that a run of some classes leaves out."""
+"""The joined index of a cross-validation, and the lists of its folds."""
 
 from __future__ import annotations
 
 import csv
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from data.dataset.yaml_file import load_dataset_spec
+from data.folds.assign import assign_folds, class_counts
+from data.folds.groups import groups_of
 from data.index.index import IndexSettings
 from data.index.load import load_index
 from engine.evaluation.fitness import Fitness
+from tests.data.folds.eighteen_images import write_eighteen_images
 from tests.helpers.three_formats import write_three_formats
-from tools.kfold.folds import data_of, make_folds
+from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
 from utils.config.tool_settings import KfoldConfig
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> KfoldConfig:
+    return write_eighteen_images(tmp_path)
+
+
+def test_the_joined_index_has_each_image_once_with_its_labels(config, tmp_path):
+    spec = load_dataset_spec(config.data)
+    joined = joined_index(spec, config)
+    assert len(joined) == 18
+    parts = [load_index(spec, split, IndexSettings(cache_dir=config.cache_dir)) for split in ("train", "val")]
+    rows = {index.path(i): index.labels(i) for index in parts for i in range(len(index))}
+    for i in range(len(joined)):
+        np.testing.assert_array_equal(joined.labels(i), rows[joined.path(i)])
+    both = tmp_path / "both.yaml"
+    root = tmp_path / "set"
+    both.write_text(f"path: {root}\ntrain: [images/train, images/val]\nval: images/val\nnames: [light, dark]\n")
+    again = joined_index(load_dataset_spec(both), config)
+    assert sorted(again.paths) == sorted(joined.paths)
+    assert class_counts(again).sum(0).tolist() == class_counts(joined).sum(0).tolist()
+
+
+def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
+    """The paths of some images would be formulas in a spreadsheet."""
+    (tmp_path / "set" / "images" / "train").rename(tmp_path / "set" / "=train")
+    shutil.copytree(tmp_path / "set" / "labels" / "train", tmp_path / "set" / "=train", dirs_exist_ok=True)
+    data = Path(config.data)
+    data.write_text(data.read_text().replace("images/train", "=train"))
+    index = joined_index(load_dataset_spec(data), config)
+    group = np.arange(len(index)) % 5
+    write_folds(tmp_path, load_dataset_spec(data), index, group=group, fold=group % 3)
+    assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
+    assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
+
+
+@pytest.mark.parametrize("layout", ["yolo", "coco"])
+def test_the_lists_give_the_same_labels(config, tmp_path, layout):
+    """The validation images of the folds are those of the data set, each once, also with labels in COCO's format."""
+    spec = load_dataset_spec(config.data)
+    if layout == "coco":
+        spec = as_coco(spec, config, tmp_path)
+    joined = joined_index(spec, replace(config, data=spec.source))
+    fold = assign_folds(np.arange(len(joined)), class_counts(joined), 3, 0)
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
+    write_folds(folder, spec, joined, group=np.arange(len(joined)), fold=fold)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
+    seen = []
+    for number in range(3):
+        parts = {
+            split: load_index(
+                load_dataset_spec(data_of(folder, number)), split, IndexSettings(cache_dir=config.cache_dir)
+            )
+            for split in ("train", "val")
+        }
+        paths = {split: {part.path(i) for i in range(len(part))} for split, part in parts.items()}
+        assert not paths["train"] & paths["val"]
+        assert len(paths["train"] | paths["val"]) == len(joined)
+        assert paths["val"] == {joined.path(i) for i in np.flatnonzero(fold == number)}
+        labels = {joined.path(i): joined.labels(i) for i in range(len(joined))}
+        for part in parts.values():
+            for i in range(len(part)):
+                np.testing.assert_allclose(part.labels(i), labels[part.path(i)], atol=1e-6)
+        seen += paths["val"]
+    assert len(seen) == len(set(seen)) == len(joined)
+    with open(folder / "folds.csv", newline="") as file:
+        assert [int(row["fold"]) - 1 for row in csv.DictReader(file)] == fold.tolist()
+
+
+def as_coco(spec, config, tmp_path):
+    """Returns the same data set with labels in two COCO JSONs, and images of different names."""
+    root = tmp_path / "coco"
+    content = {"train": "images/train", "val": "images/val", "names": list(spec.names)}
+    content["annotations"] = {"train": "train.json", "val": "val.json"}
+    categories = [{"id": number + 7, "name": name} for number, name in enumerate(spec.names)]
+    for split in ("train", "val"):
+        index = load_index(spec, split, IndexSettings(cache_dir=config.cache_dir))
+        (root / "images" / split / "old").mkdir(parents=True)
+        # The name of an even image is the end of the next one's.
+        names = [f"{split}/old/{i - 1}.png" if i % 2 else f"images/{split}/{i}.png" for i in range(len(index))]
+        images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
+        for i, image in enumerate(images):
+            shutil.copy(index.path(i), root / "images" / image["file_name"].removeprefix("images/"))
+        rows = zip(index.image_of_box.tolist(), index.classes.tolist(), index.boxes_xywh_px.tolist())
+        boxes = [{"image_id": i, "category_id": c + 7, "bbox": box} for i, c, box in rows]
+        annotation_file = {"images": images, "annotations": boxes, "categories": categories}
+        (root / f"{split}.json").write_text(json.dumps(annotation_file))
+    (root / "data.yaml").write_text(json.dumps(content))
+    return load_dataset_spec(root / "data.yaml")
+
 
 NAMES = ["cat", "dog"]
 CAT = (0, 16, 16, 80, 64)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import signal
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
 from engine.evaluation.metrics import score_detections
 from tests.helpers import scripts
 from tests.helpers.preloaded import python
@@ -24,8 +20,7 @@ from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
-from tools.kfold.scores import ScoredFold, format_folds, join_folds, read_fold
-from tools.shard.write_shards import write_set
+from tools.kfold.scores import ScoredFold, join_folds, read_fold
 from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
 from utils.process.spawn import free_port
@@ -50,16 +45,6 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     assert pooled.result().metrics["f1"] == score_detections(pooled.truth, shown, 4).metrics["f1"]
     apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
     assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
-
-
-def test_a_metric_that_a_fold_lacks_has_the_mean_of_the_others():
-    gt, table, _ = random_case(0, num_images=4)
-    result = score_detections(gt, table, 4)
-    folds = [replace(result, metrics=result.metrics | {"AP": ap}) for ap in (0.2, 0.4, math.nan)]
-    lines = format_folds(folds, folds[0], ["a", "b", "c", "d"])
-    lines.remove("mean and std are over fewer than 3 folds: AP 2")
-    ap = {line.split()[0]: line.split()[-1] for line in lines}
-    assert (ap["mean"], ap["std"]) == ("0.3000", "0.1414")
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +121,6 @@ def test_a_setting_that_cannot_be_had_is_refused_before_a_folder_is_made(
     _, flags = root_and_flags
     assert message in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "folds", *words)
     assert not (tmp_path / "folds").exists()
-
-
-def test_a_data_set_of_which_a_part_is_in_shards_is_refused(root_and_flags, tmp_path, capsys):
-    root, flags = root_and_flags
-    data = root / "set" / "data.yaml"
-    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, IndexSettings(cache_dir=str(tmp_path)))
-    joined = tmp_path / "joined.yaml"
-    joined.write_text(f"train: [{tmp_path / 'shards' / 'data.yaml'}, {data}]\n")
-    line = error_of(capsys, main, *flags, "--data", str(joined), "--project", str(tmp_path))
-    assert "joined.yaml: is in shards; folds are lists of files" in line
 
 
 def test_a_fold_without_objects_is_refused_before_any_is_trained(root_and_flags, tmp_path, capsys):

@@ -95,25 +95,6 @@ def test_an_interrupted_search_finds_the_same(root_and_flags, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_trials(root_and_flags, tmp_path):
-    root, flags = root_and_flags
-    flags = [*flags, "--trials", "4", "--epochs", "1", "--name", "shared"]
-    folder = root / "shared"
-    with Processes(tmp_path / "log") as processes:
-        for _ in range(2):
-            processes.start([python(), "-m", "tools.search", *flags])
-        assert processes.codes() == [0, 0], processes.output()
-    rows = read_trials(folder)
-    assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]
-    assert [row["state"] for row in rows] == ["complete"] * 4
-    assert len({row["lr0"] for row in rows}) == 4
-    output = processes.output()
-    for number in range(4):
-        assert output.count(f"trial {number}: lr0=") == 1, output
-    assert created(folder) == 4
-
-
-@pytest.mark.slow
 def test_the_first_trial_is_the_default_run_bit_for_bit(root_and_flags, tmp_path, monkeypatch):
     """From weights, in a run so short that train.py raises the rate of new layers."""
     root, flags = root_and_flags
@@ -182,16 +163,6 @@ def test_failed_trials_do_not_end_the_search(root_and_flags, capsys):
         assert row["state"] == ("complete" if row["cls"] == "0.5" else "failed")
         assert ("not finite" in row["reason"]) == (row["state"] == "failed")
     assert {row["state"] for row in rows} == {"complete", "failed"}
-
-
-@pytest.mark.slow
-def test_a_search_in_which_every_trial_fails_stops(root_and_flags, capsys):
-    root, flags = root_and_flags
-    (root / "hopeless.yaml").write_text("cls: [1.0e+37, 1.0e+38]\n")
-    flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "3", "--batch-size", "1"]
-    line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
-    assert "stopped after 3 failed trials in a row" in line
-    assert "not finite" in line
 
 
 @pytest.mark.slow

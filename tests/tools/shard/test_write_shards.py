@@ -12,13 +12,10 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from data.dataset.spec import DataSource
 from data.dataset.yaml_file import load_dataset_spec
 from data.images.decode import read_bytes
-from data.images.shards import SPAN
 from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
-from data.open import open_data
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
@@ -27,8 +24,6 @@ from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
-from utils.config.tool_settings import MAX_SHARD_MEGABYTES
-from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.array_file import open_arrays, write_arrays
 
@@ -135,51 +130,6 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
     assert samples[0] == samples[1]
 
 
-def test_joined_sets_may_be_in_shards(source: Path, tmp_path: Path):
-    out = written(source, tmp_path / "out")
-    (tmp_path / "joined.yaml").write_text(yaml.safe_dump({"train": [str(out / "data.yaml"), str(source)]}))
-    joined = index_of(tmp_path / "joined.yaml")
-    assert len(joined) == 2 * len(index_of(source))
-    half = len(joined) // 2
-    assert all(read_bytes(joined.path(i)) == read_bytes(joined.path(i + half)) for i in range(half))
-
-
-def test_two_images_of_one_path_are_refused(source: Path, tmp_path: Path):
-    source.with_name("other.yaml").write_text(source.read_text())
-    (tmp_path / "joined.yaml").write_text(yaml.safe_dump({"train": [str(source), str(source.with_name("other.yaml"))]}))
-    with refused("...would both be ...; rename one..."):
-        written(tmp_path / "joined.yaml", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_output_that_exists_or_is_searched_for_images_is_refused(source: Path, tmp_path: Path):
-    for out in (written(source, tmp_path / "out"), tmp_path / "set/images/train/o"):
-        with refused(f"...{out.name}: ..."):
-            main([str(source), str(out), "--cache-dir", str(tmp_path / "cache")])
-
-
-SETS_OF_SHARDS = {
-    "two entries": "{train: [train.shards, val.shards], names: [light, dark]}",
-    "annotations": "{train: train.shards, names: [light, dark], annotations: {train: a.json}}",
-    "other names": "{train: train.shards, names: [a, b]}",
-    "no such file": "{train: gone.shards, names: [light, dark]}",
-}
-
-
-@pytest.mark.parametrize("content", SETS_OF_SHARDS.values(), ids=SETS_OF_SHARDS)
-def test_a_yaml_that_does_not_fit_its_shards_is_refused(source: Path, tmp_path: Path, content: str):
-    out = written(source, tmp_path / "out")
-    (out / "data.yaml").write_text(content)
-    with refused("...out/..."):
-        index_of(out)
-
-
-def test_shards_are_not_staged(source: Path, tmp_path: Path):
-    out = written(source, tmp_path / "out")
-    with refused("out/train.shards: ..."):
-        open_data(DataSource(str(out), ("train",), stage=str(tmp_path / "s")), DistributedContext.single())
-
-
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 1000)])
 def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp_path: Path, harm: Callable):
     out = written(source, tmp_path / "out")
@@ -258,7 +208,3 @@ def test_a_damaged_or_foreign_index_is_one_line(source: Path, tmp_path: Path, ha
     with refused("out/train.shards: ...; write it again"):
         index_of(out)
     assert len(index_of(out, "val"))
-
-
-def test_positions_of_images_fit_the_largest_tar_files():
-    assert MAX_SHARD_MEGABYTES * 10**6 <= SPAN // 2

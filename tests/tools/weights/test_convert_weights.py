@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import val
-from models.weights.catalog import CATALOG
 from models.weights.load import load_detector
 from models.weights.read import read_weights
-from tests.helpers.repository import ROOT
-from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_detector, write_weights
 from tools.weights import __main__ as weights_command
 from utils.process.main import run_main
@@ -63,49 +58,3 @@ def test_the_state_of_a_run_is_not_copied(own, tmp_path):
         content = read_weights(tmp_path / name).content
         assert {key: content[key] for key in description} == description
         assert content.keys().isdisjoint(state)
-
-
-def test_the_documentation_shows_the_catalog():
-    expected = []
-    for name, content in yaml.safe_load(CATALOG.read_text()).items():
-        size = f"{content['size'] / 1e6:.1f}" if "size" in content else "-"
-        expected.append([name, content["license"], size, f"{content['ap']:.1f}"])
-    permissive = [license in ("Apache-2.0", "MIT") for _, license, _, _ in expected]
-    assert permissive == sorted(permissive, reverse=True)
-    assert sum(permissive) == 10
-    page = (ROOT / "docs" / "models.md").read_text()
-    found = [
-        row.split(" | ") for row in re.findall(r"^\| ((?:yolo[\w.-]+ )+\| \S+ \| [\d. -]+ \| [\d. ]+) \|$", page, re.M)
-    ]
-    split = [(names.split(), license, sizes.split(), aps.split()) for names, license, sizes, aps in found]
-    assert [
-        [n, license, s, ap] for names, license, *rest in split for n, s, ap in zip(names, *rest, strict=True)
-    ] == expected
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("new.onnx", "new.onnx: must end in .safetensors or .pt"),
-        ("own.pt", "source and target are the same file"),
-        ("kept.pt", "kept.pt: exists; remove it, or choose another name"),
-        ("link.pt", "link.pt: exists; remove it, or choose another name"),
-        ("kept.pt/new.pt", "kept.pt: is not a folder; choose another folder"),
-    ],
-)
-def test_a_target_that_cannot_be_written_is_one_line(own, tmp_path, capsys, target, message):
-    (tmp_path / "kept.pt").write_text("the best of last week")
-    (tmp_path / "link.pt").symlink_to("absent.pt")
-    assert message in error_of(capsys, weights_command.main, own, tmp_path / target)
-    if target != "own.pt":  # nothing is downloaded first
-        assert message in error_of(capsys, weights_command.main, "yolo26n", tmp_path / target, "--offline")
-    assert (tmp_path / "kept.pt").read_text() == "the best of last week"
-
-
-def test_weights_of_an_unknown_model_become_only_safetensors(tmp_path, capsys):
-    torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
-    line = error_of(capsys, weights_command.main, tmp_path / "other.pt", tmp_path / "new" / "new.pt")
-    assert "match no known model" in line
-    assert not (tmp_path / "new").exists()
-    run_main(weights_command.main, [str(tmp_path / "other.pt"), str(tmp_path / "other.safetensors")])
-    assert "1 tensor written to" in capsys.readouterr().out

@@ -12,8 +12,8 @@ import pytest
 from tests.helpers.processes import Processes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
-from utils.distributed.agreement import check_agreement, product_version
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from utils.distributed.agreement import check_agreement
 from utils.errors import PeerFailure, UserError
 
 SECONDS = 60  # enough for two processes to start on a busy machine, and far below a collective's timeout
@@ -65,8 +65,6 @@ def copies(inputs: Path, folder: Path) -> list[Path]:
         pytest.param(
             ["--model", "yolov5n"], r'--model is ".*" on rank 0, but "yolov5n" on rank 1', marks=pytest.mark.slow
         ),
-        pytest.param(["--resume"], '--resume is null on rank 0, but "" on rank 1', marks=pytest.mark.slow),
-        pytest.param(["--stage", "/tmp/x"], '--stage is "not given" on rank 0, but "given" on', marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -78,7 +76,7 @@ def test_two_processes_with_different_flags_end_with_one_line(inputs, tmp_path, 
     assert not list(tmp_path.glob("exp*/*.pt"))
 
 
-@pytest.mark.parametrize("what", ["labels", pytest.param("count", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["labels", "count"])
 def test_two_machines_with_different_data_end_with_one_line(inputs, tmp_path, what):
     _, other = copies(inputs, tmp_path)
     if what == "labels":
@@ -89,16 +87,6 @@ def test_two_machines_with_different_data_end_with_one_line(inputs, tmp_path, wh
     (error,) = errors_of(tmp_path, [[*flags(inputs, tmp_path), "--data", "set/data.yaml"]] * 2, apart=True)
     wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, but 7"
     assert wanted in error
-
-
-@pytest.mark.slow
-def test_copies_with_different_file_times_are_the_same_data(inputs, tmp_path):
-    """What is compared does not depend on the times, unlike the fingerprint that finds the cache of an index."""
-    machines = copies(inputs, tmp_path)
-    with Processes(tmp_path / "log.txt") as run:
-        given = [*flags(inputs, tmp_path), "--data", "set/data.yaml"]
-        run.pair([given, [*given, "--workers", "1"]], folders=machines)
-        assert run.codes() == [0, 0], run.output()
 
 
 @pytest.mark.slow
@@ -127,19 +115,6 @@ def test_machines_compare_their_data_before_they_fill_a_cache_together(inputs, t
     assert not list(tmp_path.glob("machine?/cache/*.lmdb"))
 
 
-@pytest.mark.slow
-def test_validation_also_compares_settings(inputs, tmp_path):
-    given = [
-        "--weights",
-        str(write_weights(tmp_path / "w.pt", ["light", "dark"])),
-        "--data",
-        flags(inputs, tmp_path)[1],
-    ]
-    given += ["--device", "cpu", "--workers", "0", "--project", str(tmp_path)]
-    (error,) = errors_of(tmp_path, [given, [*given, "--imgsz", "96"]], script="val.py")
-    assert "--imgsz is 0 on rank 0, but 96 on rank 1" in error
-
-
 def _compare(ctx, facts):
     try:
         check_agreement(ctx, facts[ctx.rank])
@@ -159,14 +134,3 @@ def test_equal_values_pass_and_all_ranks_report_different_ones():
     assert 'weights is "" on ranks 0, 2, but "empty" on ranks 1, 3; lr0 is null on ranks 0, 2, but "null" on' in text
     assert "\n" not in text
     assert len(text) < 400
-
-
-def test_the_code_version_changes_with_the_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.distributed.agreement.PROJECT", tmp_path)
-    (tmp_path / "utils").mkdir()
-    (tmp_path / "utils" / "a.py").write_text("x = 1\n")
-    before = product_version()
-    (tmp_path / "notes.txt").write_text("no code")
-    assert product_version() == before
-    (tmp_path / "utils" / "a.py").write_text("x = 2\n")
-    assert product_version() != before

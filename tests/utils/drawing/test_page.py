@@ -2,7 +2,7 @@ import unicodedata
 
 import numpy as np
 
-from tests.helpers.html_page import HtmlPage, check_self_contained
+from tests.helpers.html_page import check_self_contained
 from utils.drawing import page
 from utils.drawing.figures import Picture
 
@@ -44,17 +44,3 @@ def test_pages_replace_control_characters_in_names():
         if unicodedata.category(character) in ("Cc", "Cf") and character != "\n" and character != "\t"
     ]
     assert text.count("a\ufffd[2Jb\ufffdc\ufffdd\ufffde\ufffdf\tg\nh") > 10
-
-
-def test_numbers_in_tables_are_those_given_and_unknown_ones_are_marked():
-    rows = [["one", 0.12345], ["two", 12345], ["none", None], ["nan", float("nan")]]
-    read = HtmlPage(page_of("t", page.HtmlTable(["x", "y"], rows, "c")))
-    assert read.tables["c"] == [["x", "y"], ["one", "0.123"], ["two", "12,345"], ["none", "–"], ["nan", "–"]]
-
-
-def test_undecodable_file_names_can_be_written(tmp_path):
-    content = {"picture": PICTURE, "cards": [], "text": "t", "code": ""}
-    table = page.HtmlTable([page.code("image\udcff.png")], [], "c")
-    page.write_page(tmp_path / "page.html", EVERY_PART, "a", table=table, **content)
-    assert "image\\udcff.png" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 
 import pytest
 
 from tests.helpers.repository import ROOT
 from utils.files.locks import FileLock
-from utils.logger import configure_logging
 
 HOLDER = """
 import os, sys, time
@@ -50,25 +45,6 @@ def test_a_lock_ends_with_its_process_and_not_with_its_children(held):
     lock.release()
 
 
-def test_a_full_disk_and_file_systems_without_locks_are_tolerated(tmp_path, monkeypatch):
-    def fails(number: int, text: str) -> Callable:
-        def fail(*_: object) -> None:
-            raise OSError(number, text)
-
-        return fail
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", fails(errno.ENOSPC, "No space left on device"))
-        with FileLock(tmp_path / "lock") as lock:
-            assert lock.acquire() == ""
-            assert lock.excludes_others
-            assert FileLock(tmp_path / "lock").acquire() == "another process"
-    monkeypatch.setattr(fcntl, "flock", fails(errno.ENOLCK, "No locks available"))
-    with FileLock(tmp_path / "lock") as lock:
-        assert lock.acquire() == ""
-        assert not lock.excludes_others
-
-
 def test_a_lock_outlives_other_descriptors_and_children_and_excludes_its_own_process(tmp_path):
     """Record locks (lockf) would do neither."""
     lock = FileLock(tmp_path / "run" / "lock")
@@ -83,28 +59,3 @@ def test_a_lock_outlives_other_descriptors_and_children_and_excludes_its_own_pro
         assert FileLock(lock.path).acquire().startswith(f"process {os.getpid()} on")
     lock.release()
     assert lock.acquire() == ""
-
-
-def test_a_file_removed_by_its_holder_is_no_lock(tmp_path, monkeypatch):
-    """Otherwise a process that was waiting would hold the removed file, and the next one a new file."""
-    path = tmp_path / "lock"
-    flock = fcntl.flock
-
-    def removed_before(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        path.unlink()
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", removed_before)
-    with FileLock(path) as lock:
-        assert lock.acquire() == ""
-        assert FileLock(path).acquire().startswith(f"process {os.getpid()} on")
-
-
-def test_waiting_for_a_lock_names_its_holder(held, capsys):
-    configure_logging(True)
-    path, holder = held
-    threading.Timer(0.3, holder.kill).start()
-    with FileLock(path).wait("another run"):
-        assert f"process {os.getpid()} on" in path.read_text()
-    assert f"warning: waiting for another run (process {holder.pid} on " in capsys.readouterr().out

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.paths import check_new_path, is_inside, normal_path, path_of, relative_name
+from utils.files.paths import check_new_path, is_inside
 
 
 @pytest.fixture
@@ -29,36 +29,6 @@ def folders(tmp_path) -> list[Path]:
         last = [last[i] for i in rng.permutation(len(last))[:60]]
         ways += last
     return ways
-
-
-def test_a_normal_path_is_the_same_file_and_keeps_links(folders):
-    assert sum(".." in path.parts for path in folders) > 50
-    for path in folders:
-        normal = normal_path(path)
-        assert normal.samefile(path)
-        assert ".." not in normal.parts
-        if ".." not in path.parts:
-            assert normal == path
-
-
-def test_a_relative_name_leads_back_to_its_file(folders):
-    for path, root in zip(folders, reversed(folders)):
-        name = relative_name(path / "x.jpg", root)
-        assert Path(path_of(name, normal_path(root))).parent.samefile(path)
-        assert relative_name(path_of(name, normal_path(root)), root) == name
-
-
-def test_a_link_before_two_dots_is_followed_and_one_after_them_is_kept(tmp_path, monkeypatch):
-    (tmp_path / "real/deep").mkdir(parents=True)
-    (tmp_path / "real/images").mkdir()
-    (tmp_path / "link").symlink_to("real/deep")
-    (tmp_path / "real/pics").symlink_to("images")
-    monkeypatch.chdir(tmp_path)
-    assert normal_path("link/../pics") == tmp_path / "real/pics"
-    assert normal_path("real/../link") == tmp_path / "link"
-    assert normal_path("gone/../link/x") == tmp_path / "link/x"
-    assert normal_path(f"{'x' * 300}/../link/x") == tmp_path / "link/x"
-    assert normal_path("/..") == Path("/")
 
 
 def test_what_is_inside_a_folder_is_found_behind_links(tmp_path):

@@ -1,16 +1,21 @@
 """Atomic writes, and reading text."""
 
+from __future__ import annotations
+
 import csv
 import errno
+import io
 import os
 import stat
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
+from utils.files.results_csv import ResultsTable, read_columns
 from utils.files.safe_io import atomic_write, read_text, remove_half_written, write_csv, write_whole
 
 
@@ -26,17 +31,6 @@ def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("")
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)  # the permissions of other files
-
-
-@pytest.mark.parametrize("character", ["a", "\u00e4", "\U0001f642"])
-def test_the_longest_possible_names_can_be_written(tmp_path, character):
-    size = len(character.encode())
-    for start in ("", "a"):  # characters are cut at different bytes
-        path = tmp_path / (start + character * ((255 - len(start)) // size))
-        write_whole(path, "x")
-        assert path.read_text() == "x"
-        path.unlink()
-    assert not list(tmp_path.iterdir())
 
 
 def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
@@ -113,3 +107,20 @@ def test_only_half_written_files_of_killed_processes_are_removed(tmp_path):
         file.write(b"whole")
     assert {*os.listdir(tmp_path)} == kept | {"best.onnx"}
     assert (tmp_path / "best.onnx").read_bytes() == b"whole"
+
+
+def test_columns_that_appear_later_are_empty_before(tmp_path):
+    table = ResultsTable()
+    table.add(1, {"time": 3.5, "train/dfl": float("nan"), "metrics/recall": float("nan")})
+    table.add(2, {"time": 7.0, "train/dfl": 1 / 3, "metrics/AP": 0.2})
+    path = tmp_path / "results.csv"
+    ResultsTable.of(table.as_rows()).write(path)
+    one, two = csv.DictReader(io.StringIO(path.read_text()))
+    assert (one["epoch"], one["train/dfl"], one["metrics/AP"]) == ("1", "nan", "")
+    assert float(two["metrics/AP"]) == 0.2
+    columns = read_columns(path)
+    assert np.array_equal(columns["metrics/AP"], [np.nan, 0.2], equal_nan=True)
+    assert "metrics/recall" not in columns  # columns without any value are no columns
+    before = path.read_bytes()
+    ResultsTable.read(path).write(path)
+    assert path.read_bytes() == before

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
-from utils.config.settings import TrainConfig
-from utils.config.settings_file import settings_file
 from utils.errors import UserError
-from utils.files.temporary_folder import creating_folder, program_temporary_folder, replace_path, temporary_folder
-from utils.process.child import start_child
+from utils.files.new_folder import check_run_dir, increment_path
+from utils.files.temporary_folder import creating_folder, replace_path, temporary_folder
 
 HOLD = """
 import sys, time
@@ -47,52 +43,6 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path):
     assert not os.listdir(tmp_path)
 
 
-def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch):
-    """Another process has found it unlocked. A name that only locked folders have would be left behind by a kill."""
-    flock = fcntl.flock
-    unlocked = []
-
-    def remove_first(descriptor: int, flags: int) -> None:
-        if not unlocked:
-            unlocked.extend(tmp_path.iterdir())
-            unlocked[0].rmdir()
-        flock(descriptor, flags)
-
-    monkeypatch.setattr(fcntl, "flock", remove_first)
-    with temporary_folder(tmp_path / "a") as folder:
-        assert folder.is_dir()
-        assert folder not in unlocked
-
-
-def test_folders_of_other_machines_stay(tmp_path: Path, monkeypatch):
-    """They may see no locks of each other where they share /tmp. Names of pods differ in their last characters."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for machine in ("1", "2"):
-        monkeypatch.setattr(os, "uname", lambda machine=machine: SimpleNamespace(nodename=f"{'pod-' * 15}{machine}"))
-        with program_temporary_folder("settings") as folder:
-            left = folder.with_name(f"{folder.name[:-20]}{'0' * 16}.tmp")
-        left.mkdir()
-    assert len(os.listdir(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("is_found", [True, False])
-def test_a_system_without_a_folder_for_temporary_files_is_one_line(tmp_path: Path, monkeypatch, is_found: bool):
-    """A container may have only read-only folders. It was an OSError, which lockstep.train promises not to raise."""
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
-    location = ""
-    reason = "no usable temporary directory found in ..."
-    if is_found:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-        location = f"{tmp_path}/none/...: "
-        reason = "no such file or directory"
-    line = f"{location}no temporary folder can be made ({reason}); set TMPDIR to another folder"
-    with refused(line), settings_file(TrainConfig()):
-        pass
-    with refused(line), start_child(["true"]):
-        pass
-
-
 def test_folders_of_other_programs_stay(tmp_path: Path):
     others = [tmp_path / name for name in (".a.onnx.work.tmp", ".a.onnx.0123456789abcdef.old.tmp", ".a.onnx.tmp")]
     for folder in others:
@@ -101,12 +51,6 @@ def test_folders_of_other_programs_stay(tmp_path: Path):
     with temporary_folder(tmp_path / "a.onnx"):
         pass
     assert all((folder / "mine").is_file() for folder in others)
-
-
-def test_an_error_names_the_folder_that_the_user_knows(tmp_path: Path):
-    with pytest.raises(FileNotFoundError) as error, temporary_folder(tmp_path / "gone" / "shards"):
-        pass
-    assert error.value.filename == str(tmp_path / "gone" / "shards")
 
 
 @pytest.mark.parametrize("error", [UserError("refused"), KeyboardInterrupt()])
@@ -154,3 +98,28 @@ def test_links_and_folders_are_replaced_but_no_folder_by_a_file(tmp_path: Path):
             replace_path(temporary / "new", kept)
     assert os.listdir(kept) == ["mine"]
     assert sorted(os.listdir(tmp_path)) == ["folder", "kept", "link"]
+
+
+def test_run_folders_count_up_also_when_started_together(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: increment_path(tmp_path / "runs", "v1.5"), range(40)))
+    assert {folder.name for folder in made} == {"v1.5", *(f"v1.5{number}" for number in range(2, 41))}
+    assert increment_path(tmp_path / "runs", "v1.5", exist_ok=True) == tmp_path / "runs" / "v1.5"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "reason"),
+    [
+        ("runs", "exp", "a file with this name exists"),
+        ("/proc/x", "exp", "cannot be created (no such file or directory)"),
+        (".", "x" * 300, "cannot be created (file name too long)"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path, folder, name, reason):
+    """The check before makes nothing."""
+    (tmp_path / "runs").write_text("")
+    for refuses in (check_run_dir, increment_path):
+        with refused(f"{name}: {reason}; choose another --project or --name"):
+            refuses(tmp_path / folder, name)
+    check_run_dir(tmp_path / "absent", "../exp")
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]

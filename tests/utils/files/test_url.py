@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,29 +67,6 @@ def test_a_login_is_not_sent_to_another_host():
         with open_url(f"http://me:secret@{server.host}/first") as response:
             assert response.read() == b"0123456789"
         assert server.logins == {"/first": login, "/second": login}
-
-
-def test_a_host_name_with_other_letters_is_resolved_as_idna(monkeypatch):
-    resolved = []
-
-    def resolve(host, port, *_):
-        resolved.append(host)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with Server().running() as server, open_url(f"http://münchen.de:{server.http.server_address[1]}/ü") as response:
-        assert response.read() == b"0123456789"
-    assert resolved == ["xn--mnchen-3ya.de"]
-    assert list(server.logins) == ["/%C3%BC"]
-
-
-@pytest.mark.parametrize("host", ["a..b", "ü" * 70, "a" * 70 + ".de", "[::1", "a:b", "a b"])
-def test_a_malformed_host_is_a_failed_download(host):
-    url = f"http://{host}/x.pt"
-    with refused(f"{url}: cannot be downloaded (...)"):
-        read_url(url, max_bytes=10)
-    with Server(url).running() as server, refused("...: cannot be downloaded (...)"):
-        read_url(f"http://{server.host}/first", max_bytes=10)
 
 
 def test_an_answer_is_whole_and_not_too_large():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.helpers.messages import refused
@@ -21,23 +20,6 @@ def test_an_autocast_type_is_used_or_refused():
         flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
         has_bfloat16 = {"avx512_bf16", "amx_bf16"} & set(flags.split())
         assert resolve_amp("auto", CPU) is (torch.bfloat16 if has_bfloat16 else None)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tpu", "--device tpu: must be cpu, mps, a GPU number, or several such as 0,1"),
-        ("cuda:", "--device cuda:: must be cpu, mps, a GPU number, or several such as 0,1"),
-        ("0,", "--device 0,: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
-        ("7", "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
-        ("0,x", "--device 0,x: must be cpu, mps, a GPU number, or several such as 0,1"),
-        ("²", "--device ²: must be cpu, mps, a GPU number, or several such as 0,1"),
-    ],
-)
-def test_absent_devices_are_one_line(monkeypatch, text, message):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused(message):
-        parse_devices(text)
 
 
 def test_several_gpus_are_parsed(monkeypatch):

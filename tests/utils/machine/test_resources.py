@@ -4,13 +4,11 @@ of space. The files of control groups are as the kernel provides them."""
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.messages import refused
-from utils.machine.resources import available_cores, available_memory, check_space
+from utils.machine.resources import available_cores, available_memory
 
 
 @pytest.fixture(autouse=True)
@@ -108,14 +106,3 @@ def test_the_least_that_the_system_and_any_control_group_leave_is_available(tmp_
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert available_memory(tmp_path) == expected
-
-
-def test_without_any_of_these_files_memory_is_unknown(tmp_path):
-    assert available_memory(tmp_path) == sys.maxsize
-
-
-def test_a_shortage_of_space_names_the_limit_and_not_only_what_is_free():
-    """Of what is free, a part must stay free: without it, the message would say that there is enough."""
-    check_space("--cache ram", 979, free=1000, place="memory", remedy="x")
-    with refused("--cache ram: needs 990 B in memory, but may use only 98% of the 1 kB free; use --cache disk"):
-        check_space("--cache ram", 990, free=1000, place="memory", remedy="use --cache disk")

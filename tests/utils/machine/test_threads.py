@@ -43,47 +43,6 @@ def test_an_error_of_the_items_comes_after_the_results_before_it(ahead):
         next(second)
 
 
-def test_no_call_starts_after_one_has_failed():
-    """A writer must not write a frame after one that it could not write."""
-    called: list[int] = []
-    has_failed = threading.Event()
-
-    def items():
-        yield from range(8)
-        has_failed.wait(10)
-        time.sleep(0.05)  # time for calls that must not start
-        yield 8
-
-    def write(number: int) -> int:
-        called.append(number)
-        if number == 2:
-            has_failed.set()
-            raise OSError("disk full")
-        return number
-
-    results = map_ahead(write, items(), threads=1, ahead=lambda: 20)
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(OSError, match="disk full"):
-        next(results)
-    assert called == [0, 1, 2]
-
-
-def test_calls_before_a_failed_one_keep_their_results():
-    has_failed = threading.Event()
-
-    def call(number: int) -> int:
-        if number == 1:
-            has_failed.set()
-            raise OSError("disk full")
-        has_failed.wait(10)
-        return number
-
-    results = map_ahead(call, range(9), threads=2)
-    assert next(results) == 0
-    with pytest.raises(OSError, match="disk full"):
-        next(results)
-
-
 def test_an_iterator_is_computed_in_another_thread():
     threads = set()
 

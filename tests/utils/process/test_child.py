@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.helpers.repository import ROOT
-from utils.errors import INTERRUPTED, REQUEUE, Stopped
+from utils.errors import REQUEUE, Stopped
 from utils.process.child import RunFailed, read_result, start_child
 
 PROGRAM = """
@@ -28,11 +28,8 @@ run_main(lambda argv: exec(argv[0]), sys.argv[1:])
         ("write_result(files=['a.onnx'])", 0, "", {"files": ["a.onnx"]}),
         ("raise UserError('--device 3: no such GPU')", 2, "--device 3: no such GPU", None),
         ("report_begun('exp'); 1 / 0", 1, "ZeroDivisionError: division by zero", None),
-        ("sys.exit(3)", 3, "exit status 3", {}),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9, "killed by SIGKILL; is there enough memory?", {}),
-        ("raise Stopped(75)", REQUEUE, "", {}),
         ("os.kill(os.getpid(), signal.SIGTERM)", REQUEUE, "", {}),  # it does not handle the signal
-        ("os.kill(os.getpid(), signal.SIGINT)", INTERRUPTED, "", {}),
     ],
 )
 def test_how_a_command_ends(code, status, reason, values):

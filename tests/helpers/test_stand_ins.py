@@ -1,8 +1,8 @@
-"""That `StreamOrder` refuses what CUDA would leave undefined."""
+"""The stand-ins of a GPU refuse what CUDA would leave undefined, and what waits for the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.fake_streams import FakeEvent, StreamOrder
+from tests.helpers.kernel_count import NoSync
 
 CUDA = torch.device("cuda", 0)
 
@@ -74,3 +75,34 @@ def test_waits_of_the_host_are_counted(order):
     values.sum().item()
     torch.cuda.synchronize()
     assert order.waits == {"copy": 1, "value": 1, "device": 1}
+
+
+VALUES = torch.arange(4.0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (lambda: VALUES[0].item(), "local_scalar_dense waits"),
+        (lambda: float(VALUES.sum()), "local_scalar_dense waits"),
+        (lambda: bool(VALUES.any()), "waits"),
+        (lambda: VALUES.nonzero(), "nonzero waits"),
+        (lambda: VALUES[VALUES > 1], "mask waits"),
+        (lambda: VALUES.masked_select(VALUES > 1), "masked_select waits"),
+        (lambda: VALUES.unique(), "unique2 waits"),
+        (lambda: VALUES.equal(VALUES), "equal waits"),
+        (lambda: VALUES.to("meta"), "a copy to meta that waits"),
+        (lambda: torch.empty(4, device="meta").copy_(VALUES), "a copy to meta that waits"),
+    ],
+)
+def test_what_waits_for_the_device_is_refused(operation: Callable[[], object], message: str):
+    with pytest.raises(AssertionError, match=message), NoSync():
+        operation()
+
+
+def test_what_does_not_wait_is_allowed():
+    with NoSync():
+        VALUES.to("meta", non_blocking=True)
+        torch.empty(4, device="meta").copy_(VALUES, non_blocking=True)
+        VALUES.double()
+        VALUES[torch.tensor([0, 2])].where(VALUES[:2] > 1, 0).sum()
