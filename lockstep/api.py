@@ -1,39 +1,43 @@
-"""The commands of the program as functions.
+"""The commands of the program as functions: their arguments become settings (keywords.py), with which the command runs
+in this process (call.py), except `export`. With ``devices``, it starts the processes that train together.
 
-A call becomes a command line in four steps: its arguments are checked as settings of the command (keywords.py); a data
-set that is given by its content gets a file (data_file.py); the command runs in processes of its own (command.py); and
-its result names what is returned, such as the folder of a `Run` (run.py).
-
-Because of the separate processes, the memory is free afterwards, and several devices can be used from notebooks and
-from scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches the command
-once: a training run saves, and the function returns.
+Ctrl-C, or interrupting a notebook's kernel, reaches the command: a training run saves, and the function returns.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import hashlib
 import os
+import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-from lockstep.command import call_command
-from lockstep.data_file import Data, DataFile
-from lockstep.keywords import parse_keywords
+import yaml
+
+from lockstep.call import Ended, call
+from lockstep.keywords import lists_settings, parse_keywords
 from lockstep.run import Run
-from lockstep.signatures import lists_settings
-from utils.config.plain_values import checked_setting, checked_value, plain_value
+from utils.config.commands import COMMANDS
+from utils.config.parser import ParsedCommand
+from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.settings_file import settings_file
 from utils.config.tool_settings import CheckConfig
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
+from utils.files.safe_io import atomic_write
+from utils.process.child import start_child
+from utils.process.launch import require_one_process
+from utils.program import command_prefix
 from utils.program_folders import cache_folder
 from utils.schema import Bounds
 
 if TYPE_CHECKING:
     from lockstep.settings import CheckSettings, ExportSettings, TrainSettings, ValSettings
 
-_NumProcesses = Annotated[int, Bounds(1)]
+Data = str | os.PathLike[str] | Mapping[str, Any]
 
 
 @lists_settings(TrainConfig, Hyperparameters)
@@ -51,7 +55,8 @@ def train(
         data: the YAML of a data set, the folder of an export, the name of a YAML in configs/data, or the content of a
             YAML, in which paths are relative to the working folder.
         devices: number of processes on this machine that train together, each on its own GPU if there are GPUs.
-        callbacks: MODULE:OBJECT, or a class or function of a module that other processes can import.
+        callbacks: MODULE:OBJECT, or a class or function at the top level of a module; with several ``devices``, of one
+            that other processes can import.
         resume: "auto" starts the run ``name`` in ``project`` if it does not exist, continues it if it was interrupted,
             and returns it if it has ended. (The function `resume` continues any run.)
 
@@ -59,14 +64,17 @@ def train(
         UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
         KeyboardInterrupt: if interrupted before there was anything to save.
     """
-    file = DataFile.of(data, _project_folder(settings, TrainConfig))
-    own_settings = {"data": file.path, "callbacks": _callbacks_name(callbacks), "spawn": _spawn(devices, settings)}
+    own = {
+        "data": _data_path(data),
+        "callbacks": _callbacks_name(callbacks, devices),
+        "spawn": _spawn(devices, settings),
+    }
     keywords: dict[str, Any] = {**settings}
-    if _is_auto(resume):
-        own_settings["resume"] = AUTO
+    if isinstance(resume, str | os.PathLike) and os.fspath(resume) == AUTO:
+        own["resume"] = AUTO
     elif resume is not None:  # refused by `parse_keywords`, except False
         keywords["resume"] = resume
-    return Run(_call("train", own_settings, keywords, file, required_key="folder")["folder"])
+    return _train(_parse("train", own, keywords, data))
 
 
 @lists_settings(TrainConfig, Hyperparameters)
@@ -82,11 +90,9 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
     folder = checked_value("run", run.folder if isinstance(run, Run) else run, str)
     if folder == AUTO:
         raise UserError(
-            f"lockstep.resume({AUTO!r}): names no run; lockstep.train(DATA, name=..., resume={AUTO!r}) starts one or "
-            f"continues it, and lockstep.resume('./{AUTO}') continues the one in this folder"
+            f"lockstep.resume({AUTO!r}): names no run; write lockstep.train(DATA, name=..., resume={AUTO!r})"
         )
-    own_settings = {"resume": folder, "spawn": _spawn(devices, settings)}
-    return Run(_call("train", own_settings, settings, required_key="folder")["folder"])
+    return _train(_parse("train", {"resume": folder, "spawn": _spawn(devices, settings)}, settings))
 
 
 @lists_settings(ValConfig)
@@ -99,11 +105,13 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    file = None if data is None else DataFile.of(data, _project_folder(settings, ValConfig))
-    own_settings = {"weights": _weights_path(weights)}
-    if file is not None:
-        own_settings["data"] = file.path
-    return Run(_call("val", own_settings, settings, file, required_key="folder")["folder"])
+    from engine.commands.start import validate
+
+    own = {"weights": checked_value("weights", weights, str), "data": None if data is None else _data_path(data)}
+    parsed = _parse("val", own, settings, data)
+    with settings_file(parsed.config, parsed.explicit_flags) as words:
+        ended = _completed(call(partial(validate, [words])))
+    return Run(ended.values["folder"])
 
 
 @lists_settings(ExportConfig)
@@ -113,8 +121,17 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    own_settings = {"weights": _weights_path(weights)}
-    return [Path(path) for path in _call("export", own_settings, settings, required_key="files")["files"]]
+    parsed = _parse("export", {"weights": checked_value("weights", weights, str)}, settings)
+    # In a process of its own: torch's exporters keep each model that they have exported.
+    with (
+        settings_file(parsed.config, parsed.explicit_flags) as words,
+        start_child([*command_prefix("export"), words], stop=signal.SIGINT) as child,
+    ):
+        result = child.wait()
+    if result.is_stopped:
+        raise KeyboardInterrupt
+    result.check()
+    return [Path(file) for file in result.values["files"]]
 
 
 @lists_settings(CheckConfig)
@@ -125,52 +142,81 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
         data: as in `train`.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints. If the page cannot be written, "report"
-    is None. If drawing it fails, the error's ``result.values`` contains the issues.
+    is None.
     """
-    # Unlike a run, a check never writes to the working folder if that is the data set.
-    file = DataFile.of(data, cache_folder() / "check", remedy="set XDG_CACHE_HOME to another folder")
-    return dict(_call("check", {"data": file.path}, settings, file, required_key="issues"))
+    config = _parse("check", {"data": _data_path(data)}, settings, data).config
+    content: dict[str, Any] = {}
+
+    def work() -> None:
+        from tools.check.__main__ import check as check_data
+
+        content.update(check_data(config))
+
+    _completed(call(work))
+    return content
 
 
-def _call(
-    command: str,
-    own_settings: Mapping[str, Any],
-    keywords: Mapping[str, Any],
-    data: DataFile | None = None,
-    *,
-    required_key: str,
-) -> Mapping[str, Any]:
-    """Calls a command with the arguments of a function (`parse_keywords`), and returns its result, which contains
-    ``required_key``. ``data``: the data set that ``own_settings`` name."""
-    parsed = parse_keywords(command, own_settings, keywords)
-    written = contextlib.nullcontext() if data is None else data.written()
-    with written, settings_file(parsed.config, parsed.explicit_flags) as settings_argument:
-        return call_command(command, [settings_argument], required_key=required_key)
+def _parse(
+    command: str, own_settings: Mapping[str, Any], keywords: Mapping[str, Any], data: Data | None = None
+) -> ParsedCommand[Any]:
+    """Checks the arguments of a function (`parse_keywords`), and writes the YAML of a data set that is given by its
+    content."""
+    if COMMANDS[command].is_one_process:
+        require_one_process(f"lockstep.{command}", COMMANDS[command].instead)
+    parsed: ParsedCommand[Any] = parse_keywords(command, own_settings, keywords)
+    if not isinstance(data, Mapping):
+        return parsed
+    # A check, unlike a run, never writes to the working folder: it may be the data set.
+    folder = cache_folder() / "check" if command == "check" else Path(parsed.config.project)
+    config = dataclasses.replace(parsed.config, data=_write_yaml(plain_value("data", data), folder))
+    return dataclasses.replace(parsed, config=config)
 
 
-def _project_folder(settings: Mapping[str, Any], config: type[TrainConfig | ValConfig]) -> str:
-    """Returns the folder of runs that ``settings`` name. Returns the default of ``config`` if they name none, or one
-    that `parse_keywords` refuses with the other mistakes."""
-    project = settings.get("project")
-    if project is None:
-        return config.project
+def _data_path(data: Data) -> str:
+    """Returns the setting for the parameter ``data``; a name that `_parse` replaces if it is the content of a YAML."""
+    return checked_value("data", "data" if isinstance(data, Mapping) else data, str)
+
+
+def _write_yaml(content: dict[str, Any], folder: Path) -> str:
+    """Writes the YAML of a data set to ``folder``, where runs that use it find it again, and returns its path: its name
+    is a digest of the content. Paths in it are relative to the working folder."""
+    from data.dataset.yaml_file import resolve_root  # loads NumPy
+
+    # Resolved as in a YAML in the working folder; "data" names it in messages.
+    content["path"] = str(resolve_root(content.get("path"), Path("data"), known_root=""))
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    file = folder / f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml"
     try:
-        return checked_setting(config, "project", plain_value("project", project), "project") or config.project
-    except UserError:
-        return config.project
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as stream:  # runs that start at the same time write the same file
+            stream.write(text.encode())
+    except OSError as error:
+        raise UserError(f"{file}: the content of data cannot be written ({os_reason(error)})") from None
+    return str(file)
 
 
-def _is_auto(resume: Any) -> bool:
-    """Returns whether ``resume`` is "auto", as text or a path."""
-    try:
-        return plain_value("resume", resume) == AUTO
-    except UserError:  # such as a `Run`
-        return False
+def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
+    """Trains, and returns the run. Raises KeyboardInterrupt if it was stopped before it had saved anything."""
+    from engine.commands.start import train as train_command
+
+    with settings_file(parsed.config, parsed.explicit_flags) as words:
+        ended = call(partial(train_command, [words]))
+    folder = ended.values.get("folder")
+    if folder is None or (ended.is_stopped and not Path(folder, "last.pt").exists()):
+        raise KeyboardInterrupt
+    return Run(folder)
+
+
+def _completed(ended: Ended) -> Ended:
+    """Raises KeyboardInterrupt for a command that was stopped."""
+    if ended.is_stopped:
+        raise KeyboardInterrupt
+    return ended
 
 
 def _spawn(devices: int, settings: Mapping[str, Any]) -> int | None:
     """Returns the setting ``spawn`` for the parameter ``devices``; None for a single process."""
-    num_processes = checked_value("devices", devices, _NumProcesses)
+    num_processes = checked_value("devices", devices, Annotated[int, Bounds(1)])
     if num_processes == 1:
         return None
     spawn = settings.get("spawn")
@@ -179,21 +225,13 @@ def _spawn(devices: int, settings: Mapping[str, Any]) -> int | None:
     return num_processes
 
 
-def _weights_path(weights: str | os.PathLike[str]) -> str:
-    """Returns the path or name of weights. Raises UserError for a `Run`, which `resume` takes."""
-    if isinstance(weights, Run):
-        raise UserError(f"weights: {weights!r} is a run; give its checkpoint .best or .last")
-    return checked_value("weights", weights, str)
-
-
-def _callbacks_name(callbacks: str | Callable | None) -> str | None:
-    """Returns MODULE:OBJECT; None without callbacks. Raises UserError for an object that another process cannot
-    import."""
+def _callbacks_name(callbacks: str | Callable | None, devices: int) -> str | None:
+    """Returns MODULE:OBJECT; None without callbacks. Raises UserError for an object that cannot be imported by it."""
     if callbacks is None or isinstance(callbacks, str):
-        return checked_value("callbacks", callbacks, str | None)
-    module = getattr(callbacks, "__module__", "__main__")
+        return callbacks
+    module = getattr(callbacks, "__module__", "")
     name = getattr(callbacks, "__qualname__", "")
-    if module == "__main__" or not name.isidentifier():
+    if not name.isidentifier() or (module == "__main__" and devices != 1):
         raise UserError(
             f"callbacks: {name or type(callbacks).__name__}: the processes of the training cannot import it; put a "
             "class or a function into a file of its own, such as hooks.py, and give callbacks='hooks:NAME'"

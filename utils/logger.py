@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
-TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows this one's output on a terminal
 _early_lines: dict[str, None] = {}  # lines that were logged before `configure_logging`, in order
 
 
@@ -71,8 +70,9 @@ class _LogFile(logging.FileHandler):
 
 
 def terminal_bars(stream: TextIO) -> type[tqdm] | None:
-    """Returns the class ``tqdm`` if ``stream`` is a terminal and the package is installed, else None."""
-    if not stream.isatty() and not os.environ.get(TERMINAL_VARIABLE):
+    """Returns the class ``tqdm`` if ``stream`` is a terminal or a notebook's, and the package is installed, else
+    None."""
+    if not stream.isatty() and "ipykernel" not in sys.modules:
         return None
     try:
         from tqdm import tqdm
@@ -85,7 +85,7 @@ def terminal_columns(stream: TextIO) -> int:
     """Returns the width of the terminal that shows ``stream``."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # another process shows it, and passes its width in COLUMNS
+    except (OSError, ValueError):  # a notebook's
         columns = 0
     return columns or shutil.get_terminal_size().columns
 
@@ -122,6 +122,22 @@ def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
     for line in _early_lines:
         logger.info("%s", line)
     _early_lines.clear()
+
+
+@contextlib.contextmanager
+def restored_logging() -> Iterator[None]:
+    """Undoes at the end of the block what has been configured in it, and closes its log file."""
+    logger = get_logger()
+    previous = (logger.handlers, logger.level, logger.propagate)
+    logger.handlers = []
+    try:
+        yield
+    finally:
+        for handler in logger.handlers:
+            with contextlib.suppress(OSError):  # a full disk
+                handler.close()
+        logger.handlers, logger.level, logger.propagate = previous
+        _early_lines.clear()
 
 
 def log_when_configured(*lines: str) -> None:

@@ -9,8 +9,19 @@ import time
 from pathlib import Path
 
 VERSION = "0.1.0"
-STARTED = time.monotonic()  # approximate start time of this process
 IS_INSTALLED = __name__.startswith("lockstep.")
+_started = time.monotonic()  # approximate start time of this process, or of the newest command in a user's program
+
+
+def seconds_since_start() -> float:
+    """Returns how long ago the command was started."""
+    return time.monotonic() - _started
+
+
+def restart_clock() -> None:
+    """Makes `seconds_since_start` count from now: a user's program starts another command."""
+    global _started
+    _started = time.monotonic()
 
 
 def command_prefix(command: str) -> list[str]:

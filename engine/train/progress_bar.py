@@ -13,7 +13,7 @@ import torch
 
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.logger import get_logger, terminal_bars, terminal_columns
-from utils.program import STARTED
+from utils.program import seconds_since_start
 from utils.strings import format_duration
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ProgressBar(Hook):
     def _begin(self, trainer: Trainer) -> None:
         """Begins to count an epoch, whose first step in this process has been taken."""
         if not self._epoch:
-            get_logger().info("first step %.1f s after the start", time.monotonic() - STARTED)
+            get_logger().info("first step %.1f s after the start", seconds_since_start())
         if self._trained_at:
             self._between_s = trainer.epoch_started - self._trained_at
         self._epoch = trainer.progress.epoch + 1

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.signatures import NOT_KEYWORDS, keyword_fields, keyword_help
+from lockstep.keywords import NOT_KEYWORDS, keyword_fields, keyword_help
 from utils.config.settings import Hyperparameters, TrainConfig
 
 ROOT = Path(__file__).parents[2]

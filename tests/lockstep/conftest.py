@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from lockstep import command as command_module
-from tests.helpers.preloaded import python
-from tests.helpers.repository import ROOT
-from tests.lockstep.script_command import BEGINNING
+from engine.commands import start
+from tests.helpers.tiny import write_dataset, write_model
+from utils.process.child import write_result
 
 
 @pytest.fixture(autouse=True)
 def _preloaded(preloaded: None) -> None:
-    """The commands that the package starts begin with torch imported."""
+    """The processes that the package starts begin with torch imported."""
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path):
-    """Replaces the commands by a program; returns a function that sets its text."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def data(tmp_path: Path) -> Path:
+    """A small data set; the model tiny.yaml is beside its folder."""
+    write_model(tmp_path / "tiny.yaml")
+    return write_dataset(tmp_path / "set", train=6, val=2)
 
-    def replace(text: str) -> None:
-        text = f"{BEGINNING}{text}"
-        monkeypatch.setattr(command_module, "command_prefix", lambda name: [python(), "-c", text, name])
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """Returns a function that replaces training and validation: it calls ``work``, and reports the folder ``a``. It
+    returns the list to which the settings of each call are appended."""
+
+    def replace(work: Callable[[], object] = lambda: None) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+
+        def command(argv: list[str]) -> None:
+            calls.append(json.loads(Path(argv[0].removeprefix("@")).read_text()))
+            work()
+            write_result(folder="a")
+
+        monkeypatch.setattr(start, "train", command)
+        monkeypatch.setattr(start, "validate", command)
+        return calls
 
     return replace

@@ -20,12 +20,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils.config.tool_settings import CheckConfig
 from utils.errors import CHECK_FAILED
 from utils.logger import configure_logging, get_logger
-from utils.process.child import write_result
 from utils.process.main import run_command, run_main
 
 if TYPE_CHECKING:
@@ -37,7 +36,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check(config: CheckConfig) -> None:
-    """Checks the data set, prints the summary or the JSON, and draws the page."""
+    content = check(config)
+    if content["issues"]:
+        raise SystemExit(CHECK_FAILED)
+
+
+def check(config: CheckConfig) -> dict[str, Any]:
+    """Checks the data set, prints the summary or the JSON, and draws the page. Returns what the JSON contains."""
     from engine.commands.input_files import check_scoring_files
 
     with _json_alone_on_stdout(config):
@@ -52,14 +57,12 @@ def _check(config: CheckConfig) -> None:
     report = None
     try:
         report = _draw(config, result)
-    finally:  # the result names the page, and is not lost if the page cannot be drawn
+    finally:  # the JSON names the page, and is not lost if the page cannot be drawn
         content = result.content(report)
-        write_result(**content)
         if config.json:
             json.dump(content, sys.stdout, indent=1)
             print()
-    if result.issues:
-        raise SystemExit(CHECK_FAILED)
+    return content
 
 
 def _draw(config: CheckConfig, result: CheckResult) -> Path | None:

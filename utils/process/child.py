@@ -4,8 +4,8 @@ A crash of the child does not end this process, and the child's memory is free a
 process, even if this process is killed.
 
 Each line of the result file is a JSON mapping; all processes of a run append to it, and the newest value of a key
-counts: ``folder`` of a training or validation, ``begun`` once it has it, ``files`` of export.py, the issues of
-tools.check, and ``error``, the line of a command that failed.
+counts: ``folder`` of a training or validation, ``begun`` once it has it, ``files`` of export.py, and ``error``, the
+line of a command that failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +144,21 @@ def claim_result_file() -> None:
     inherit it."""
     global _path
     _path = os.environ.pop(RESULT_VARIABLE, "")
+
+
+@contextmanager
+def collected_results() -> Iterator[Callable[[], dict[str, Any]]]:
+    """Yields a function that returns what this process, and those of `spawn`, have written with `write_result` during
+    the block. Raises UserError if there is no folder for temporary files."""
+    global _path
+    previous = _path
+    with program_temporary_folder("result") as folder:
+        path = folder / "result.jsonl"
+        _path = str(path)
+        try:
+            yield lambda: read_result(path)
+        finally:
+            _path = previous
 
 
 def result_variables() -> dict[str, str]:

@@ -149,10 +149,7 @@ def _prepare_process() -> _Output | None:
     # Importing torch creates some 500,000 objects, none of them garbage. With the default threshold they are scanned so
     # often that training starts half a second later. After that it hardly matters: a training step leaves no cycles.
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
-    # By default OpenMP threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
-    # process beside training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
-        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+    limit_spinning()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of stack frames when another process ends
     # Plots create their own canvas. Matplotlib cannot be imported if the backend that a notebook sets is missing.
     os.environ.pop("MPLBACKEND", None)
@@ -161,6 +158,14 @@ def _prepare_process() -> _Output | None:
     keep_freed_memory()
     threading.excepthook = _thread_excepthook
     return output
+
+
+def limit_spinning() -> None:
+    """Limits how long threads of OpenMP spin while they wait; torch reads the variable when it is imported. By default
+    it is milliseconds, and a busy process beside training on the CPU makes steps ten times slower. The bound costs
+    nothing (benchmarks/LOG.md)."""
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def _thread_excepthook(ended: threading.ExceptHookArgs) -> None:

@@ -1,7 +1,8 @@
 """Signals that end a command: Ctrl-C, and those with which a scheduler takes the machine back.
 
 A training saves at the next step and exits with a code by which the scheduler can requeue it. A second signal ends any
-command at once.
+command at once. In a program that calls a command as a function (`in_users_program`), no signal ends the process while
+the command runs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from utils.errors import INTERRUPTED, REQUEUE, ExplainedError, Stopped, first_line
 
@@ -22,6 +25,56 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Signals within this time are one: a terminal's Ctrl-C reaches all processes, and launchers forward it again.
 SAME_SIGNAL_S = 1.0
 _PR_SET_PDEATHSIG = 1  # option of prctl(2)
+
+
+@dataclass
+class UsersProgram:
+    """The process in which a command runs, if that is another program's."""
+
+    handled: tuple[signal.Signals, ...]  # signals that the command may handle
+    received: int = 0  # number of the signal that has stopped the command, or 0
+
+
+_users_program: UsersProgram | None = None  # None: the process is the command's own
+
+
+@contextmanager
+def in_users_program() -> Iterator[UsersProgram]:
+    """Marks that a program of the user calls a command as a function during the block.
+
+    The command handles only the signals that the program leaves at their default, and none outside of the main thread,
+    where Python refuses handlers. A second signal raises KeyboardInterrupt.
+    """
+    global _users_program
+    handled: tuple[signal.Signals, ...] = ()
+    if threading.current_thread() is threading.main_thread():
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        handled = tuple(number for number in STOP_SIGNALS if signal.getsignal(number) in defaults)
+    previous = _users_program
+    _users_program = UsersProgram(handled)
+    try:
+        yield _users_program
+    finally:
+        _users_program = previous
+
+
+def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Makes ``handler`` handle the signals that stop a command. Returns their previous handlers by number."""
+    numbers = STOP_SIGNALS if _users_program is None else _users_program.handled
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def note_signal(number: int) -> None:
+    """Records the first signal that stops the command, for the program that has called it."""
+    if _users_program is not None:
+        _users_program.received = _users_program.received or number
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Ends the process, or only the command in a user's program, at a second signal."""
+    if _users_program is not None:
+        raise KeyboardInterrupt
+    os._exit(code)
 
 
 def exit_on_interrupt() -> None:
@@ -39,7 +92,7 @@ def raise_on_interrupt() -> None:
 
 class StopSignals:
     """While entered, a signal raises `Stopped` in the main thread. Inside `deferred` it only sets ``code``. A second
-    one ends the process at once.
+    one ends the process at once (`end_at_once`).
 
     A bug after a signal is taken for its consequence, and becomes `Stopped`: a signal to all processes of a job also
     ends those of libraries, such as the compiler of ``--compile``.
@@ -52,14 +105,15 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self._previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        self._previous = handle_stop_signals(self._handle)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._handle:  # another handler was set on purpose, and stays
-                # After a signal, the process is ending: a launcher's next one must not interrupt that.
-                signal.signal(number, signal.SIG_IGN if self.code else handler)
+                # After a signal, a process of ours is ending: a launcher's next one must not interrupt that.
+                is_ending = self.code and _users_program is None
+                signal.signal(number, signal.SIG_IGN if is_ending else handler)
         if self.code and isinstance(error, Exception) and not isinstance(error, ExplainedError):
             from utils.logger import get_logger
 
@@ -83,8 +137,9 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.code:
             if time.monotonic() - self._received_at > SAME_SIGNAL_S:
-                os._exit(self.code)
+                end_at_once(self.code)
             return
+        note_signal(number)
         self.code = INTERRUPTED if number == signal.SIGINT else REQUEUE
         self._received_at = time.monotonic()
         if not self._deferred:

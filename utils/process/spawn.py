@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import connection, resource_tracker
 from typing import Any
 
@@ -20,7 +21,16 @@ from utils.machine.resources import available_cores, available_memory
 from utils.process.child import STOP_CODES, result_variables
 from utils.process.launch import torchrun_variables
 from utils.process.main import run_main
-from utils.process.signals import SAME_SIGNAL_S, STOP_SIGNALS, end_with_parent, exit_on_interrupt, killed_by
+from utils.process.signals import (
+    SAME_SIGNAL_S,
+    STOP_SIGNALS,
+    end_at_once,
+    end_with_parent,
+    exit_on_interrupt,
+    handle_stop_signals,
+    killed_by,
+    note_signal,
+)
 from utils.strings import counted
 
 GRACE_S = 30.0  # how long the others may take to end after one has, before they are killed
@@ -31,6 +41,9 @@ _GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, 
 def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] = ()) -> None:
     """Runs ``function(*args)`` in ``processes`` processes of this machine, with torchrun's variables. Each uses
     `run_main`, which reports its error. Signals to stop are forwarded. When a process fails, the others are ended.
+
+    The processes import the module of ``function``, and not the main module: a user's script needs no
+    ``if __name__ == "__main__"``.
 
     Raises Stopped if a signal stopped a process, PeerFailure if one failed and said why, PeerLost if it was killed.
     """
@@ -49,7 +62,8 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         if is_second:  # a process that waits for another one cannot handle it
             for process in ranks:
                 process.kill()
-            os._exit(STOP_CODES[-signals[0]])
+            end_at_once(STOP_CODES[-signals[0]])
+        note_signal(number)
         first_at = first_at or time.monotonic()
         signals.append(number)
         for process in ranks:
@@ -57,13 +71,14 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    previous = handle_stop_signals(forward)
     resource_tracker.ensure_running()  # otherwise the first process would start it, which unblocks signals
     # A signal waits until all processes exist, and in each until it can end without a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        for process in ranks:
-            process.start()
+        with _without_main_module() if function.__module__ != "__main__" else contextlib.nullcontext():
+            for process in ranks:
+                process.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         failed = None
         running = dict(enumerate(ranks))
@@ -90,6 +105,17 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
     if code in (BUG, USER_ERROR):
         raise PeerFailure(f"{name} failed", code)
     raise UserError(f"{name} ended with status {code}; did a callback or a library exit?")
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Hides the main module during the block, in which processes start: multiprocessing would import it in each."""
+    main_module = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main_module
 
 
 def _end(ranks: Sequence[multiprocessing.process.BaseProcess], *, stop: bool) -> None:

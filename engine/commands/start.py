@@ -1,0 +1,100 @@
+"""Runs this process's part of train.py or val.py: alone, or as one of those that a launcher or ``--spawn`` starts.
+
+Imports no torch until the settings have been checked, so that ``--help`` and mistakes are answered at once, and that
+the process which only starts the others has all its memory for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from utils.config.parser import parse_command, parse_config
+from utils.config.settings import TrainConfig, ValConfig
+from utils.errors import ExplainedError
+from utils.logger import configure_logging, get_logger
+from utils.machine.limits import limits_as_user_errors, memory_advice
+from utils.process.launch import is_eval_rank, read_launch
+from utils.process.signals import StopSignals
+from utils.process.spawn import check_processes, spawn
+
+if TYPE_CHECKING:
+    from engine.train.resume import TrainingOutcome
+
+
+def train(argv: Sequence[str]) -> None:
+    """Implements train.py. Raises `Stopped` after a signal, and UserError if a callback has failed at the end."""
+    # Entered first, so that a signal while flags are parsed or torch is imported also requeues the job.
+    with StopSignals() as signals:
+        outcome = _train(argv, signals)
+        if outcome is not None and outcome.config.export:
+            _export(outcome)
+    if outcome is not None and outcome.failure is not None:
+        raise outcome.failure
+
+
+def _train(argv: Sequence[str], signals: StopSignals) -> TrainingOutcome | None:
+    """Trains, validates for the training processes (``--eval-ranks``), or starts the processes of ``--spawn``. Returns
+    the outcome of a training on rank 0, else None."""
+    command = parse_command(TrainConfig, argv)
+    config = command.config
+    launch = read_launch()
+    if config.spawn > 1 and launch is None:
+        check_processes(config.spawn, config.device, threads=config.threads)
+        spawn(train, config.spawn, (argv,))
+        return None
+    from utils.distributed.agreement import check_same_start
+    from utils.distributed.join import joined_run
+
+    if is_eval_rank(launch, config.eval_ranks):
+        from engine.train.eval_process import run_evaluating_process
+
+        run_evaluating_process(launch, config, command.explicit_flags, signals)
+        return None
+    with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx, ExitStack() as stack:
+        # Imported here so that only one process reports an import that fails.
+        from engine.train.resume import Remaining, log_ended_run, plan_run
+        from engine.train.run import build_training
+
+        check_same_start(ctx, config)
+        plan = plan_run(ctx, config, command.explicit_flags, stack)
+        if plan.remaining is Remaining.NOTHING:
+            outcome = log_ended_run(ctx, plan)
+        else:
+            outcome = build_training(ctx, plan, signals, stack).fit()
+    return outcome if ctx.is_main else None
+
+
+def _export(outcome: TrainingOutcome) -> None:
+    """Exports the best checkpoint of a run. If a callback has failed before, that is the error of the command."""
+    from engine.commands.export import export_best
+
+    try:
+        export_best(outcome.folder, outcome.config, failure=outcome.failure)
+    except Exception as error:
+        if outcome.failure is None:
+            raise
+        get_logger().warning("--export: %s", error, exc_info=not isinstance(error, ExplainedError))
+
+
+def validate(argv: Sequence[str]) -> None:
+    """Implements val.py."""
+    config = parse_config(ValConfig, argv)
+    from engine.commands.input_files import check_validation  # slow for --help
+
+    launch = read_launch()
+    if launch is None:
+        check_processes(config.spawn, config.device)
+        check_validation(config)
+    if config.spawn > 1 and launch is None:
+        spawn(validate, config.spawn, (argv,))
+        return
+    from utils.distributed.join import joined_run
+
+    advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
+    with joined_run(launch, config.device) as ctx, limits_as_user_errors(lambda: advice):
+        configure_logging(ctx.is_main)
+        from engine.commands.val import validate as validate_weights  # so that one process reports a failing import
+
+        validate_weights(config, ctx)

@@ -1,0 +1,169 @@
+"""Calls a command within the user's program, and leaves the program as it was.
+
+A command that is started as a script owns its process. Here it owns nothing: it gets the settings that torch has in a
+new process, so that a run has the same bits, and afterwards the program's are back: torch's, those of the logger, the
+environment, and the handlers of signals. Only a GPU's context and imported modules stay in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from utils.errors import PeerFailure, Stopped, UserError
+from utils.logger import restored_logging
+from utils.machine.malloc import keep_freed_memory, return_freed_memory
+from utils.process.child import collected_results
+from utils.process.launch import environment_of_child
+from utils.process.main import error_line, limit_spinning
+from utils.process.signals import in_users_program
+from utils.program import restart_clock
+
+_ONE_AT_A_TIME = threading.RLock()  # torch's settings are the process's; a callback may call a command within one
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command has ended."""
+
+    values: dict[str, Any]  # what it has written with `write_result`, such as the folder of a run
+    is_stopped: bool  # by Ctrl-C, or a signal to a process of `devices`
+
+
+def call(work: Callable[[], object]) -> Ended:
+    """Calls ``work``. Calls in several threads wait for each other.
+
+    Raises UserError with the line that the command would print, and anything else if it is a bug. A signal that asks
+    the program to end does so when the command has saved and stopped.
+    """
+    message = ""
+    is_stopped = False
+    with _ONE_AT_A_TIME, _program_restored(), in_users_program() as program, collected_results() as results:
+        # Errors leave this block without their tracebacks, which would keep the tensors of a run alive.
+        try:
+            work()
+        except (Stopped, KeyboardInterrupt):
+            is_stopped = True
+        except Exception as error:
+            line = error_line(error)
+            if line is None:
+                raise
+            message = line
+            if isinstance(error, PeerFailure):  # another process of the run has said why
+                message = results().get("error", line)
+        values = results()
+    if program.received not in (0, signal.SIGINT):
+        signal.raise_signal(program.received)
+    if message:
+        raise UserError(message, whole=True)
+    return Ended(values, is_stopped)
+
+
+@contextlib.contextmanager
+def _program_restored() -> Iterator[None]:
+    """Gives a command the settings of a new process during the block, and restores the program's."""
+    with contextlib.ExitStack() as stack:
+        restart_clock()
+        stack.enter_context(_environment_restored())
+        limit_spinning()
+        import torch  # before any handler of signals: an exception during its import would be lost
+
+        stack.enter_context(_open_streams())
+        stack.enter_context(restored_logging())
+        stack.enter_context(_torch_restored())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        keep_freed_memory()
+        try:
+            yield
+        finally:
+            _release_memory()
+
+
+@contextlib.contextmanager
+def _environment_restored() -> Iterator[None]:
+    """Restores the environment, and during the block hides the variables of a launcher of one process: a second command
+    would join its store as the same rank."""
+    before = dict(os.environ)
+    visible = environment_of_child()
+    _set_environment(visible)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
+
+
+@contextlib.contextmanager
+def _open_streams() -> Iterator[None]:
+    """Replaces standard streams that are missing or closed during the block: a notebook may have closed them."""
+    with contextlib.ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        if sys.stdout is None or sys.stdout.closed:
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        if sys.stderr is None or sys.stderr.closed:
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
+
+
+@contextlib.contextmanager
+def _torch_restored() -> Iterator[None]:
+    """Gives torch the settings of a new process during the block, but for the number of threads and TF32, which are the
+    program's, and restores all that a command changes."""
+    import torch
+
+    def set_device(device: torch.device) -> None:
+        torch.set_default_device(None if device.type == "cpu" else device)  # not CPU, whose mode slows every call
+
+    threads = torch.get_num_threads()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    functions: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = [
+        (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        (torch.get_default_device, set_device, torch.device("cpu")),
+        (torch.get_num_threads, torch.set_num_threads, threads),
+        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, False),
+    ]
+    attributes: list[tuple[Any, str, Any]] = [
+        (torch.utils.deterministic, "fill_uninitialized_memory", True),
+        (torch.backends.cudnn, "benchmark", False),
+        (torch.backends.cudnn, "deterministic", False),
+    ]
+    for owner, name, new in attributes:
+        functions.append((partial(getattr, owner, name), partial(setattr, owner, name), new))
+    before = [read() for read, _, _ in functions]
+    for read, write, new in functions:
+        if read() != new:
+            write(new)
+    try:
+        yield
+    finally:
+        for (read, write, _), value in zip(functions, before):
+            if read() != value:
+                write(value)
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+
+
+def _release_memory() -> None:
+    """Returns the memory of a command that has ended to the system and the GPU."""
+    import torch
+
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # compiled models; torch stops compiling after a few of the same code
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return_freed_memory()

@@ -1,0 +1,255 @@
+"""A command within a program: the bits of its own process, and the program as it was."""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import lockstep
+from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
+from tests.helpers.scripts import run_python
+from tests.lockstep.hooks import SMALL, Fail, Interrupt, run_script
+from utils.errors import FailedCheck, UserError
+from utils.files.torch_file import read_checkpoint
+
+FLAGS = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
+
+
+def weights(run: lockstep.Run) -> dict[str, torch.Tensor]:
+    return read_checkpoint(run.last)["model"]
+
+
+def state_of_program() -> dict[str, Any]:
+    """Returns what a command could change."""
+    descriptors = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    logger = logging.getLogger("lockstep")
+    return {
+        "arguments": list(sys.argv),
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "descriptors": {str(path): os.readlink(path) for path in descriptors if path.exists()},
+        "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+        "hooks": [sys.excepthook, threading.excepthook, sys.unraisablehook],
+        "logger": [list(logger.handlers), logger.level, logger.propagate],
+        "generators": [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()],  # noqa: NPY002
+        "torch": [
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.get_num_threads(),
+            torch.is_inference_mode_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            torch.backends.cudnn.benchmark,
+        ],
+    }
+
+
+@pytest.fixture
+def odd_program() -> Iterator[None]:
+    """A program with settings of torch that no new process has."""
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.backends.cudnn.benchmark = True
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = False
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+def test_two_trainings_have_the_bits_of_two_processes_and_leave_the_program_as_it_was(data, tmp_path, odd_program):
+    state_of_program()  # opens what it opens
+    before = state_of_program()
+    handler = logging.NullHandler()
+    logging.getLogger("lockstep").addHandler(handler)
+    before["logger"][0] = [handler]
+    settings: dict[str, Any] = {**SMALL, "deterministic": True, "epochs": 2}
+    runs = [lockstep.train(data, model=tmp_path / "tiny.yaml", seed=seed, **settings) for seed in (0, 1)]
+    assert state_of_program() == before
+    for seed, run in enumerate(runs):
+        name = f"process{seed}"
+        words = ["--data", data, "--model", tmp_path / "tiny.yaml", *FLAGS, "--epochs", "2", "--deterministic"]
+        words += ["--threads", "1", "--seed", seed, "--project", tmp_path, "--name", name]
+        run_python(ROOT / "train.py", *words, folder=tmp_path)
+        expected = weights(lockstep.Run(tmp_path / name))
+        for key, tensor in weights(run).items():
+            assert torch.equal(tensor, expected[key]), key
+
+
+def test_a_training_that_has_ended_or_failed_leaves_no_tensors(data, tmp_path):
+    def count() -> int:
+        gc.collect()
+        return sum(isinstance(thing, torch.nn.Module) for thing in gc.get_objects())
+
+    settings: dict[str, Any] = {"model": tmp_path / "tiny.yaml", "epochs": 1, **SMALL}
+    lockstep.train(data, **settings)
+    before = count()
+    lockstep.train(data, **settings)
+    with refused("--callbacks tests.lockstep.hooks:Fail: on_end failed: ...", lockstep.Error) as caught:
+        lockstep.train(data, callbacks=Fail, **settings)
+    assert count() == before  # though the error, and its traceback, are still there
+    assert caught.value.__context__ is None
+
+
+def test_ctrl_c_returns_the_run_which_continues(data, tmp_path):
+    settings: dict[str, Any] = {"model": tmp_path / "tiny.yaml", "epochs": 3, **SMALL}
+    run = lockstep.train(data, callbacks=Interrupt, **settings)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run.history["epoch"].tolist() == [1]
+    whole = lockstep.train(data, **settings)
+    assert lockstep.resume(run).history["epoch"].tolist() == [1, 2, 3]
+    for key, tensor in weights(run).items():
+        assert torch.equal(tensor, weights(whole)[key]), key
+
+
+def test_ctrl_c_before_anything_is_saved_and_a_second_one_are_interrupts(replaced, monkeypatch):
+    from utils.process.signals import StopSignals
+
+    def press_twice() -> None:
+        with StopSignals() as signals, signals.deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.2)
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("not reached")
+
+    replaced(press_twice)
+    with pytest.raises(KeyboardInterrupt):
+        lockstep.train()
+    with pytest.raises(KeyboardInterrupt):
+        lockstep.val("best.pt")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_the_program_stays(replaced):
+    seen = []
+    previous = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        replaced(lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert lockstep.train().folder.name == "a"
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert seen == [signal.SIGINT]
+
+
+TERMINATED = """
+import lockstep
+from tests.lockstep.hooks import SMALL, Terminate
+lockstep.train("set/data.yaml", model="tiny.yaml", epochs=3, callbacks=Terminate, name="saved", **SMALL)
+print("goes on")
+"""
+
+
+def test_a_signal_to_end_the_program_ends_it_once_the_run_is_saved(data, tmp_path):
+    done = run_script(TERMINATED, tmp_path)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert "goes on" not in done.stdout
+    assert (tmp_path / "runs/train/saved/last.pt").is_file()
+
+
+def test_a_thread_trains_and_calls_do_not_overlap(data, tmp_path):
+    runs = []
+
+    def work() -> None:
+        runs.append(lockstep.train(data, model=tmp_path / "tiny.yaml", epochs=1, **SMALL))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = runs
+    assert {first.folder.name, second.folder.name} == {"exp", "exp2"}
+    for key, tensor in weights(first).items():
+        assert torch.equal(tensor, weights(second)[key]), key
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("data.yaml: is wrong"), "data.yaml: is wrong"),
+        (FailedCheck("a.onnx: differs"), "a.onnx: differs"),
+        (MemoryError(), "not enough memory..."),
+    ],
+)
+def test_an_error_is_the_line_of_the_command(replaced, error, line, capsys):
+    def fail() -> None:
+        raise error
+
+    replaced(fail)
+    with refused(line, lockstep.Error):
+        lockstep.train()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_is_itself(replaced):
+    def fail() -> None:
+        raise LookupError("no such key")
+
+    replaced(fail)
+    with pytest.raises(LookupError, match="no such key"):
+        lockstep.train()
+
+
+@pytest.mark.parametrize(("world_size", "seen"), [("1", False), ("2", True)])
+def test_the_variables_of_a_launcher_of_one_process_are_hidden(replaced, monkeypatch, world_size, seen):
+    """Otherwise, a second command would join the launcher's store as the same rank."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    found = []
+    replaced(lambda: found.append("RANK" in os.environ))
+    lockstep.val("best.pt")
+    assert found == [seen]
+    assert os.environ["RANK"] == "0"
+
+
+def test_a_closed_output_does_not_stop_the_command(replaced, monkeypatch):
+    """A notebook may close it, or the reader of a pipeline may have ended."""
+    read, write = os.pipe()
+    os.close(read)
+    closed = io.StringIO()
+    closed.close()
+
+    def log() -> None:
+        from utils.logger import configure_logging, get_logger
+
+        configure_logging(True)
+        get_logger().info("a line")
+
+    replaced(log)
+    for output in (os.fdopen(write, "w", buffering=1, closefd=False), closed, None):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", output)
+            assert lockstep.train().folder.name == "a"
+    os.close(write)
+
+
+def test_the_package_is_imported_without_torch():
+    code = "import sys, lockstep.api; print({'torch', 'numpy'} & set(sys.modules))"
+    interpreter = Path(sys.prefix, "bin", "python")  # not one that has imported it
+    done = subprocess.run([interpreter, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_an_export_has_its_own_process_whose_error_is_the_line(tmp_path):
+    with refused("none.pt: no such file", lockstep.Error):
+        lockstep.export(tmp_path / "none.pt", format="torchscript")
