@@ -241,7 +241,7 @@ def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store
         now = time.monotonic()
         if now > deadline:
             raise PeerLost(f"{message}; were they started?" if missing else "not all processes of the run were started")
-        if missing and now > next_log:
+        if missing and now > next_log and launch.local_rank == 0:
             get_logger().warning("still waiting: %s", message)
             next_log = now + 6 * LOG_AFTER_S
         time.sleep(0.05 * max(1.0, launch.world_size / 32))
