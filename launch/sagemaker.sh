@@ -17,6 +17,7 @@ CHECKPOINTS=${CHECKPOINTS:-/opt/ml/checkpoints}
 processes=$((SM_NUM_GPUS > 0 ? SM_NUM_GPUS : 1))  # SM_NUM_GPUS is 0 on an instance without GPUs
 
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # otherwise a node that was replaced cannot join again
 
 exec torchrun --max-restarts 3 --rdzv-id lockstep --rdzv-backend c10d --rdzv-endpoint "$first:29500" \
     --nnodes "$nodes" --nproc-per-node "$processes" --rdzv-conf "is_host=$([ "$rank" = 0 ] && echo true || echo false)" \

@@ -108,6 +108,21 @@ def test_a_run_resumes_on_another_number_of_processes(inputs, tmp_path):
     assert read_checkpoint(last)["progress"]["epoch"] == len(rows(last.with_name("results.csv"))) == 3
 
 
+@pytest.mark.slow
+def test_a_sharded_optimizer_changes_no_bit_and_resumes_on_one_process(inputs, tmp_path):
+    """Two processes, which also choose images by the scores of their classes, and skip gradients that are zero."""
+    more = ["--epochs", "2", "--optimizer", "AdamW", "--image-weights", "--skip-zero-grads", "--deterministic"]
+    for name, zero in (("whole", []), ("sharded", ["--zero"])):
+        run_python(*flags(inputs, tmp_path, *more, *zero, "--name", name), torchrun=2)
+    last = tmp_path / "sharded" / "last.pt"
+    whole = read_checkpoint(tmp_path / "whole" / "last.pt")
+    sharded = read_checkpoint(last)
+    for part in ("model", "ema", "optimizer"):
+        assert_same_content(whole[part], sharded[part])
+    call(train.main, "--resume", last, "--epochs", "3")
+    assert read_checkpoint(last)["progress"]["epoch"] == len(rows(last.with_name("results.csv"))) == 3
+
+
 def test_a_run_that_stopped_early_or_ran_out_of_time_continues(inputs, tmp_path, capsys):
     """It takes a larger patience, or a longer time for the epochs that fit into it."""
     call(train.main, *flags(inputs, tmp_path, "--epochs", "30", "--patience", "1", "--set", "lr0=0")[1:])

@@ -18,6 +18,7 @@ import datetime
 import gc
 import multiprocessing
 import os
+import secrets
 import signal
 import time
 import traceback
@@ -190,17 +191,68 @@ def _launcher_identity(launch: Launch) -> str:
 
 
 def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store:
-    """Waits until all processes of the run have connected to its store, and returns it. Logs what it waits for.
+    """Connects to the run's store, waits until all processes have, and returns the part of the store for their keys.
+    Logs what it waits for.
 
-    Raises PeerLost if they do not within ``timeout_s``, torch's errors if the store cannot be opened, and UserError if
-    two processes have the same rank, or different numbers of processes.
+    torchrun may keep its store, with the keys of ended processes, when it restarts them, and a change of membership
+    counts as no restart. So each process 0 begins a new part, closes it with the tickets of those that have arrived,
+    and a process whose ticket is not among them waits for the next part.
+
+    Raises PeerLost if they do not within ``timeout_s``, torch's errors if the store cannot be opened, and UserError on
+    process 0 if two processes have the same rank, or different numbers of processes.
     """
     deadline = time.monotonic() + timeout_s
+    tcp_store = _connect(launch, deadline, timeout_s)
+    ticket = secrets.token_hex(8)
+    numbers = f"WORLD_SIZE {launch.world_size} and --eval-ranks {eval_ranks}"
+    is_first = launch.rank == 0
+    same_rank = "two processes were started as rank {}; each needs its own RANK"
+    part = 0
+    next_log = time.monotonic() + LOG_AFTER_S
+    while True:
+        newest = tcp_store.add("lockstep/parts", 1 if is_first and part == 0 else 0)
+        store = dist.PrefixStore(f"lockstep/{newest}", tcp_store)
+        if newest != part:
+            if is_first and part:
+                raise UserError(same_rank.format(0))
+            part = newest
+            # torch's stubs lack this method.
+            store.append("arrived", f"{launch.rank} {ticket} {numbers}\n")  # type: ignore[attr-defined]
+        missing = [0]
+        if is_first:
+            tickets: dict[int, str] = {}
+            for line in store.get("arrived").decode().splitlines():
+                rank, other_ticket, other_numbers = line.split(" ", 2)
+                if other_numbers != numbers:
+                    raise UserError(f"process 0 has {numbers}, process {rank} has {other_numbers}")
+                if int(rank) in tickets and not launch.run_id:  # torchrun may have restarted one that was waiting
+                    raise UserError(same_rank.format(rank))
+                tickets[int(rank)] = other_ticket
+            missing = [rank for rank in range(launch.world_size) if rank not in tickets]
+            if not missing:
+                store.set("tickets", " ".join(tickets.values()))
+                return store
+        elif part and store.check(["tickets"]):
+            if ticket in store.get("tickets").decode():
+                return store
+        elif part:
+            missing = []  # process 0 waits for the others, and names them
+        message = f"{rank_list(missing)} of {launch.world_size} did not join {launch.address}:{launch.port}"
+        now = time.monotonic()
+        if now > deadline:
+            raise PeerLost(f"{message}; were they started?" if missing else "not all processes of the run were started")
+        if missing and now > next_log and launch.local_rank == 0:
+            get_logger().warning("still waiting: %s", message)
+            next_log = now + 6 * LOG_AFTER_S
+        time.sleep(0.05 * max(1.0, launch.world_size / 32))
+
+
+def _connect(launch: Launch, deadline: float, timeout_s: float) -> dist.TCPStore:
+    """Connects to the run's store, which torchrun or process 0 hosts. Raises torch's errors."""
     is_host = launch.rank == 0 and not launch.is_hosted
-    tcp_store = None
-    while tcp_store is None:
+    while True:
         try:
-            tcp_store = dist.TCPStore(
+            return dist.TCPStore(
                 launch.address,
                 launch.port,
                 is_master=is_host,
@@ -212,34 +264,6 @@ def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store
             if is_host or time.monotonic() > deadline:
                 raise
             get_logger().warning("still waiting for %s:%d: %s", launch.address, launch.port, first_line(error))
-    # torchrun's static rendezvous keeps its store, with all keys of previous processes, when it restarts them. Other
-    # kinds create a new store each time, and their torchrun processes count different numbers of restarts.
-    generation = launch.restarts
-    if launch.run_id:
-        first = tcp_store.compare_set(f"lockstep/first/{_launcher_identity(launch)}", "", str(launch.restarts))
-        generation -= int(first)
-    store = dist.PrefixStore(f"lockstep/{generation}", tcp_store)
-    if store.add(f"rank/{launch.rank}", 1) > 1:
-        raise UserError(f"two processes were started as rank {launch.rank}; each needs its own RANK")
-    numbers = f"WORLD_SIZE {launch.world_size} and --eval-ranks {eval_ranks}"
-    others = store.compare_set("numbers", "", numbers).decode()
-    if others != numbers:
-        raise UserError(f"process {launch.rank} has {numbers}, another of this run {others}")
-    arrived = store.add("arrived", 1)
-    next_log = time.monotonic() + LOG_AFTER_S
-    while arrived < launch.world_size:
-        time.sleep(0.05 * max(1.0, launch.world_size / 32))
-        arrived = store.add("arrived", 0)
-        now = time.monotonic()
-        if arrived < launch.world_size and now > min(next_log, deadline):
-            missing = [rank for rank in range(launch.world_size) if not store.check([f"rank/{rank}"])]
-            message = f"{rank_list(missing)} of {launch.world_size} did not join {launch.address}:{launch.port}"
-            if now > deadline:
-                raise PeerLost(f"{message}; were they started?")
-            if launch.rank == 0:
-                get_logger().warning("still waiting: %s", message)
-            next_log = now + 6 * LOG_AFTER_S
-    return store
 
 
 def _check_own_gpu(ctx: DistributedContext) -> None:

@@ -29,7 +29,6 @@ class Launch:
     port: int
     is_hosted: bool = False  # torchrun hosts the store; otherwise rank 0 does
     run_id: str = ""  # torchrun's run id; "" without it
-    restarts: int = 0  # number of restarts by torchrun
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -60,7 +59,6 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         port=_number(environ, "MASTER_PORT"),
         is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
-        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT", default="0"),
     )
     is_local = launch.local_rank < launch.local_world_size <= launch.world_size
     if not (is_local and launch.rank < launch.world_size and 0 < launch.port < 2**16):

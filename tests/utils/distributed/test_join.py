@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -10,6 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
@@ -114,18 +116,44 @@ def test_a_port_in_use_is_one_line():
 @pytest.mark.parametrize(
     ("rank", "world_size", "eval_ranks", "line"),
     [
-        (0, 2, 0, "two processes were started as rank 0"),
-        (2, 3, 0, "process 2 has WORLD_SIZE 3 and --eval-ranks 0, another of this run WORLD_SIZE 2 and"),
-        (1, 2, 1, "process 1 has WORLD_SIZE 2 and --eval-ranks 1, another of this run WORLD_SIZE 2 and"),
+        (0, 3, 0, "two processes were started as rank 0"),
+        (1, 3, 0, "two processes were started as rank 1"),
+        (2, 4, 0, "process 0 has WORLD_SIZE 3 and --eval-ranks 0, process 2 has WORLD_SIZE 4 and"),
+        (2, 3, 1, "process 0 has WORLD_SIZE 3 and --eval-ranks 0, process 2 has WORLD_SIZE 3 and --eval-ranks 1"),
     ],
 )
-def test_processes_that_contradict_each_other_are_refused(rank, world_size, eval_ranks, line):
+def test_processes_that_contradict_each_other_are_refused_by_the_first(rank, world_size, eval_ranks, line):
     port = free_port()
-    open_in_thread(launch_of(0, 2, port))
+    first, outcome = open_in_thread(launch_of(0, 3, port))
+    open_in_thread(launch_of(1, 3, port))
     time.sleep(0.5)
-    thread, outcome = open_in_thread(launch_of(rank, world_size, port, is_hosted=True), eval_ranks)
-    thread.join(30)
+    open_in_thread(launch_of(rank, world_size, port, is_hosted=True), eval_ranks)
+    first.join(30)
     assert line in outcome[0]
+
+
+def test_only_processes_of_one_start_join_in_a_store_that_outlives_them():
+    """Each start leaves its keys in torchrun's store. A process that was restarted alone waits for the next start, and
+    so does one that comes before the others; one that was restarted while the others wait takes its place."""
+    port = free_port()
+    server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    launches = [launch_of(rank, 2, port, is_hosted=True, run_id="1") for rank in range(2)]
+    early, outcome = open_in_thread(launches[1])
+    for _ in range(3):
+        first, outcome_of_first = open_in_thread(launches[0])
+        first.join(30)
+        early.join(30)
+        outcome_of_first[0].set("key", "of this start")
+        assert outcome[0].get("key") == b"of this start"
+        early, outcome = open_in_thread(launches[1])  # restarted alone
+        time.sleep(0.3)
+        assert not outcome
+    early, outcome = open_in_thread(launches[1])
+    time.sleep(0.3)
+    alone, outcome_of_alone = open_in_thread(launch_of(0, 1, port, is_hosted=True, run_id="1"))
+    alone.join(30)  # a node has left
+    assert not outcome_of_alone[0].check(["key"])
+    del server
 
 
 def _fail(ctx, error):
@@ -178,3 +206,57 @@ def test_a_process_whose_peer_is_killed_in_a_collective_ends_with_one_line(tmp_p
         (line,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
         assert "another process of this run has ended" in line
         assert "Traceback" not in run.output()
+
+
+MEETS_TWICE = """
+import os, pathlib, sys, time
+from utils.distributed.context import max_over_ranks
+from utils.distributed.join import joined_run
+from utils.process.launch import read_launch
+from utils.process.main import run_main
+
+def main(_):
+    folder = pathlib.Path(sys.argv[1])
+    expected = int(sys.argv[2])
+    with joined_run(read_launch(), "cpu", timeout_s=60) as ctx:
+        (folder / f"joined {os.getpid()}").touch()
+        max_over_ranks(ctx, 1)
+        while ctx.world_size < expected or not (folder / "end").exists():
+            time.sleep(0.1)  # without a word to the others: a process that ends is not noticed
+        max_over_ranks(ctx, 1)
+
+run_main(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grows", [False, True])
+def test_torchruns_that_restart_meet_again(tmp_path, grows):
+    """Two torchrun processes stand for two nodes. Either a process of the second is killed, which that one counts as a
+    restart and the first as a change of membership; or the second joins later, and has the new rank 0."""
+    script = tmp_path / "meets.py"
+    script.write_text(MEETS_TWICE)
+    options = ["--nnodes", "1:2" if grows else "2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-id", "1"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    variables = {"PYTHONPATH": str(ROOT), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if grows else "0"}
+    with Processes(tmp_path / "log", real=True) as run:
+
+        def start_node(number: int) -> None:
+            address = f"127.0.0.{2 - number}"  # torchrun gives rank 0 to the lowest one
+            node = ["--rdzv-conf", f"last_call_timeout=2,is_host={number == 0}", "--local-addr", address]
+            command = [run.python, "-m", "torch.distributed.run", *options, *node, str(script), str(tmp_path), "2"]
+            run.start(command, **variables)
+
+        def joined() -> list[int]:
+            return [int(path.name.split()[1]) for path in tmp_path.glob("joined *")]
+
+        start_node(0)
+        if grows:
+            run.until(lambda: len(joined()) == 1)
+        start_node(1)
+        if not grows:
+            run.until(lambda: len(joined()) == 2)
+            os.kill(joined()[0], signal.SIGKILL)
+        run.until(lambda: len(joined()) == (3 if grows else 4))
+        (tmp_path / "end").touch()
+        assert run.codes() == [0, 0], run.output()

@@ -37,7 +37,6 @@ def test_positions_are_read_from_the_launcher_s_variables(environ, expected):
     [
         (LAUNCH | {"RANK": "two"}, "RANK is 'two'; ..."),
         (LAUNCH | {"RANK": "-1"}, "RANK is '-1'; ..."),
-        (LAUNCH | {"TORCHELASTIC_RESTART_COUNT": "two"}, "TORCHELASTIC_RESTART_COUNT is 'two'; ..."),
         (LAUNCH | {"RANK": "2"}, "...impossible...RANK=2..."),
         (LAUNCH | {"MASTER_PORT": "99999"}, "...impossible...MASTER_PORT=99999..."),
         (LAUNCH | {"LOCAL_RANK": "3"}, "...impossible...LOCAL_RANK=3..."),
