@@ -63,7 +63,7 @@ types: $(STAMP)  ## checks types with mypy
 
 # Trains in a temporary checkout of BASE and in this one, with uncommitted changes.
 same-bits: $(STAMP)  ## compares the weights of eight short trainings with those of the commit BASE, bit for bit: BASE=main
-	base=$$(mktemp -d) && trap 'git worktree remove --force "$$base"' EXIT && trap 'exit 130' INT && \
+	base=$$(mktemp -d) && trap 'rm -rf "$$base"; git worktree prune' EXIT && trap 'exit 130' INT && \
 		git worktree add --quiet --detach "$$base" $(BASE) && \
 		$(BIN)/python -m benchmarks.same_bits --data $(DATA) --only bits --against "$$base"
 
