@@ -1,4 +1,5 @@
-# `make demo` trains on a data set that it renders itself, `make test` runs the tests, `make help` lists the rest.
+# `make demo` trains on a data set that it renders itself, `make test` runs the tests, `make help` lists all targets: first
+# those of a contributor's day (##), then those of a release or of CI (###).
 PYTHON ?= python3
 VENV ?= .venv
 WHEEL_VENV ?= .venv-wheel
@@ -6,6 +7,9 @@ WHEEL_VENV ?= .venv-wheel
 LOCK ?= constraints.txt
 # The tests to run, and pytest options: make test TESTS='tests/models -k nms'
 TESTS ?=
+# The commit that `make same-bits` compares with, and the data set of its trainings.
+BASE ?= HEAD
+DATA ?= demo
 # Number of test processes: one more than there are cores, because many tests wait for processes that they start.
 # macOS has no sched_getaffinity.
 CORES = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
@@ -23,7 +27,7 @@ UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --gr
 # Bytecode is kept, because many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-extras test-extras-slow test-litert test-wheel lint types format lock clean always
+.PHONY: demo help check test same-bits test-newest test-lowest test-slow test-benchmarks test-extras test-extras-slow test-litert test-wheel lint types format lock clean always
 
 demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
@@ -36,48 +40,19 @@ demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders
 	@echo 'Check your own data set (README.md says how to write its YAML): $(BIN)/python -m tools.check DATA.yaml'
 	@echo 'Train on it: $(BIN)/python train.py --data DATA.yaml --model yolov8n --epochs 100'
 
-help:  ## lists the targets
-	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9.%-]+):.*## (.*)/\1\t\2/' | expand -t 18
+help:
+	@sed -nE 's/^([a-z0-9.%-]+):.*[^#]## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo
+	@sed -nE 's/^([a-z0-9.%-]+):.*### (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-check: lint types test  ## lint, types and tests; run it before a commit
-
-test: $(STAMP)  ## runs the tests; TESTS='tests/models -k nms' runs some of them
+test: $(STAMP)  ## runs the tests, a few minutes; TESTS='tests/models -k nms' runs some of them
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
-test-newest:  ## runs the tests with the newest versions of all packages
-	$(MAKE) test VENV=.venv-newest LOCK=
+format: $(STAMP)  ## formats the code, and fixes what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
-test-lowest: lowest.txt  ## runs the tests with the lowest versions that pyproject.toml allows
-	$(MAKE) test VENV=.venv-lowest LOCK=lowest.txt
-
-test-python3.%:  ## test-python3.12 runs the tests with that Python
-	$(MAKE) test VENV=.venv-python3.$* PYTHON=python3.$*
-
-test-slow: $(STAMP)  ## runs the long tests: weekly, and before a release
-	$(BIN)/python -m pytest -m slow $(TESTS)
-
-test-benchmarks: $(STAMP)  ## runs the tests of benchmarks/
-	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
-
-# Runs all tests, because many files have tests that are skipped without Ray, MLflow, Weights & Biases or a program that reads
-# results.
-WITH_EXTRAS := VENV=.venv-extras EXTRAS='$(EXTRAS) ray trackers' DEPENDENCY_GROUPS='dev clients'
-test-extras:  ## runs the tests with the extras ray and trackers and the group clients, in .venv-extras
-	$(MAKE) test $(WITH_EXTRAS)
-
-test-extras-slow:  ## runs the long tests in .venv-extras
-	$(MAKE) test-slow $(WITH_EXTRAS)
-
-# Not in constraints.txt: the packages of this extra cap the versions of others.
-test-litert:  ## runs all tests of LiteRT files with the extra litert, in .venv-litert
-	$(MAKE) test VENV=.venv-litert LOCK= EXTRAS='export litert' \
-		TESTS="-m 'not benchmarks' -k 'litert or tflite' tests/engine/export tests/scripts/test_export.py tests/test_no_network.py"
-
-test-wheel: | $(UV)  ## builds the wheel, installs it in an empty environment, and uses it
-	$(call new-environment,$(WHEEL_VENV),--clear)
-	$(UV) build --wheel --out-dir $(WHEEL_VENV)/dist .
-	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
-	tests/wheel.sh $(WHEEL_VENV)/bin
+check: lint types test  ## lint, types and test: run it before a commit
 
 lint: $(STAMP)  ## checks style and format with ruff
 	$(BIN)/ruff check .
@@ -86,12 +61,49 @@ lint: $(STAMP)  ## checks style and format with ruff
 types: $(STAMP)  ## checks types with mypy
 	$(BIN)/mypy
 
-format: $(STAMP)  ## formats the code, and fixes what ruff can fix
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+# Trains in a temporary checkout of BASE and in this one, with uncommitted changes.
+same-bits: $(STAMP)  ## compares the weights of eight short trainings with those of the commit BASE, bit for bit: BASE=main
+	base=$$(mktemp -d) && trap 'rm -rf "$$base"; git worktree prune' EXIT && trap 'exit 130' INT && \
+		git worktree add --quiet --detach "$$base" $(BASE) && \
+		$(BIN)/python -m benchmarks.same_bits --data $(DATA) --only bits --against "$$base"
+
+test-newest:  ### runs the tests with the newest versions of all packages
+	$(MAKE) test VENV=.venv-newest LOCK=
+
+test-lowest: lowest.txt  ### runs the tests with the lowest versions that pyproject.toml allows
+	$(MAKE) test VENV=.venv-lowest LOCK=lowest.txt
+
+test-python3.%:  ### test-python3.12 runs the tests with that Python
+	$(MAKE) test VENV=.venv-python3.$* PYTHON=python3.$*
+
+test-slow: $(STAMP)  ### runs the long tests: weekly, and before a release
+	$(BIN)/python -m pytest -m slow $(TESTS)
+
+test-benchmarks: $(STAMP)  ### runs the tests of benchmarks/
+	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
+
+# Runs all tests, because many files have tests that are skipped without Ray, MLflow, Weights & Biases or a program that reads
+# results.
+WITH_EXTRAS := VENV=.venv-extras EXTRAS='$(EXTRAS) ray trackers' DEPENDENCY_GROUPS='dev clients'
+test-extras:  ### runs the tests with the extras ray and trackers and the group clients, in .venv-extras
+	$(MAKE) test $(WITH_EXTRAS)
+
+test-extras-slow:  ### runs the long tests in .venv-extras
+	$(MAKE) test-slow $(WITH_EXTRAS)
+
+# Not in constraints.txt: the packages of this extra cap the versions of others.
+test-litert:  ### runs all tests of LiteRT files with the extra litert, in .venv-litert
+	$(MAKE) test VENV=.venv-litert LOCK= EXTRAS='export litert' \
+		TESTS="-m 'not benchmarks' -k 'litert or tflite' tests/engine/export tests/scripts/test_export.py tests/test_no_network.py"
+
+test-wheel: | $(UV)  ### builds the wheel, installs it in an empty environment, and uses it
+	$(call new-environment,$(WHEEL_VENV),--clear)
+	$(UV) build --wheel --out-dir $(WHEEL_VENV)/dist .
+	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
+	tests/wheel.sh $(WHEEL_VENV)/bin
 
 # Commit the new versions once the tests have passed with them.
-lock: | $(UV)  ## writes the newest versions for Linux and all supported Pythons to constraints.txt
+lock: | $(UV)  ### writes the newest versions for Linux and all supported Pythons to constraints.txt
 	$(UV_COMPILE) --universal --python-version 3.11 --upgrade --custom-compile-command 'make lock' -o constraints.txt
 
 lowest.txt: pyproject.toml | $(UV)

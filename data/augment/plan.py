@@ -39,9 +39,14 @@ from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_generator, keyed_uniforms, named_stream
 
 MIXUP_BETA = 32.0
-# In the order of application. A new augmentation of single images is a class and an entry here.
-GEOMETRIC: tuple[type[GeometricTransform], ...] = (RandomPerspective, RandomFlip)
-PIXEL: tuple[type[PixelOperation], ...] = (ColorJitter,)
+# In the order of application, each with its hyper-parameters. A new augmentation of one image is a class and an entry.
+GEOMETRIC: tuple[type[GeometricTransform], ...] = (
+    RandomPerspective,  # degrees, translate, scale, shear, perspective
+    RandomFlip,  # fliplr, flipud
+)
+PIXEL: tuple[type[PixelOperation], ...] = (
+    ColorJitter,  # hsv_h, hsv_s, hsv_v
+)
 
 
 @dataclass(frozen=True, slots=True)

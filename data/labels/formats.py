@@ -11,7 +11,11 @@ from data.labels.voc import VOC
 from data.labels.yolo import YOLO
 
 __all__ = ["COCO", "LABEL_FORMATS", "VOC", "YOLO", "LabelFormat", "format_of"]
-LABEL_FORMATS: tuple[LabelFormat, ...] = (YOLO, VOC, COCO)
+LABEL_FORMATS: tuple[LabelFormat, ...] = (
+    YOLO,  # a .txt per image, the only one outside `annotations:`
+    VOC,  # an .xml per image
+    COCO,  # a .json per split
+)
 
 
 def format_of(annotations: Path | None) -> LabelFormat | None:

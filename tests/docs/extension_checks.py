@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 import yaml
 from data.augment.erasing import RandomErasing
-from torch import nn
 
 import export
 import train
@@ -20,7 +18,6 @@ from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from engine.inference.model import open_model
-from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector
 from tests.helpers.exports import calibrated_detector
@@ -31,10 +28,8 @@ from utils.pixels import GRAY
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 
 
-def test_a_model_with_the_layer_and_the_head_learns():
-    rows = [[-1, 1, "GhostConv", [8, 3, 2]], *TINY_MODEL["backbone"][1:]]
-    spec = TINY_MODEL | {"backbone": rows, "head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
-    model = build_detector(spec, 2)
+def test_a_model_with_the_head_learns():
+    model = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2)
     batch = make_batch(4)
     criterion = model.head.build_loss(Hyperparameters())
     images = batch.images.float() / 255
@@ -71,21 +66,6 @@ def test_ignored_cells_without_object_have_no_class_loss():
     has_gradient = torch.cat([level.grad[:, 4:].abs().amax(1).flatten(1) for level in raw], 1) > 0
     assert has_gradient[[0, 2, 3]].all()
     assert has_gradient[1].sum() <= (batch.targets.rows[:, 0] == 1).sum()
-
-
-def test_lion_equals_the_paper_and_skips_a_step():
-    model = nn.Linear(3, 2, bias=False, dtype=torch.float64)
-    weight = model.weight.detach().numpy().copy()
-    momentum = np.zeros((2, 3))
-    optimizer = build_optimizer(model, "Lion", OptimizerSettings(momentum=0.9, weight_decay=0.1))
-    for step in range(5):
-        model.weight.grad = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        gradient = model.weight.grad.numpy()
-        optimizer.step(torch.tensor(float(step == 2)))
-        if step != 2:
-            weight = weight - 1e-4 * (np.sign(0.9 * momentum + 0.1 * gradient) + 0.1 * weight)
-            momentum = 0.99 * momentum + 0.01 * gradient
-        np.testing.assert_allclose(model.weight.detach().numpy(), weight, rtol=1e-12)
 
 
 def test_csv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
@@ -128,11 +108,9 @@ def test_a_training_with_everything(tmp_path: Path):
     data = write_dataset(tmp_path / "set", train=8, val=4)
     spec = TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
     model = write_model(tmp_path / "center.yaml", spec)
-    given = ["--data", data, "--model", model, "--optimizer", "Lion", "--epochs", "2", "--set", "erasing=0.5"]
+    given = ["--data", data, "--model", model, "--epochs", "2", "--set", "erasing=0.5"]
     train.main([*map(str, given), *SMALL, "--project", str(tmp_path)])
-    lines = (tmp_path / "exp" / "results.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
-    assert "metrics/f1_25" in json.loads(lines[-1])
+    assert "metrics/f1_25" in (tmp_path / "exp" / "results.csv").read_text().splitlines()[0].split(",")
     assert load_detector(tmp_path / "exp" / "last.pt")[0].head.validation_iou == 0.6
 
 

@@ -70,6 +70,13 @@ def test_new_files_and_changes_fit_the_code(extended: Path):
         ast.parse((extended / block.title).read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_another_addition_at_the_same_place_leaves_the_page_valid(change: Block):
+    """Two augmentations, two metrics, ...: `changed` fails if the first has split the lines that the page shows."""
+    text = (ROOT / change.title).read_text(encoding="utf-8")
+    assert changed(changed(text, change), change) != text
+
+
 def test_the_blocks_name_their_files_in_the_text():
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     for block in [*NEW_FILES, *CHANGES]:
@@ -101,7 +108,7 @@ def test_the_code_has_our_style(extended: Path, tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(extended)}
     generator = [sys.executable, "-m", "tests.helpers.settings_types"]
     types = subprocess.run(generator, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
-    assert "'Lion'" in types.replace('"', "'")
+    assert "erasing: float" in types
     (extended / "lockstep" / "settings.py").write_text(types, encoding="utf-8")
     files = [block.title for block in NEW_FILES]
     for command in (["check"], ["format", "--check"]):

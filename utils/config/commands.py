@@ -1,4 +1,4 @@
-"""The commands of this program. See docs/processes.md ("How a command is made") for what is derived from them."""
+"""The commands of this program. See docs/architecture.md ("Processes") for what is derived from them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs a script's `main`, and ends the process: one line for a user's error, a traceback only for a bug.
 
-docs/processes.md has the table of exit codes.
+docs/distributed.md has the table of exit codes.
 """
 
 from __future__ import annotations
