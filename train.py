@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
+from utils.errors import UserError
 from utils.process.launch import is_eval_rank, read_launch
 from utils.process.main import run_main
 from utils.process.signals import StopSignals
@@ -51,6 +52,11 @@ def _start(argv: list[str], signals: StopSignals) -> TrainingOutcome | None:
     """Runs this process's part of the command: training, validation for the training processes (``--eval-ranks``), or
     starting the processes of ``--spawn``. Returns the outcome of a training on rank 0, else None."""
     command = parse_command(TrainConfig, argv)
+    if not command.explicit_flags & {"data", "resume"}:
+        raise UserError(
+            "--data: name the data set to train on, as in --data DATA.yaml --weights yolox_s; the built-in one takes "
+            "minutes with --data demo --hyp demo --epochs 13 --imgsz 128"
+        )
     config = command.config
     launch = read_launch()
     if config.spawn > 1 and launch is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.loading.build import data_facts, loader_workers, log_loader_workers
+from data.loading.build import data_facts, loader_workers, warn_of_many_workers
 from tests.data.loading.small_loader import SINGLE
 from tests.helpers.messages import refused
 from utils.config.settings import TrainConfig, ValConfig
@@ -33,7 +33,7 @@ def test_more_workers_than_cores_are_our_warning_and_not_torchs(open_loader, cap
         open_loader(workers=9)
     assert [record.levelname for record in caplog.records if "--workers 9" in record.message] == ["WARNING"]
     caplog.clear()
-    log_loader_workers(2, SINGLE, "val")
+    warn_of_many_workers(2, SINGLE, "val")
     assert not caplog.records
 
 

@@ -9,6 +9,7 @@ from engine.optim.schedule import (
     epochs_in_time,
     few_steps_warning,
     new_layers_lr_mult,
+    random_weights_warning,
     step_plan,
 )
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -78,7 +79,7 @@ def test_warmup_takes_at_most_a_quarter_of_the_steps(warmup_epochs, steps):
 @pytest.mark.parametrize(
     ("epochs", "weights", "message"),
     [
-        (27, "", "only 243 steps; training from random weights needs about 250: --epochs 28, or start from --weights"),
+        (27, "", "only 243 steps; training from random weights needs about 250: --epochs 28"),
         (34, "", ""),
         (11, "a.pt", "only 99 steps; fine-tuning needs about 100: --epochs 12"),
         (12, "a.pt", ""),
@@ -88,6 +89,14 @@ def test_a_run_of_few_steps_names_the_epochs_that_are_enough(epochs, weights, me
     plan = step_plan(TrainConfig(epochs=epochs, batch_size=16, nominal_batch=16, weights=weights), 9)
     warning = few_steps_warning(plan, from_weights=bool(weights))
     assert warning == (f"the run has {message}" if message else "")
+
+
+def test_random_weights_on_few_images_name_the_flag_to_add():
+    assert random_weights_warning(140, weights="", model="").endswith("--weights yolox_s")
+    in_place = random_weights_warning(999, weights="", model="yolov8n")
+    assert in_place.endswith("--weights yolox_s in place of --model yolov8n")
+    assert random_weights_warning(140, weights="a.pt", model="") == ""
+    assert random_weights_warning(1000, weights="", model="") == ""
 
 
 @pytest.mark.parametrize(("total", "factor"), [(1, 2), (50, 2), (80, 1.25), (100, 1), (10_000, 1)])

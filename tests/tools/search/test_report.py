@@ -30,3 +30,16 @@ def test_a_trial_is_called_the_baseline_only_if_all_its_values_are_the_recipe_s(
     lines = write_report(experiment, [trial], space, unit="epoch", command="train.py")
     assert lines[0] == "1 trial: 1 complete"
     assert lines[2].endswith("  (baseline)") == is_baseline
+
+
+def test_the_lead_of_the_best_trial_is_compared_with_the_spread(tmp_path):
+    space = space_of(tmp_path, "lr_factor: [0.3, 3, log]")
+    trials = [
+        optuna.trial.create_trial(params={"lr_factor": factor}, distributions=space.ranges, value=value)
+        for factor, value in ((0.5, 0.5), (1.0, 0.52), (2.0, 0.54))
+    ]
+    experiment = SimpleNamespace(folder=tmp_path, fitness=SimpleNamespace(name="AP"))
+    lines = write_report(experiment, trials, space, unit="epoch", command="train.py")
+    (line,) = [line for line in lines if "leads by" in line]
+    assert "leads by 0.0200" in line
+    assert "standard deviation of 0.0200" in line
