@@ -38,7 +38,7 @@ _NumProcesses = Annotated[int, Bounds(1)]
 
 @lists_settings(TrainConfig, Hyperparameters)
 def train(
-    data: Data = "demo",
+    data: Data,
     *,
     devices: int = 1,
     callbacks: str | Callable | None = None,

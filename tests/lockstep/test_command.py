@@ -21,7 +21,7 @@ def test_a_result_that_could_not_be_written_is_one_line(command):
     """The result file is in the temporary folder, whose disk may be full, though that of the run is not."""
     command("print('done')")
     with pytest.raises(lockstep.Error, match=r"^train ended without reporting its result \(.* may be full"):
-        lockstep.train()
+        lockstep.train("demo")
 
 
 @pytest.mark.parametrize(("world_size", "passed"), [("1", set()), ("2", {"RANK", "WORLD_SIZE"})])
@@ -37,7 +37,7 @@ def test_the_variables_of_a_launcher_of_one_process_are_not_passed_on(command, m
 def test_an_error_is_the_line_of_the_command_and_not_shown_twice(command, capsys):
     command("print('a line'); write_result(error='data.yaml: is wrong'); sys.exit(2)")
     with refused("data.yaml: is wrong", lockstep.Error):
-        lockstep.train()
+        lockstep.train("demo")
     assert capsys.readouterr().out == "a line\n"
     command("sys.exit(3)")
     with refused("exit status 3", lockstep.Error):
@@ -75,7 +75,7 @@ subprocess.Popen([sys.executable, "-c", service])
 write_result(folder="a")
 print("x" * 100_000 + "end")
 """)
-    assert lockstep.train().folder == tmp_path / "a"
+    assert lockstep.train("demo").folder == tmp_path / "a"
     (tmp_path / "returned").touch()
     assert not (tmp_path / "was waited for").exists()
     assert capsys.readouterr().out == "x" * 100_000 + "end\n"
@@ -103,7 +103,7 @@ while not os.path.exists("passes on"):
 os.kill(os.getppid(), signal.SIGINT)
 time.sleep(60)
 """)
-    run = lockstep.train()
+    run = lockstep.train("demo")
     assert run.folder == tmp_path
     assert (tmp_path / "count").read_text() == "x"
 
@@ -111,7 +111,7 @@ time.sleep(60)
 def test_an_interrupt_without_a_checkpoint_is_an_interrupt(command):
     command("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
     with pytest.raises(KeyboardInterrupt):
-        lockstep.train()
+        lockstep.train("demo")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -138,7 +138,7 @@ def test_a_closed_output_does_not_stop_the_command(command, tmp_path, monkeypatc
     for output in (os.fdopen(write, "w", buffering=1, closefd=False), closed, None):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", output)
-            assert lockstep.train().folder == tmp_path / "a"
+            assert lockstep.train("demo").folder == tmp_path / "a"
         (tmp_path / "done").unlink()
     os.close(write)
 
