@@ -143,7 +143,8 @@ def _warn_of_unlearning(
 
 
 def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[float, str]:
-    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why, for the log.
+    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why: the end of a sentence of
+    the log.
 
     Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
     same.
@@ -153,16 +154,16 @@ def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[f
         planned_steps: see `StepPlan`.
     """
     if math.isnan(score):
-        return LR_MULT_UNFAMILIAR, "they were not tested on the training objects"
+        return LR_MULT_UNFAMILIAR, ", the default for weights that cannot be tested on these objects"
     if score >= WELL_KNOWN_SCORE:
         longer = f", and have {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
         share = min(max(REFERENCE_EPOCHS / epochs, MIN_LR_SHARE), 1.0)
-        return LR_MULT_FAMILIAR * share, f"they already find these objects{longer}"
+        return LR_MULT_FAMILIAR * share, f": they already find these objects{longer}"
     if score < FAMILIAR_SCORE:
-        return LR_MULT_UNFAMILIAR, "they hardly find these objects"
+        return LR_MULT_UNFAMILIAR, ", the default for weights that hardly find these objects"
     lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(planned_steps)  # few steps: loaded layers also have far to go
     few = f", in only {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
-    return lr_mult, f"they already find some of these objects{few}"
+    return lr_mult, f": they already find some of these objects{few}"
 
 
 def _images_with_objects(index: DatasetIndex) -> np.ndarray:

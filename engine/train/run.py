@@ -146,7 +146,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     steps = step_plan(config, len(loader))
     optimizer, optimizer_reason = choose_optimizer(config, steps)
     lr_mult = settings.hyp.lr_mult
-    lr_mult_reason = ""
+    lr_mult_reason = " (lr_mult)" if stored is None else ""
     if lr_mult is None:
         lr_mult, lr_mult_reason = (1.0, "") if probe is None else probe.choose_lr_mult(config, steps)
     settings = RunSettings(replace(config, optimizer=optimizer), replace(settings.hyp, lr_mult=lr_mult))
@@ -448,17 +448,6 @@ def log_start(
     hyp = run.hyp
     log = get_logger()
     is_new = run.started_from is None
-    if step.ctx.is_main:
-        few_steps = few_steps_warning(steps, from_weights=bool(config.weights))
-        if few_steps and not config.time:
-            log.warning("%s", few_steps)
-        if is_new and config.data != DEMO:
-            random_weights = random_weights_warning(images, weights=config.weights, model=config.model)
-            if random_weights:
-                log.warning("%s", random_weights)
-        busy = busy_machine()
-        if busy:
-            log.warning("%s: steps will take longer", busy)
     if not optimizer_reason:
         optimizer_reason = "--optimizer" if is_new else "as when the run began"
     factors = {group["is_new"]: group["lr_mult"] for group in step.optimizer.param_groups}
@@ -467,9 +456,7 @@ def log_start(
     raised = ", raised for few steps" if new_factor > 1 else ""
     loaded = ""
     if False in factors and factors[False] != new_factor:
-        loaded = f"; {loaded_weights_text(factors[False], new_factor)}"
-        if lr_mult_reason or is_new:
-            loaded += f": {lr_mult_reason or 'lr_mult'}"
+        loaded = f"; {loaded_weights_text(factors[False], new_factor)}{lr_mult_reason}"
     log.info("%s (%s), learning rate %g%s%s", step.optimizer.name, optimizer_reason, lr, raised, loaded)
     length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
     if steps.is_timed:  # the number of epochs is not known yet
@@ -484,6 +471,17 @@ def log_start(
         str(step.amp_dtype or torch.float32).removeprefix("torch."),
         "; the first one compiles the model" if config.compile else "",
     )
+    if step.ctx.is_main:
+        few_steps = few_steps_warning(steps, from_weights=bool(config.weights))
+        if few_steps and not config.time:
+            log.warning("%s", few_steps)
+        if is_new and config.data != DEMO:
+            random_weights = random_weights_warning(images, weights=config.weights, model=config.model)
+            if random_weights:
+                log.warning("%s", random_weights)
+        busy = busy_machine()
+        if busy:
+            log.warning("%s: steps take longer", busy)
 
 
 def loaded_weights_text(factor: float, new_factor: float) -> str:

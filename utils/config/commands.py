@@ -77,7 +77,7 @@ _COMMANDS = (
         path="train",
         summary="train a detector",
         description="Trains a detector.",
-        example="--data DATA.yaml --model yolov8n --epochs 100",
+        example="--data DATA.yaml --weights yolox_s --epochs 50",
         is_one_process=False,
     ),
     Command(

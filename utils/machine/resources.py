@@ -31,7 +31,7 @@ def busy_machine() -> str:
     cores = os.cpu_count() or 1
     if load < BUSY_LOAD * cores:
         return ""
-    return f"the machine is busy: {load:.1f} processes want its {counted(cores, 'core')}"
+    return f"the machine is busy ({load:.1f} processes want its {counted(cores, 'core')})"
 
 
 def _quotas(root: Path) -> Iterator[float]:

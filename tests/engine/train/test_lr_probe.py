@@ -209,7 +209,7 @@ def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch,
     torch.save(part(model.state_dict()), path)
     lr_mult, reason = choice(TrainConfig(data="d.yaml", weights=str(path)), dataset, model)
     assert lr_mult == 0.125
-    assert reason.startswith("they were not tested")
+    assert "cannot be tested" in reason
     assert what in reason
 
 

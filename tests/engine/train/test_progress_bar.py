@@ -37,4 +37,4 @@ def test_a_busy_machine_is_one_with_several_processes_a_core(monkeypatch):
     monkeypatch.setattr("os.getloadavg", lambda: (7.9, 0.0, 0.0))
     assert busy_machine() == ""
     monkeypatch.setattr("os.getloadavg", lambda: (9.5, 0.0, 0.0))
-    assert busy_machine() == "the machine is busy: 9.5 processes want its 4 cores"
+    assert busy_machine() == "the machine is busy (9.5 processes want its 4 cores)"
