@@ -60,7 +60,7 @@ class Pace:
     def slowdown(self) -> str:
         """Says, once, that steps take several times as long as the first ones did; else ""."""
         early_s = self._early_s / MIN_PACE_STEPS
-        if self._has_warned or self._steps <= 2 * MIN_PACE_STEPS or self.step_s < SLOW_FACTOR * early_s:
+        if self._has_warned or self._steps <= 2 * MIN_PACE_STEPS or self.step_s <= SLOW_FACTOR * early_s:
             return ""
         self._has_warned = True
         return f"steps take {self.step_s:.2g} s now, {self.step_s / early_s:.1f} times as long as the first ones"
