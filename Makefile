@@ -38,7 +38,8 @@ demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders
 	@echo
 	@echo 'Open demo/train/report.html in a browser, and the images in demo/detect.'
 	@echo 'Check your own data set (README.md says how to write its YAML): $(BIN)/python -m tools.check DATA.yaml'
-	@echo 'Train on it: $(BIN)/python train.py --data DATA.yaml --model yolov8n --epochs 100'
+	@echo 'Train on it: $(BIN)/python train.py --data DATA.yaml --weights yolox_s --epochs 50'
+	@echo '(yolox_s is downloaded once; or give a file, such as yolov8n.pt. --model yolov8n trains from scratch.)'
 
 help:
 	@sed -nE 's/^([a-z0-9.%-]+):.*[^#]## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18

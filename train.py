@@ -1,4 +1,4 @@
-"""Trains a detector: ``python train.py --data DATA.yaml --model yolov8n``, or under torchrun on several devices."""
+"""Trains a detector: ``python train.py --data DATA.yaml --weights yolox_s``, or under torchrun on several devices."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ Data = str | os.PathLike[str] | Mapping[str, Any]
 
 @lists_settings(TrainConfig, Hyperparameters)
 def train(
-    data: Data = "demo",
+    data: Data,
     *,
     devices: int = 1,
     callbacks: str | Callable | None = None,

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
+MIN_LOGGED_S = 1.0  # shorter work has no line
 _early_lines: dict[str, None] = {}  # lines that were logged before `configure_logging`, in order
 
 
@@ -205,4 +206,6 @@ def _with_lines(iterable: Iterable[T], *, desc: str, total: int | None, unit: st
             logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
             last_time = now
             last_count = done
-    logger.info("%s: %s in %.1f s", desc, counted(done, unit), time.monotonic() - started)
+    elapsed_s = time.monotonic() - started
+    if elapsed_s >= MIN_LOGGED_S:
+        logger.info("%s: %s in %.1f s", desc, counted(done, unit), elapsed_s)

@@ -54,27 +54,20 @@ def loader_workers(requested: int, ctx: DistributedContext) -> int:
     return min(max(cores // processes, 1), MAX_WORKERS)
 
 
-def log_loader_workers(requested: int, ctx: DistributedContext, split: str) -> None:
-    """Logs the number of workers chosen for the loader of ``split``; warns if more are requested than there are cores.
-    Processes other than the main one log nothing."""
-    if not ctx.is_main:
-        return
-    cores = counted(available_cores(), "core")
-    processes = ctx.local_world_size
-    if requested < 0:
-        node = f"{cores}, {counted(processes, 'process')} on this node"
-        get_logger().info("--workers (%s): %d per process (%s)", split, loader_workers(requested, ctx), node)
-    elif requested * processes > available_cores():
-        workers = counted(requested * processes, "worker")
+def warn_of_many_workers(requested: int, ctx: DistributedContext, split: str) -> None:
+    """Warns if more workers are requested for the loader of ``split`` than there are cores."""
+    total = requested * ctx.local_world_size
+    if ctx.is_main and total > available_cores():
         message = "--workers %d (%s): %s on %s; about one per core is fastest"
-        get_logger().warning(message, requested, split, workers, cores)
+        cores = counted(available_cores(), "core")
+        get_logger().warning(message, requested, split, counted(total, "worker"), cores)
 
 
 def open_train_reader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
 ) -> SampleReader:
     """Opens the reader of the training split. Raises UserError if it has no images."""
-    log_loader_workers(config.workers, ctx, "train")
+    warn_of_many_workers(config.workers, ctx, "train")
     settings = replace(_index_settings(ctx, config), fraction=config.fraction, seed=config.seed, repeats=False)
     index = _open_index(ctx, spec, "train", settings)
     check_has_images(index, spec, "train", "train on")
@@ -90,7 +83,7 @@ def open_run_val_reader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
 ) -> SampleReader:
     """Opens the reader of a training run's validation split, of tiles if the run trains on tiles."""
-    log_loader_workers(config.workers, ctx, "val")
+    warn_of_many_workers(config.workers, ctx, "val")
     index = open_val_index(ctx, config, spec, "val")
     if index.tile:
         check_has_images(index, spec, "val", "cut into tiles")

@@ -26,6 +26,7 @@ from engine.train.folder import lock_folder
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from models.weights.origin import origin_of
+from utils.config.commands import COMMANDS
 from utils.config.export_formats import EXPORT_FORMATS, format_of
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.agreement import product_version
@@ -181,10 +182,11 @@ def _summary(error: Exception) -> str:
 
 def _next_command(path: Path, metadata: ExportMetadata) -> str:
     """Returns the command that uses a file: val.py, if the file names its data set."""
-    words = ["val.py"] if metadata.data else ["detect.py", "--source", "IMAGES"]
+    command = COMMANDS["val" if metadata.data else "detect"].typed
+    source = [] if metadata.data else ["--source", "IMAGES"]
     name = next(name for name, entry in EXPORT_FORMATS.items() if path.name.endswith(entry.suffix))
     trust = ["--trust"] if EXPORT_FORMATS[name].runs_code else []
-    return shlex.join(["python", words[0], "--weights", str(path), *words[1:], *trust])
+    return f"{command} {shlex.join(['--weights', str(path), *source, *trust])}"
 
 
 def describe_file(
@@ -268,7 +270,7 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
             export(ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir))
         except UserError as error:  # may name flags, which train.py does not have
             command = shlex.join(["--weights", str(best), "--format", *missing])
-            raise UserError(f"{error}; to export with other flags: python export.py {command}") from None
+            raise UserError(f"{error}; to export with other flags: {COMMANDS['export'].typed} {command}") from None
 
 
 def _is_export_of(weights: Path, name: str) -> bool:

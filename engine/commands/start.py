@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import parse_command, parse_config
 from utils.config.settings import TrainConfig, ValConfig
-from utils.errors import ExplainedError
+from utils.errors import ExplainedError, UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.process.launch import is_eval_rank, read_launch
@@ -38,6 +38,11 @@ def _train(argv: Sequence[str], signals: StopSignals) -> TrainingOutcome | None:
     """Trains, validates for the training processes (``--eval-ranks``), or starts the processes of ``--spawn``. Returns
     the outcome of a training on rank 0, else None."""
     command = parse_command(TrainConfig, argv)
+    if not command.explicit_flags & {"data", "resume"}:
+        raise UserError(
+            "--data: name the data set to train on, as in --data DATA.yaml --weights yolox_s; the built-in one takes "
+            "minutes with --data demo --hyp demo --epochs 13 --imgsz 128"
+        )
     config = command.config
     launch = read_launch()
     if config.spawn > 1 and launch is None:

@@ -14,17 +14,19 @@ from data.loading.build import (
     build_val_loader,
     check_has_images,
     check_same_data,
-    log_loader_workers,
     open_tile_reader,
     open_val_index,
+    warn_of_many_workers,
 )
 from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader, SampleReader
 from data.samples.tiles import TiledIndex
 from engine.evaluation import tables
+from engine.evaluation.analysis import split_errors
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
+from engine.evaluation.matching import match_detections
 from engine.evaluation.result import Evaluation
 from engine.inference.model import (
     CheckpointModel,
@@ -36,7 +38,7 @@ from engine.inference.model import (
 )
 from engine.inference.model_data import class_columns, open_model_data
 from engine.report.page import machine_facts, write_validation_report
-from engine.report.summary import Subject
+from engine.report.summary import Subject, error_sentences
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import Selected, select_for_validation
 from models.postprocess.selection import ValidationSettings
@@ -226,7 +228,7 @@ def _open_loader(
     """Opens the split, unless it is open already as ``index``, and a loader of what the model is scored on: images or,
     as in training, tiles, scaled to ``config.imgsz``; or images at their full size, which the model itself cuts into
     tiles."""
-    log_loader_workers(config.workers, ctx, config.task)
+    warn_of_many_workers(config.workers, ctx, config.task)
     if index is None:
         index = open_val_index(ctx, config, spec, config.task)
     else:
@@ -261,8 +263,12 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     rows = tables.result_rows(result, truth, names)
     sizes = tables.size_rows(sizes_by_class, names)
     get_logger().info("%s on the %s split (%s):", Path(config.weights).name, config.task, result.protocol)
-    for line in (*tables.format_table(rows), *tables.format_summary(result, names), *tables.format_errors(errors)):
+    for line in (*tables.format_table(rows), *tables.format_summary(result, names)):
         get_logger().info("%s", line)
+    shown = evaluation.detected.take(evaluation.detected.scores > result.shown_confidence)
+    shown_errors = split_errors(match_detections(truth, shown, len(names)))
+    for sentence in error_sentences(result, shown_errors, names):
+        get_logger().info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(

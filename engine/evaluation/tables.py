@@ -105,14 +105,6 @@ def missed_classes_text(result: EvalResult, names: Sequence[str]) -> str:
     return f"No object of {count} is found at confidence {result.shown_confidence:.3f}: {classes}"
 
 
-def format_errors(errors: ErrorSplit) -> list[str]:
-    """Returns a line per kind of error: its count, and the AP50 that it costs."""
-    rows = [(kind, f"{count:,}", cost) for kind, count, cost in zip(KINDS, errors.counts.sum(0), errors.cost)]
-    rows += [("all false positives", "", errors.false_positive_cost), ("all not found", "", errors.false_negative_cost)]
-    cells = [(name, count, number_text(cost)) for name, count, cost in rows]
-    return aligned([(f"error at IoU {FOREGROUND_IOU}", "count", "costs AP50"), *cells])
-
-
 def number_text(value: float) -> str:
     """Formats with four decimals; nan as a dash."""
     return "-" if math.isnan(value) else f"{value:.4f}"

@@ -156,8 +156,10 @@ class Reference:
     def conditions(self) -> str:
         """Names the images and the canvases, which differ from val.py's."""
         height, width = self._options.imgsz_hw
-        canvas = f"rectangles up to {max(height, width)}" if self._options.dynamic else f"{height}x{width}"
-        return f"{counted(len(self._reader.image_index), 'image')} on {canvas} pixels, without box voting"
+        canvas = f"{height}x{width} squares" if height == width else f"{height}x{width}, height x width"
+        if self._options.dynamic:
+            canvas = f"{max(height, width)} px rectangles"
+        return f"{counted(len(self._reader.image_index), 'image')} ({canvas}, no box voting)"
 
     def compare(self, exported: nn.Module, allowed: Tolerance) -> Parity:
         """Runs an exported model on the same images, and returns how its detections differ from the checkpoint's."""

@@ -13,6 +13,9 @@ from utils.strings import counted
 # 0.93 after 260.
 MIN_STEPS = 250
 MIN_STEPS_FROM_WEIGHTS = 100
+# With fewer training images, pretrained weights give a much higher AP than random ones: on 140 and 296 images, 0.68 and
+# 0.83 from YOLOX-nano, 0.15 and 0.37 from random weights (20 epochs, 320 px).
+MANY_IMAGES = 1000
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,21 @@ def few_steps_warning(steps: StepPlan, *, from_weights: bool) -> str:
     if steps.total >= min_steps:
         return ""
     kind = "fine-tuning" if from_weights else "training from random weights"
-    alternative = "" if from_weights else ", or start from --weights"
     epochs = -(-min_steps // steps.per_epoch)
     length = counted(steps.total, "step")
-    return f"the run has only {length}; {kind} needs about {min_steps}: --epochs {epochs}{alternative}"
+    return f"the run has only {length}; {kind} needs about {min_steps}: --epochs {epochs}"
+
+
+def random_weights_warning(images: int, *, weights: str, model: str) -> str:
+    """Returns a warning about a run from random weights on so few training ``images`` that pretrained ones would give
+    a much better detector, and the flag to add; "" if there is no reason for it."""
+    if weights or images >= MANY_IMAGES:
+        return ""
+    place = f" in place of --model {model}" if model else ""
+    trained = counted(images, "image")
+    return (
+        f"training {trained} from random weights; pretrained ones give more in fewer epochs: --weights yolox_s{place}"
+    )
 
 
 def new_layers_lr_mult(planned_steps: float) -> float:

@@ -247,7 +247,7 @@ def _facts(result: EvalResult, error: float, *, is_training: bool) -> list[tuple
     if not objects:
         return [("AP", "nothing to score"), images]
     interval = f" ± {1.96 * error:.3f}" if np.isfinite(error) else ""
-    facts = [("AP (± 95 % on other images of this kind)", f"{result.ap:.3f}{interval}")]
+    facts = [("AP, ± 95 % on other images", f"{result.ap:.3f}{interval}")]
     facts += [("AP50", f"{result.metrics['AP50']:.3f}"), images]
     if result.threshold is None:
         return [*facts, ("threshold", "no detection is correct at any confidence")]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from data.dataset.spec import DEMO
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import CLASS, KINDS, MISSED, ErrorSplit, confused_pairs
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
-from engine.optim.schedule import few_steps_warning, step_plan
+from engine.optim.schedule import few_steps_warning, random_weights_warning, step_plan
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.logger import get_logger
 from utils.mirrored_classes import mirrored_classes
@@ -113,17 +114,27 @@ def _main_class(result: EvalResult, errors: ErrorSplit, kind: int, names: Sequen
 def advice(
     subject: Subject, history: Mapping[str, np.ndarray], validated: Validated | None, *, last: Path
 ) -> Iterator[str]:
-    """Yields what to do next, about the largest error first.
+    """Yields what to do next: a longer run or weights for one that has learned little, then about the largest error.
 
     Args:
         history: the columns of results.csv, float64 (epochs,).
         validated: None before a validation.
         last: the checkpoint with which the run continues.
     """
+    if validated is not None and not validated.result.class_targets.any():
+        yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
+        return
+    config = subject.config
+    if isinstance(config, TrainConfig):
+        if subject.batches and not config.time:
+            few = few_steps_warning(step_plan(config, subject.batches), from_weights=bool(config.weights))
+            if few:
+                yield f"Train longer: {few}."
+        if subject.train is not None and config.data != DEMO:
+            scratch = random_weights_warning(len(subject.train), weights=config.weights, model=config.model)
+            if scratch:
+                yield f"Start from weights: {scratch}."
     if validated is not None:
-        if not validated.result.class_targets.any():
-            yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
-            return
         flips = list(_flips(subject, validated.result))
         cost = validated.errors.cost
         largest = int(np.nan_to_num(cost).argmax())
@@ -132,11 +143,6 @@ def advice(
         yield from flips
         if validated.label_errors:
             yield f"Check {counted(validated.label_errors, 'label')} that the model contradicts, below."
-    config = subject.config
-    if isinstance(config, TrainConfig) and subject.batches and not config.time:
-        few = few_steps_warning(step_plan(config, subject.batches), from_weights=bool(config.weights))
-        if few:
-            yield f"Train longer: {few}."
     fitness = history.get(subject.fitness.column, np.zeros(0))
     fitness = fitness[np.isfinite(fitness)]
     third = len(fitness) // 3

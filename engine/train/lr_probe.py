@@ -73,12 +73,11 @@ class WeightsProbe:
         """True if the weights detect at least some of the objects."""
         return self.score >= FAMILIAR_SCORE  # False for NaN
 
-    def choose_lr_mult(self, config: TrainConfig, steps: StepPlan) -> float:
-        """Returns ``lr_mult`` for the run, and logs it."""
+    def choose_lr_mult(self, config: TrainConfig, steps: StepPlan) -> tuple[float, str]:
+        """Returns ``lr_mult`` for the run, and why, for the log."""
         epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
         lr_mult, reason = lr_mult_by_score(self.score, epochs, steps.planned_steps)
-        get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, self.source, reason, self.details)
-        return lr_mult
+        return lr_mult, f"{reason} ({self.details})"
 
 
 def probe_weights(
@@ -93,7 +92,6 @@ def probe_weights(
     max_images = min(MAX_PROBE_IMAGES, len(_images_with_objects(dataset.sample_index)))
     if not config.time:
         max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
-    get_logger().info("testing %s on %s", config.weights, counted(max_images, "training image"))
     stored = read_weights(path)
     classes = class_count(model, stored.shapes)
     if not classes:
@@ -145,7 +143,8 @@ def _warn_of_unlearning(
 
 
 def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[float, str]:
-    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why, for the log.
+    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why: the end of a sentence of
+    the log.
 
     Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
     same.
@@ -155,16 +154,16 @@ def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[f
         planned_steps: see `StepPlan`.
     """
     if math.isnan(score):
-        return LR_MULT_UNFAMILIAR, "was not tested on the training objects"
+        return LR_MULT_UNFAMILIAR, ", the default for weights that cannot be tested on these objects"
     if score >= WELL_KNOWN_SCORE:
-        longer = f", lowered for {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
+        longer = f", and have {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
         share = min(max(REFERENCE_EPOCHS / epochs, MIN_LR_SHARE), 1.0)
-        return LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}"
+        return LR_MULT_FAMILIAR * share, f": they already find these objects{longer}"
     if score < FAMILIAR_SCORE:
-        return LR_MULT_UNFAMILIAR, "hardly detects the training objects"
+        return LR_MULT_UNFAMILIAR, ", the default for weights that hardly find these objects"
     lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(planned_steps)  # few steps: loaded layers also have far to go
-    few = f", raised for {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
-    return lr_mult, f"detects some of the training objects{few}"
+    few = f", in only {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
+    return lr_mult, f": they already find some of these objects{few}"
 
 
 def _images_with_objects(index: DatasetIndex) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import torch
 
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.logger import get_logger, terminal_bars, terminal_columns
+from utils.machine.resources import busy_machine
 from utils.program import seconds_since_start
 from utils.strings import format_duration
 
@@ -21,8 +23,47 @@ if TYPE_CHECKING:
 
 STEP_LINE_EVERY_S = 10.0
 STATUS_EVERY_S = 0.1  # interval on a terminal, tqdm's own: reading the memory of a device takes long
+PACE_S = 120.0  # the time left follows from the steps of the last minutes
+MIN_PACE_STEPS = 10
+SLOW_FACTOR = 3.0  # of the time of the first steps; multi-scale batches take up to 2.25 times the mean
 MIN_BAR_COLUMNS = 4
 MAX_BAR_COLUMNS = 12
+
+
+class Pace:
+    """Measures how long steps take now. The first step of a process is not counted: it waits for the first batch."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()  # seconds of the steps of the last `PACE_S`
+        self._recent_s = 0.0  # their sum
+        self._early_s = 0.0  # seconds of the first `MIN_PACE_STEPS` steps together
+        self._steps = 0
+        self._has_warned = False
+
+    def count(self, seconds: float) -> None:
+        """Counts a step."""
+        self._steps += 1
+        if self._steps == 1:
+            return
+        if self._steps <= MIN_PACE_STEPS + 1:
+            self._early_s += seconds
+        self._recent.append(seconds)
+        self._recent_s += seconds
+        while self._recent_s > PACE_S and len(self._recent) > MIN_PACE_STEPS:
+            self._recent_s -= self._recent.popleft()
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of the recent steps, NaN before the second step."""
+        return self._recent_s / len(self._recent) if self._recent else math.nan
+
+    def slowdown(self) -> str:
+        """Says, once, that steps take several times as long as the first ones did; else ""."""
+        early_s = self._early_s / MIN_PACE_STEPS
+        if self._has_warned or self._steps <= 2 * MIN_PACE_STEPS or self.step_s <= SLOW_FACTOR * early_s:
+            return ""
+        self._has_warned = True
+        return f"steps take {self.step_s:.2g} s now, {self.step_s / early_s:.1f} times as long as the first ones"
 
 
 class ProgressBar(Hook):
@@ -36,6 +77,7 @@ class ProgressBar(Hook):
         self._epoch = 0  # that is counted, from 1; 0: none yet
         self._trained_at = 0.0
         self._between_s = 0.0  # seconds of validation and saving between two epochs
+        self._pace = Pace()
 
     def _begin(self, trainer: Trainer) -> None:
         """Begins to count an epoch, whose first step in this process has been taken."""
@@ -50,7 +92,7 @@ class ProgressBar(Hook):
         self._taken = 0  # steps of this process
         self._images = 0  # over all processes
         self._wait_s = 0.0  # spent waiting for data
-        self._shown_at = self._started = trainer.epoch_started
+        self._shown_at = self._started = self._stepped_at = trainer.epoch_started
         tqdm = terminal_bars(sys.stderr)
         if tqdm is not None:
             layout = bar_layout(self._title, self._steps, [], terminal_columns(sys.stderr))
@@ -63,7 +105,13 @@ class ProgressBar(Hook):
         self._taken += 1
         self._images += trainer.step_samples
         self._wait_s += trainer.data_wait_s
-        silent_s = time.monotonic() - self._shown_at
+        now = time.monotonic()
+        self._pace.count(now - self._stepped_at)
+        self._stepped_at = now
+        slowdown = self._pace.slowdown()
+        if slowdown:
+            get_logger().warning("%s; %s", slowdown, busy_machine() or "no other program keeps the cores busy")
+        silent_s = now - self._shown_at
         if self._bar is not None:
             if silent_s >= STATUS_EVERY_S:
                 self._show(trainer)
@@ -92,7 +140,9 @@ class ProgressBar(Hook):
         """Writes the status into the bar, or as a line, the most important first."""
         self._shown_at = time.monotonic()
         images_per_s, wait = self._speed()
-        step_s = (self._shown_at - self._started) / self._taken
+        step_s = self._pace.step_s
+        if math.isnan(step_s):
+            step_s = (self._shown_at - self._started) / self._taken
         epochs_left = trainer.epochs - self._epoch
         steps_left = self._steps - self._done + epochs_left * self._steps
         left_s = steps_left * step_s + (epochs_left + 1) * self._between_s

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data.dataset.spec import DatasetSpec, class_names
+from data.dataset.spec import DEMO, DatasetSpec, class_names
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
 from data.index.messages import warn_of_shared_images
@@ -24,7 +24,7 @@ from engine.evaluation.fitness import Fitness
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
 from engine.optim.build import RULES, SHORT_RUN, LoadedParameters, resolve_optimizer
-from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, step_plan
+from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, random_weights_warning, step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
@@ -52,12 +52,13 @@ from models.losses.distillation import Teacher
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
-from utils.config.settings import Hyperparameters, RunSettings, TrainConfig, changed_settings
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import limits_as_user_errors, memory_advice
+from utils.machine.resources import busy_machine
 from utils.mirrored_classes import mirrored_classes
 from utils.process.signals import StopSignals
 from utils.strings import counted, listed
@@ -132,8 +133,9 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     steps = step_plan(config, len(loader))
     optimizer, optimizer_reason = choose_optimizer(config, steps)
     lr_mult = settings.hyp.lr_mult
+    lr_mult_reason = " (lr_mult)" if stored is None else ""
     if lr_mult is None:
-        lr_mult = 1.0 if probe is None else probe.choose_lr_mult(config, steps)
+        lr_mult, lr_mult_reason = (1.0, "") if probe is None else probe.choose_lr_mult(config, steps)
     settings = RunSettings(replace(config, optimizer=optimizer), replace(settings.hyp, lr_mult=lr_mult))
     config = settings.config
     try_export(ctx, config, model)
@@ -199,7 +201,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     for hook in hooks:
         stack.callback(hook.close)
     if plan.remaining is Remaining.STEPS:
-        log_start(run, step, steps, optimizer_reason)
+        log_start(run, step, steps, optimizer_reason, lr_mult_reason, images=len(train))
     return Trainer(
         run=run,
         step=step,
@@ -215,7 +217,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
 
 
 def prepare_process(ctx: DistributedContext, settings: RunSettings, messages: Collection[str] = ()) -> None:
-    """Sets up logging, threads and determinism. Logs the messages, and the settings that differ from the defaults."""
+    """Sets up logging, threads and determinism. Logs the messages, and where the process runs."""
     config = settings.config
     configure_logging(ctx.is_main, file_follows=True)
     if config.threads or (resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"):
@@ -226,12 +228,6 @@ def prepare_process(ctx: DistributedContext, settings: RunSettings, messages: Co
     for message in messages:
         log.info("%s", message)
     log.info("%s on %s, torch %s", counted(ctx.world_size, "process"), ctx.device, torch.__version__)
-    lists = []
-    for values in (changed_settings(config), changed_settings(settings.hyp)):
-        values.pop("override", None)  # is in the hyper-parameters
-        pairs = [f"{name}={'null' if value is None else value}" for name, value in values.items()]
-        lists.append(", ".join(pairs) or "defaults")
-    log.info("settings: %s; hyper-parameters: %s", *lists)
 
 
 def choose_kernels(config: TrainConfig) -> None:
@@ -269,9 +265,9 @@ def choose_optimizer(config: TrainConfig, steps: StepPlan) -> tuple[str, str]:
     if config.optimizer != "auto":
         return config.optimizer, ""
     if steps.is_timed:
-        reason = "auto: --time leaves the number of steps open"
+        reason = "as --time leaves the number of steps open"
     else:
-        reason = f"auto: {'at most' if steps.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
+        reason = f"as in all runs of {'at most' if steps.total <= SHORT_RUN else 'more than'} {SHORT_RUN:,} steps"
     return resolve_optimizer("auto", steps.planned_steps), reason
 
 
@@ -394,43 +390,60 @@ def build_hooks(
     return [hook for hook in hooks if step.ctx.is_main or not hook.on_rank_0]
 
 
-def log_start(run: TrainingRun, step: TrainStep, steps: StepPlan, optimizer_reason: str) -> None:
-    """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
-    starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number."""
+def log_start(
+    run: TrainingRun, step: TrainStep, steps: StepPlan, optimizer_reason: str, lr_mult_reason: str, *, images: int
+) -> None:
+    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps. Warns of a machine
+    that is busy, and of a new run that gives less than it could: one with too few steps for a good detector, unless
+    ``--time`` decides their number, or from random weights on few training ``images``."""
     config = run.config
     hyp = run.hyp
     log = get_logger()
-    warning = few_steps_warning(steps, from_weights=bool(config.weights))
-    if warning and step.ctx.is_main and not config.time:
-        log.warning("%s", warning)
+    is_new = run.started_from is None
     if not optimizer_reason:
-        optimizer_reason = "--optimizer" if run.started_from is None else "as when the run began"
-    rates = {group["is_new"]: group["initial_lr"] for group in step.optimizer.param_groups}
-    base = RULES[step.optimizer.name].lr if hyp.lr0 is None else hyp.lr0
-    reasons = [f"default {base:g}" if hyp.lr0 is None else "lr0"]
-    if rates.get(True, base) > base:
-        reasons.append("raised for new layers in few steps")
-    if hyp.lr_factor != 1:
-        reasons.append(f"lr_factor {hyp.lr_factor:g}")
-    if False in rates:
-        reasons.append(f"lr_mult {hyp.lr_mult:g}")
-    rate = f"{min(rates.values()):g}"
-    if len(rates) == 2:
-        rate = f"{rates[True]:g} for new layers, {rates[False]:g} for loaded ones"
-    log.info("%s (%s), learning rate %s (%s)", step.optimizer.name, optimizer_reason, rate, ", ".join(reasons))
+        optimizer_reason = "--optimizer" if is_new else "as when the run began"
+    factors = {group["is_new"]: group["lr_mult"] for group in step.optimizer.param_groups}
+    new_factor = factors.get(True, 1.0)
+    lr = (RULES[step.optimizer.name].lr if hyp.lr0 is None else hyp.lr0) * hyp.lr_factor * new_factor
+    raised = ", raised for few steps" if new_factor > 1 else ""
+    loaded = ""
+    if False in factors and factors[False] != new_factor:
+        loaded = f"; {loaded_weights_text(factors[False], new_factor)}{lr_mult_reason}"
+    log.info("%s (%s), learning rate %g%s%s", step.optimizer.name, optimizer_reason, lr, raised, loaded)
     length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
     if steps.is_timed:  # the number of epochs is not known yet
         length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
+    batches = "" if steps.accumulate == 1 else f"{steps.accumulate} batches of "
     log.info(
-        "%s, each of %s of %s at %d px, in %s",
+        "%s, each of %s%s at %d px, in %s%s",
         length,
-        counted(steps.accumulate, "batch"),
+        batches,
         counted(config.batch_size, "image"),
         config.imgsz,
         str(step.amp_dtype or torch.float32).removeprefix("torch."),
+        "; the first one compiles the model" if config.compile else "",
     )
-    compiles = " and compiles the model" if config.compile else ""
-    log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+    if step.ctx.is_main:
+        few_steps = few_steps_warning(steps, from_weights=bool(config.weights))
+        if few_steps and not config.time:
+            log.warning("%s", few_steps)
+        if is_new and config.data != DEMO:
+            random_weights = random_weights_warning(images, weights=config.weights, model=config.model)
+            if random_weights:
+                log.warning("%s", random_weights)
+        busy = busy_machine()
+        if busy:
+            log.warning("%s: steps take longer", busy)
+
+
+def loaded_weights_text(factor: float, new_factor: float) -> str:
+    """Says how fast loaded weights learn, in words: ``factor`` and ``new_factor`` multiply the learning rate of loaded
+    and of new ones."""
+    if factor == 0:
+        return "loaded weights do not learn"
+    if factor > new_factor:
+        return f"loaded weights learn {factor / new_factor:.3g} times faster"
+    return f"loaded weights learn {new_factor / factor:.3g} times slower"
 
 
 def describe_for_evaluators(

@@ -57,7 +57,7 @@ def test_other_names_are_attribute_errors_and_submodules_are_found():
 
 def test_more_processes_than_cores_are_refused():
     with pytest.raises(lockstep.Error, match=r"^--spawn 999: 999 processes on \d+ CPU cores"):
-        lockstep.train(devices=999, device="cpu")
+        lockstep.train("demo", devices=999, device="cpu")
 
 
 def test_help_and_editors_know_the_settings():

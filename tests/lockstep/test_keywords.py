@@ -65,7 +65,7 @@ def test_any_list_of_names_is_a_setting(classes):
 )
 def test_mistakes_are_one_line_that_names_the_keyword(keywords, named):
     with pytest.raises(lockstep.Error) as error:
-        lockstep.train(**keywords)
+        lockstep.train(**{"data": "demo", **keywords})
     assert named in str(error.value)
     assert "\n" not in str(error.value)
 

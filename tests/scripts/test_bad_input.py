@@ -166,6 +166,21 @@ def test_a_refused_validation_or_detection_leaves_no_folder(inputs, tmp_path, ca
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("argv", [[], ["--epochs", "3"]])
+def test_a_training_without_data_says_what_to_give_instead_of_training_on_the_demo_set(capsys, argv):
+    assert "--data DATA.yaml --weights yolox_s" in error_of(capsys, train.main, *argv)
+
+
+def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(inputs):
+    """The file of the log is created only after the data has been read."""
+    lines = (inputs / "runs" / "exp" / "train.log").read_text().splitlines()
+    lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("first step"))]
+    assert len(lines) <= 10
+    for part in ("1 process on cpu", "train: ", "parameters", "learning rate", "at 64 px", "run folder"):
+        assert sum(part in line for line in lines) == 1, part
+    assert not any("lr_mult" in line or "workers" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     "key", ["version", "model_spec", "names", "imgsz", "model", "ema", "hyp", "progress", "scaler"]
 )

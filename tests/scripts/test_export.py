@@ -66,7 +66,7 @@ def test_files_are_checked_and_score_as_the_checkpoint(
             pytest.importorskip(package)
     call(export.main, "--weights", weights, "--format", *formats)
     printed = capsys.readouterr().out
-    assert printed.count("4 images on 64x64 pixels, without box voting: AP ") == len(files)
+    assert printed.count("4 images (64x64 squares, no box voting): AP ") == len(files)
     assert printed.count("match, 0 do not;") == len(files)
     assert {path.name for path in weights.parent.glob("best*")} == {*files, "best.pt"}
     commands = [line.partition("next: python ")[2] for line in printed.splitlines() if "next: " in line]
@@ -100,7 +100,7 @@ def test_canvases_and_precisions(weights: Path, data: Path, capsys: pytest.Captu
     call(export.main, *common, "--dynamic")
     assert (opened(file).input_hw, opened(file).batch) == (None, None)
     printed = capsys.readouterr().out
-    assert "on rectangles up to 64 pixels" in printed
+    assert "(64 px rectangles, no box voting)" in printed
     assert "match, 0 do not;" in printed
     assert "replaces an earlier export" in printed
     content = file.read_bytes()

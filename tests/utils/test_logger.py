@@ -60,10 +60,13 @@ def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
     assert not (tmp_path / "log.txt").exists()
 
 
-def test_progress_yields_every_item_and_prints_plain_lines(capsys):
+def test_progress_yields_every_item_and_prints_plain_lines(capsys, monkeypatch):
     configure_logging(True)
     assert list(progress(iter("abc"), desc="x", enabled=False)) == ["a", "b", "c"]
     assert capsys.readouterr().out == ""
+    assert list(progress(range(7), desc="scan")) == list(range(7))
+    assert capsys.readouterr().out == ""  # short work has no line
+    monkeypatch.setattr("utils.logger.MIN_LOGGED_S", 0.0)
     assert list(progress(range(7), desc="scan")) == list(range(7))
     captured = capsys.readouterr()
     assert "scan: 7 images in " in captured.out

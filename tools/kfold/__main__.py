@@ -1,6 +1,6 @@
 """Cross-validates: for each fold, trains on the other folds and scores on this one; then scores all images together.
 
-python -m tools.kfold --data DATA.yaml --folds 5 --model yolov8n --epochs 100
+python -m tools.kfold --data DATA.yaml --folds 5 --weights yolox_s --epochs 50
 python -m tools.kfold --data DATA.yaml --groups "patient(\\d+)"
 
 Divides the training and validation images. Images of a group, and near-duplicates, stay in the same fold, and every

@@ -51,6 +51,7 @@ def write_report(
     lines = [f"{counted(len(trials), 'trial')}: {summary}", *_table(complete, baselines, fitness)]
     best = best_of(trials)
     if best is not None:
+        lines += _spread(complete, best, fitness)
         recipe = folder / BEST_YAML
         best_command = f"{command} --hyp {shlex.quote(str(recipe))}"
         header = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {best_command}\n"
@@ -65,6 +66,17 @@ def _table(complete: Sequence[FrozenTrial], baselines: Sequence[FrozenTrial], fi
     for frozen in sorted(complete, key=rank)[:PRINTED_TRIALS]:
         label = "  (baseline)" if frozen in baselines else ""
         yield f"{frozen.number:>5}  {frozen.value:10.4f}  {' '.join(values_text(frozen.params))}{label}"
+
+
+def _spread(complete: Sequence[FrozenTrial], best: FrozenTrial, fitness: str) -> Iterator[str]:
+    """Yields how certain it is that the ``best`` trial is the best, if there are others to compare it with."""
+    values = sorted((frozen.value for frozen in complete if frozen.value is not None), reverse=True)
+    if len(values) < 2:
+        return
+    yield (
+        f"trial {best.number} leads by {values[0] - values[1]:.4f}; the {fitness} of complete trials has a standard "
+        f"deviation of {np.std(values, ddof=1):.4f}. Another --seed may change as much: repeat the best with several"
+    )
 
 
 def rank(frozen: FrozenTrial) -> tuple[float, int]:

@@ -80,7 +80,7 @@ _COMMANDS = (
         settings=TrainConfig,
         path="train",
         description="Trains a detector.",
-        example="--data DATA.yaml --model yolov8n --epochs 100",
+        example="--data DATA.yaml --weights yolox_s --epochs 50",
         is_one_process=False,
     ),
     Command(

@@ -308,7 +308,7 @@ class DataFlags(LossLimit, _RunConfig):
 class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
-    data: str = setting("demo", help=DATA_HELP, is_path=True, on_resume="machine")
+    data: str = setting("demo", help=f"{DATA_HELP}; train.py needs it, or --resume", is_path=True, on_resume="machine")
     fraction: float = setting(
         1.0, Bounds(1e-6, 1), help="train on a random fraction of the training images, drawn with --seed"
     )
