@@ -174,7 +174,9 @@ class RunControl:
         Raises Stopped if a signal to any rank has stopped the run, UserError if a callback has failed on this rank, and
         `PeerFailure` if one has failed on another rank only.
         """
-        self.exit_code = self.exit_code or max_over_ranks(self._ctx, self._signals.code)
+        # A collective, whatever the code is: a rank that ended sooner than the one that still writes last.pt would make
+        # the launcher kill that one.
+        self.exit_code = max_over_ranks(self._ctx, self.exit_code or self._signals.code)
         if self.exit_code:
             get_logger().info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)

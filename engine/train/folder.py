@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import traceback
@@ -80,14 +81,19 @@ def claim_folder(
     return folder, run_id
 
 
-def find_run_of_launchers(parent: Path, launchers: Sequence[str]) -> Path | None:
+def find_run_of_launchers(parent: Path, launchers: Sequence[str], name: str = "") -> Path | None:
     """Returns the newest run folder in ``parent`` that one of the torchrun processes ``launchers`` has started, which
-    makes this start a restart; else None."""
+    makes this start a restart; else None.
+
+    ``name``: the value of ``--name``, because a torchrun's script may train several runs; "": any.
+    """
     marks = [f"# started by {launcher}\n" for launcher in launchers if launcher]
     if not marks:
         return None
     newest_first = sorted(parent.glob(f"*/{SETTINGS_YAML}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest_first:
+        if name and re.fullmatch(re.escape(name) + r"\d*", path.parent.name) is None:
+            continue
         text = path.read_text("utf-8", errors="replace")
         if any(mark in text for mark in marks):
             return path.parent

@@ -165,7 +165,9 @@ def plan_run(
 def _find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack) -> Path | None:
     """Returns the folder of the run that a command continues, or starts in its place, locked; None: a new folder."""
     if command.resume in (None, AUTO):
-        folder = command.folder if command.resume == AUTO else find_run_of_launchers(command.folder.parent, launchers)
+        folder = command.folder
+        if command.resume is None:
+            folder = find_run_of_launchers(folder.parent, launchers, folder.name)
         if folder is None or not folder.is_dir():
             return None
         lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)

@@ -3,9 +3,12 @@ current, YAML is what the program's own readers take, and Python code runs."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -22,10 +25,11 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
 from utils.config import tool_settings
-from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
 from utils.config.recipes import hyperparameters_from
+from utils.config.settings import TrainConfig, ValConfig
 from utils.files.torch_file import read_checkpoint, write_checkpoint
+from utils.process.child import write_result
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -136,10 +140,14 @@ def runnable_code() -> list:
     return parameters
 
 
-def run_in_name(command: str, words: list[str], *, required_key: str) -> dict:
-    """Stands in for the process of a command: fails unless the command accepts the words, and names a run's folder."""
-    parse_config(COMMANDS[command].settings, words)
-    return {"folder": "runs/val/exp" if command == "val" else "runs/train/exp", "files": [], "issues": []}
+def stand_in(settings: type, folder: str) -> Callable[[list[str]], None]:
+    """Returns a command that does nothing but accept its words, and name a run's folder."""
+
+    def command(words: list[str]) -> None:
+        parse_config(settings, words)
+        write_result(folder=folder)
+
+    return command
 
 
 @pytest.mark.parametrize("block", runnable_code())
@@ -159,7 +167,12 @@ def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: p
         export.main([*arguments, "--format", "onnx"])
         text += '\nprint(detect("a.jpg", confidence=0.0))\n'
     monkeypatch.chdir(folder_of_examples)
-    monkeypatch.setattr("lockstep.api.call_command", run_in_name)
+    monkeypatch.setattr("engine.commands.start.train", stand_in(TrainConfig, "runs/train/exp"))
+    monkeypatch.setattr("engine.commands.start.validate", stand_in(ValConfig, "runs/val/exp"))
+    monkeypatch.setattr("tools.check.__main__.check", lambda config: {"issues": []})
+    exported = SimpleNamespace(is_stopped=False, check=lambda: None, values={"files": []})
+    child = contextlib.nullcontext(SimpleNamespace(wait=lambda: exported))
+    monkeypatch.setattr("lockstep.api.start_child", lambda *_, **__: child)
     exec(compile(text, str(block), "exec"), {"__name__": "__main__"})
 
 

@@ -134,7 +134,7 @@ def test_ctrl_c_before_anything_is_saved_and_a_second_one_are_interrupts(replace
 
     replaced(press_twice)
     with pytest.raises(KeyboardInterrupt):
-        lockstep.train()
+        lockstep.train("data.yaml")
     with pytest.raises(KeyboardInterrupt):
         lockstep.val("best.pt")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -145,7 +145,7 @@ def test_a_handler_of_the_program_stays(replaced):
     previous = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
         replaced(lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert lockstep.train().folder.name == "a"
+        assert lockstep.train("data.yaml").folder.name == "a"
     finally:
         signal.signal(signal.SIGINT, previous)
     assert seen == [signal.SIGINT]
@@ -197,7 +197,7 @@ def test_an_error_is_the_line_of_the_command(replaced, error, line, capsys):
 
     replaced(fail)
     with refused(line, lockstep.Error):
-        lockstep.train()
+        lockstep.train("data.yaml")
     assert capsys.readouterr() == ("", "")
 
 
@@ -207,7 +207,7 @@ def test_a_bug_is_itself(replaced):
 
     replaced(fail)
     with pytest.raises(LookupError, match="no such key"):
-        lockstep.train()
+        lockstep.train("data.yaml")
 
 
 @pytest.mark.parametrize(("world_size", "seen"), [("1", False), ("2", True)])
@@ -239,7 +239,7 @@ def test_a_closed_output_does_not_stop_the_command(replaced, monkeypatch):
     for output in (os.fdopen(write, "w", buffering=1, closefd=False), closed, None):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", output)
-            assert lockstep.train().folder.name == "a"
+            assert lockstep.train("data.yaml").folder.name == "a"
     os.close(write)
 
 

@@ -6,6 +6,7 @@
 - ``hold:RANK:STEP:FILE``: that rank waits before that step until FILE exists.
 - ``save:STEPS``: saves a checkpoint every STEPS steps.
 - ``slow:SECONDS``: delays every step; ``slowval:SECONDS``: delays every batch of validation.
+- ``holdsave:FILE``: each checkpoint is written only when FILE exists.
 - ``scored:FILE``: each validation appends the id of its process to FILE.
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
 - ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
@@ -87,6 +88,19 @@ def save_every(steps: int) -> None:
     Trainer._ask_hooks = ask_hooks
 
 
+def hold_writes(file: str) -> None:
+    from engine.train import checkpoint
+
+    write = checkpoint.write_checkpoint
+
+    def write_later(*given, **options):
+        while not os.path.exists(file):
+            time.sleep(0.02)
+        return write(*given, **options)
+
+    checkpoint.write_checkpoint = write_later
+
+
 FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
 
 
@@ -120,7 +134,9 @@ def inject_process_fault(kind: str, *args: str) -> bool:
         kill_at(args[0], int(args[1]), ["os.rename"])
     elif kind == "save":
         save_every(int(args[0]))
-    return kind in ("set", "kill", "replace", "save")
+    elif kind == "holdsave":
+        hold_writes(args[0])
+    return kind in ("set", "kill", "replace", "save", "holdsave")
 
 
 def main(argv: list[str] | None = None) -> None:

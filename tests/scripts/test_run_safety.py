@@ -141,6 +141,21 @@ def test_a_second_training_is_refused_in_the_same_run_folder(inputs, tmp_path, c
         assert all(line.endswith(continues) for line in last_lines), last_lines
 
 
+def test_ranks_wait_for_the_checkpoint_of_a_signal(inputs, tmp_path):
+    """A rank that ended earlier would make torchrun signal rank 0 again, which ends the write at once."""
+    go_on, written = tmp_path / "go on", tmp_path / "written"
+    with Processes(tmp_path / "log.txt", faults=f"holdsave:{written};{held_at(3, go_on)}") as run:
+        run.ranks(2, *flags(inputs, tmp_path))
+        run.until(lambda: "first step" in run.output())
+        run.started[0].send_signal(signal.SIGUSR1)
+        go_on.touch()
+        time.sleep(4)
+        assert [process.poll() for process in run.started] == [None, None]
+        written.touch()
+        assert run.codes() == [75, 75], run.output()
+    assert position(tmp_path / "exp") == (0, 4)
+
+
 @pytest.mark.slow
 def test_spawn_forwards_signals(inputs, tmp_path):
     with Processes(tmp_path / "log.txt") as run:

@@ -131,8 +131,7 @@ def join_run(
             world_size=ctx.world_size,
             timeout=timeout,
         )
-        if ctx.device.type == "cuda":
-            _check_own_gpu(ctx)
+        _check_own_gpu(ctx)
     except (RuntimeError, ValueError) as error:  # raised by torch, and by gloo if another process exits meanwhile
         hint = "is the port taken? choose another with --master-port"
         if "EADDRINUSE" not in str(error):
@@ -268,9 +267,10 @@ def _connect(launch: Launch, deadline: float, timeout_s: float) -> dist.TCPStore
 
 def _check_own_gpu(ctx: DistributedContext) -> None:
     """Raises UserError if two processes use the same GPU, for which NCCL would fail later."""
-    names = all_objects(ctx, identities(ctx.devices)[0])
-    if len(set(names)) < len(names):
-        ranks = [rank for rank, name in enumerate(names) if name == names[ctx.rank]]
+    own_name = identities(ctx.devices)[0] if ctx.device.type == "cuda" else ""
+    names = all_objects(ctx, own_name)  # all ranks, also those without a GPU
+    ranks = [rank for rank, name in enumerate(names) if name == own_name]
+    if own_name and len(ranks) > 1:
         raise UserError(
             f"{rank_list(ranks)} use the same GPU: start one process for each (--nproc_per_node or --spawn)"
         )

@@ -35,6 +35,8 @@ def test_a_restart_by_torchrun_finds_the_newest_run_that_it_has_started(tmp_path
     assert [folder.name for folder in folders] == ["exp", "exp2"]
     assert [find_run_of_launchers(tmp_path, [launcher, "another node"]) for launcher in launchers] == folders
     assert find_run_of_launchers(tmp_path, ["none host 7 1", ""]) is None
+    assert find_run_of_launchers(tmp_path, launchers, "exp") == folders[1]
+    assert find_run_of_launchers(tmp_path, launchers, "another run of the script") is None
 
 
 @pytest.mark.parametrize(("updates", "file", "is_kept"), [(0, "", False), (1, "", True), (0, "last.pt", True)])

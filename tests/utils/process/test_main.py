@@ -73,7 +73,8 @@ resource_tracker.ensure_running()
 multiprocessing.set_executable("/bin/false")  # the processes that --spawn starts
 for name, *flags in (
     ("val", "--weights", f"{none}.pt"), ("detect", "--weights", f"{none}.pt", "--source", "0"),
-    ("train", "--spawn", "2", "--device", "cpu"), ("val", "--weights", weights, "--spawn", "2", "--device", "cpu"),
+    ("train", "--data", "demo", "--spawn", "2", "--device", "cpu"),
+    ("val", "--weights", weights, "--spawn", "2", "--device", "cpu"),
 ):
     try:
         run_main(import_module(name).main, flags)
