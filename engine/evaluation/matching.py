@@ -20,6 +20,7 @@ from utils.labels import GroundTruth
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # COCO's T
 IOU_50, IOU_75 = 0, 5  # positions in `IOU_THRESHOLDS`
 AREA_RANGES = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])  # COCO's A, square pixels
+SIZES = ("all", "small", "medium", "large")  # names of `AREA_RANGES`
 ALL_SIZES, SMALL, MEDIUM, LARGE = range(4)  # positions in `AREA_RANGES`
 _CHUNK_PAIRS = 1 << 21  # overlaps computed at a time; bounds the memory at some 200 MB
 
@@ -80,6 +81,35 @@ class Matches(NamedTuple):
     def by_class(self) -> np.ndarray:
         """Rows of ``ranked`` by class, then by score; equal scores in the order of the images: int64 (D,)."""
         return np.lexsort((-self.ranked.scores, self.ranked.classes))
+
+    def outcomes_50(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns whether each detection is a true positive at IoU 0.5, and whether it is neither true nor false,
+        because it lies in a crowd region: bool (D,) each."""
+        assignment = self.assignment
+        matched = assignment.matched[:, ALL_SIZES, IOU_50]
+        ignored = assignment.ignored[:, ALL_SIZES, IOU_50]
+        is_correct = np.zeros(self.ranked.scores.size, dtype=bool)
+        is_ignored = np.zeros_like(is_correct)
+        is_correct[assignment.overlapping] = matched & ~ignored
+        is_ignored[assignment.overlapping] = matched & ignored
+        return is_correct, is_ignored
+
+    def detected_objects(self) -> np.ndarray:
+        """Returns the objects that true positives match at IoU 0.5, in the order of these: int64 (n,)."""
+        assignment = self.assignment
+        is_correct, _ = self.outcomes_50()
+        return assignment.target[is_correct[assignment.overlapping]]
+
+    def above(self, confidence: float) -> Matches:
+        """Returns the matches of the detections that score above ``confidence``. These are what matching them alone
+        would give, because a detection's match does not depend on those that score less."""
+        is_above = self.ranked.scores > confidence
+        row = np.cumsum(is_above) - 1  # of each detection among those above
+        assignment = CocoAssignment(*(column[is_above[self.assignment.overlapping]] for column in self.assignment))
+        return self._replace(
+            ranked=Ranked(*(column[is_above] for column in self.ranked)),
+            assignment=assignment._replace(overlapping=row[assignment.overlapping]),
+        )
 
     def targets(self) -> np.ndarray:
         """Counts the objects that are not ignored, by class and area range: int64 (C, A)."""
