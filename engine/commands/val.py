@@ -181,7 +181,7 @@ def score(
             raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
         detector = TestTimeAugmentation(model.detector)
     select = partial(select_for_validation, settings=settings)
-    for_ap, detected = settings.selections(model.nms_iou)
+    selections = settings.selections(model.nms_iou)
     tiled: TiledDetector | None = None
     if tiles is not None and not tiles.scaled:
         batch = CPU_CHUNK if ctx.device.type == "cpu" else config.batch_size
@@ -190,7 +190,7 @@ def score(
             select,
             tiles=tiles,
             view_input=ViewInput(stride=model.stride, imgsz=config.imgsz, only_hw=model.input_hw, batch=batch),
-            settings=[for_ap, detected, detected],
+            settings=selections,
         )
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
@@ -201,7 +201,7 @@ def score(
         tiles=tile_stitcher(loader, model.nms_iou, settings),
         protocol=tables.protocol_text(
             canvases,
-            box_voting=config.box_voting and for_ap.iou_thres is not None,
+            box_voting=config.box_voting and selections[0].iou_thres is not None,
             tile=tiles.size if tiles else 0,
             tta=config.tta,
         ),

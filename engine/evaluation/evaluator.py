@@ -198,8 +198,7 @@ def tile_stitcher(loader: ValidationLoader, nms_iou: float | None, settings: Val
     tiles = loader.samples.tiles
     if tiles is None:
         return None
-    for_ap, detected = settings.selections(nms_iou)
-    return TileStitcher(tiles.image, tiles.windows, [for_ap, detected, detected])
+    return TileStitcher(tiles.image, tiles.windows, settings.selections(nms_iou))
 
 
 class PhaseTimer:

@@ -196,7 +196,7 @@ class Reference:
 
         def postprocess(model: nn.Module, raw: list[Tensor]) -> Selected:
             decoder = cast(BoxDecoder, model)
-            for_ap, _ = settings.selections(decoder.nms_iou)
+            for_ap, *_ = settings.selections(decoder.nms_iou)
             found = select_detections(*decoder.decode(raw), for_ap)
             return Selected(found, found, found)
 

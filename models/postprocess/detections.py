@@ -81,10 +81,10 @@ def select_for_validation(model: nn.Module, raw: list[Tensor], settings: Validat
     """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`."""
     settings = settings or ValidationSettings()
     boxes, scores = _decode(model, raw, settings)
-    for_ap, as_detected = settings.selections(cast(BoxDecoder, model).nms_iou)
+    for_ap, detected, unvoted = settings.selections(cast(BoxDecoder, model).nms_iou)
     selected = [
         *_select(boxes, scores, for_ap, [for_ap.box_voting]),
-        *_select(boxes, scores, as_detected, [as_detected.box_voting, False]),
+        *_select(boxes, scores, detected, [detected.box_voting, unvoted.box_voting]),  # one NMS for both
     ]
     return Selected(*(_renumber_classes(detections, for_ap.classes) for detections in selected))
 
