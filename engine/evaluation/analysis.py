@@ -137,8 +137,7 @@ def split_errors(matches: Matches) -> ErrorSplit:
         short_classes = classes[rows].astype(np.min_scalar_type(targets.size))  # NumPy sorts 16 bits in linear time
         rows = rows[np.argsort(short_classes, kind="stable")]
         true_positive = correct[rows, None, None]  # `ALL_SIZES` and `IOU_50` only
-        offsets = np.searchsorted(classes[rows], np.arange(targets.size + 1))
-        outcomes = DetectionOutcomes(offsets, scores[rows], classes[rows], true_positive, ~true_positive)
+        outcomes = DetectionOutcomes(classes[rows], true_positive, ~true_positive)
         return interpolated_precision(outcomes, targets[:, None])[:, ALL_SIZES, IOU_50].mean(-1)
 
     is_counted = outcome != IN_CROWD
@@ -210,8 +209,6 @@ def ap_error(matches: Matches) -> float:
     for left_out in range(groups):
         rows = group != left_out
         kept = DetectionOutcomes(
-            class_offsets=np.searchsorted(outcomes.classes[rows], np.arange(classes + 1)),
-            scores=outcomes.scores[rows],
             classes=outcomes.classes[rows],
             true_positive=outcomes.true_positive[rows, :1],  # `ALL_SIZES`
             false_positive=outcomes.false_positive[rows, :1],

@@ -9,6 +9,7 @@ IoU thresholds.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -119,14 +120,16 @@ class Matches(NamedTuple):
 
 
 class DetectionOutcomes(NamedTuple):
-    """All detections, sorted by class, then by descending score. Those that are neither true nor false positives lie in
-    a crowd region or out of the area range."""
+    """Detections by class, the best first. Those that are neither true nor false positives lie in a crowd region or out
+    of the area range."""
 
-    class_offsets: np.ndarray  # int64 (C + 1,)
-    scores: np.ndarray  # float64 (D,)
-    classes: np.ndarray  # int64 (D,)
+    classes: np.ndarray  # int64 (D,) ascending
     true_positive: np.ndarray  # bool (D, A, T)
     false_positive: np.ndarray  # bool (D, A, T)
+
+    def of_classes(self, num_classes: int) -> list[slice]:
+        """Returns the rows of each class."""
+        return [slice(*ends) for ends in pairwise(np.searchsorted(self.classes, np.arange(num_classes + 1)).tolist())]
 
 
 def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -> Matches:
@@ -178,14 +181,7 @@ def sort_by_class(matches: Matches) -> DetectionOutcomes:
     assigned = position[assignment.overlapping]
     true_positive[assigned] = assignment.matched & ~assignment.ignored
     false_positive[assigned] = ~assignment.matched & ~out_of_range[assigned]
-    classes = ranked.classes[order]
-    return DetectionOutcomes(
-        class_offsets=np.searchsorted(classes, np.arange(matches.num_classes + 1)),
-        scores=ranked.scores[order],
-        classes=classes,
-        true_positive=true_positive,
-        false_positive=false_positive,
-    )
+    return DetectionOutcomes(ranked.classes[order], true_positive, false_positive)
 
 
 def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> CocoAssignment:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -174,7 +173,7 @@ def _size_scores(outcomes: DetectionOutcomes, targets: np.ndarray, precision: np
 
     ``targets``: int64 (C, A), number of objects that count; ``precision``: `interpolated_precision`.
     """
-    hits = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
+    hits = np.stack([outcomes.true_positive[rows].sum(0) for rows in outcomes.of_classes(len(targets))])
     recall = np.full(targets.shape, np.nan)
     has_objects = targets > 0
     recall[has_objects] = (hits[has_objects] / targets[has_objects][:, None]).mean(-1)
@@ -198,8 +197,9 @@ def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> 
     classes, areas = targets.shape
     result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
-    for c in np.flatnonzero((targets[:, ALL_SIZES] > 0) & (np.diff(outcomes.class_offsets) > 0)):
-        rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
+    for c, rows in enumerate(outcomes.of_classes(classes)):
+        if rows.start == rows.stop:
+            continue
         for a in np.flatnonzero(targets[c]):
             tp = np.cumsum(outcomes.true_positive[rows, a], axis=0, dtype=np.int32)
             fp = np.cumsum(outcomes.false_positive[rows, a], axis=0, dtype=np.int32)
