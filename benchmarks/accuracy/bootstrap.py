@@ -50,9 +50,8 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     is_target = ~matches.ignored[:, ALL_SIZES]
     object_image = matches.objects.group // num_classes
     result = []
-    for c in range(num_classes):
+    for c, rows in enumerate(outcomes.of_classes(num_classes)):
         targets = object_image[is_target & (matches.object_classes == c)]
-        rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
         result.append(
             _outcomes_of_class(
                 image[rows],

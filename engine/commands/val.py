@@ -26,7 +26,6 @@ from engine.evaluation import tables
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
-from engine.evaluation.matching import match_detections
 from engine.evaluation.result import Evaluation
 from engine.inference.model import (
     CheckpointModel,
@@ -78,7 +77,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
-    scores = score(config, model, spec, ctx, explains=True)
+    scores = score(config, model, spec, ctx)
     if scores is None:  # not the main process
         return
     canvases = scores.canvases
@@ -152,7 +151,6 @@ def score(
     ctx: DistributedContext,
     *,
     index: DatasetIndex | None = None,
-    explains: bool = False,
 ) -> SplitScores | None:
     """Scores a model on the split ``config.task``. Every process of the run must call this; all but rank 0 get None.
 
@@ -161,7 +159,7 @@ def score(
     | of the training (`scaled`)    | the loader      | scaled to ``imgsz``      | the evaluator            |
     | of ``--tile N``               | `TiledDetector` | N pixels                 | `TiledDetector`          |
 
-    ``index``: index of the split, if it is already open. ``explains``: see `Evaluator`.
+    ``index``: index of the split, if it is already open.
     """
     canvases = model.canvases(resolve_imgsz(config.imgsz, model), rect=config.rect)
     config = replace(config, imgsz=canvases.imgsz)
@@ -183,7 +181,7 @@ def score(
             raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
         detector = TestTimeAugmentation(model.detector)
     select = partial(select_for_validation, settings=settings)
-    for_ap, detected = settings.selections(model.nms_iou)
+    selections = settings.selections(model.nms_iou)
     tiled: TiledDetector | None = None
     if tiles is not None and not tiles.scaled:
         batch = CPU_CHUNK if ctx.device.type == "cpu" else config.batch_size
@@ -192,7 +190,7 @@ def score(
             select,
             tiles=tiles,
             view_input=ViewInput(stride=model.stride, imgsz=config.imgsz, only_hw=model.input_hw, batch=batch),
-            settings=[for_ap, detected, detected],
+            settings=selections,
         )
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
@@ -201,10 +199,9 @@ def score(
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         tiles=tile_stitcher(loader, model.nms_iou, settings),
-        explains=explains,
         protocol=tables.protocol_text(
             canvases,
-            box_voting=config.box_voting and for_ap.iou_thres is not None,
+            box_voting=config.box_voting and selections[0].iou_thres is not None,
             tile=tiles.size if tiles else 0,
             tta=config.tta,
         ),
@@ -253,26 +250,25 @@ def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> Gr
 
 def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: SplitScores) -> None:
     """Prints the tables and writes the files of ``folder``."""
-    result = scores.evaluation.result
-    truth = scores.truth
-    names = subject.validated.names
     evaluation = scores.evaluation
-    errors, sizes_by_class = evaluation.errors, evaluation.sizes
-    assert errors, "the evaluator explains its scores"
-    assert sizes_by_class, "with the same flag"
-    rows = tables.result_rows(result, truth, names)
-    sizes = tables.size_rows(sizes_by_class, names)
+    result = evaluation.result
+    names = subject.validated.names
+    rows = tables.result_rows(result, scores.truth, names)
+    sizes = tables.size_rows(evaluation.sizes, names)
     get_logger().info("%s on the %s split (%s):", Path(config.weights).name, config.task, result.protocol)
     for line in (*tables.format_table(rows), *tables.format_summary(result, names)):
         get_logger().info("%s", line)
-    shown = evaluation.detected.take(evaluation.detected.scores > result.shown_confidence)
-    shown_errors = split_errors(match_detections(truth, shown, len(names)))
-    for sentence in error_sentences(result, shown_errors, names):
+    for sentence in error_sentences(result, split_errors(evaluation.shown), names):
         get_logger().info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(
-        folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
+        folder / "results.json",
+        result,
+        rows=rows,
+        sizes=sizes,
+        errors=split_errors(evaluation.matches),
+        settings=asdict(config),
     )
     if config.plots:
-        write_validation_report(folder, subject, scores.evaluation)
+        write_validation_report(folder, subject, evaluation)

@@ -1,15 +1,14 @@
-"""Measures that val.py reports besides the metrics: kinds of errors, AP by object size, and how exactly AP is known.
+"""What reports say besides the metrics: the kinds of errors, and how exactly AP is known.
 
 The kinds of errors are TIDE's (Bolya et al., ECCV 2020), at IoU 0.5. Each false positive has one kind. An object that
 no detection matches is missed unless a false positive explains it. The cost of a kind is the rise of AP if an oracle
 fixes the errors of that kind and no others.
 
-Legend: D detections, M objects, C classes, F false positives, A sizes.
+Legend: D detections, M objects, C classes.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from engine.evaluation.matching import (
     ALL_SIZES,
     IOU_50,
-    IOU_75,
     DetectionOutcomes,
     Matches,
     Objects,
@@ -25,32 +23,13 @@ from engine.evaluation.matching import (
     overlapping_pairs,
     sort_by_class,
 )
-from engine.evaluation.metrics import ApMatches, interpolated_precision, nanmean
-from engine.evaluation.result import ErrorSplit, SizeScores
+from engine.evaluation.metrics import interpolated_precision, nanmean
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
 CORRECT, IN_CROWD = -1, -2  # outcomes of detections besides the kinds
 FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
 JACKKNIFE_GROUPS = 20
-SIZES = ("all", "small", "medium", "large")  # names of `AREA_RANGES`
-
-
-def score_sizes(scores: ApMatches) -> SizeScores:
-    """Computes COCO's scores for its four sizes. Means over the classes that have objects equal pycocotools'."""
-    outcomes = scores.outcomes
-    targets = scores.matches.targets()
-    hits = np.stack([outcomes.true_positive[low:high].sum(0) for low, high in pairwise(outcomes.class_offsets)])
-    recall = np.full(targets.shape, np.nan)
-    has_objects = targets > 0
-    recall[has_objects] = (hits[has_objects] / targets[has_objects][:, None]).mean(-1)
-    return SizeScores(
-        targets=targets,
-        ap=nanmean(scores.precision, axis=(2, 3)),
-        ap50=nanmean(scores.precision[:, :, IOU_50], axis=2),
-        ap75=nanmean(scores.precision[:, :, IOU_75], axis=2),
-        recall=recall,
-    )
 
 
 class Errors(NamedTuple):
@@ -75,13 +54,10 @@ def find_errors(matches: Matches) -> Errors:
 
     An unmatched object is MISSED unless an error of LOCATION or CLASS is about it.
     """
-    assignment = matches.assignment
     ranked = matches.ranked
     objects = matches.objects
-    matched = assignment.matched[:, ALL_SIZES, IOU_50]
-    ignored = assignment.ignored[:, ALL_SIZES, IOU_50]
-    outcome = np.full(ranked.scores.size, BACKGROUND)
-    outcome[assignment.overlapping[matched]] = np.where(ignored[matched], IN_CROWD, CORRECT)
+    is_correct, is_ignored = matches.outcomes_50()
+    outcome = np.select([is_correct, is_ignored], [CORRECT, IN_CROWD], BACKGROUND)
     false = np.flatnonzero(outcome == BACKGROUND)
     # Pairs of any classes: a group is an image.
     classes = matches.num_classes
@@ -106,7 +82,7 @@ def find_errors(matches: Matches) -> Errors:
     target = np.full(outcome.size, -1)
     target[false] = np.select([kind == LOCATION, kind == CLASS], [same_target, other_target], -1)
     detected = np.zeros(objects.crowd.size, dtype=bool)
-    detected[assignment.target[matched & ~ignored]] = True
+    detected[matches.detected_objects()] = True
     missed = ~objects.crowd & ~detected
     missed[target[target >= 0]] = False
     return Errors(outcome, target, detected, missed)
@@ -121,6 +97,17 @@ def _best_of_each(pairs: Pairs, detections: int) -> tuple[np.ndarray, np.ndarray
     best[pairs.detection] = pairs.overlap
     target[pairs.detection] = pairs.target
     return best, target
+
+
+class ErrorSplit(NamedTuple):
+    """Errors of each of the 6 kinds and their costs. Means leave out classes without objects."""
+
+    ap: float  # at IoU 0.5
+    counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object
+    class_cost: np.ndarray  # float64 (C, 6) rise of AP; nan where there is no object
+    cost: np.ndarray  # float64 (6,) mean over the classes
+    false_positive_cost: float  # rise of AP without any false positive
+    false_negative_cost: float  # rise of AP without the objects that no detection matches
 
 
 def split_errors(matches: Matches) -> ErrorSplit:
@@ -150,8 +137,7 @@ def split_errors(matches: Matches) -> ErrorSplit:
         short_classes = classes[rows].astype(np.min_scalar_type(targets.size))  # NumPy sorts 16 bits in linear time
         rows = rows[np.argsort(short_classes, kind="stable")]
         true_positive = correct[rows, None, None]  # `ALL_SIZES` and `IOU_50` only
-        offsets = np.searchsorted(classes[rows], np.arange(targets.size + 1))
-        outcomes = DetectionOutcomes(offsets, scores[rows], classes[rows], true_positive, ~true_positive)
+        outcomes = DetectionOutcomes(classes[rows], true_positive, ~true_positive)
         return interpolated_precision(outcomes, targets[:, None])[:, ALL_SIZES, IOU_50].mean(-1)
 
     is_counted = outcome != IN_CROWD
@@ -223,8 +209,6 @@ def ap_error(matches: Matches) -> float:
     for left_out in range(groups):
         rows = group != left_out
         kept = DetectionOutcomes(
-            class_offsets=np.searchsorted(outcomes.classes[rows], np.arange(classes + 1)),
-            scores=outcomes.scores[rows],
             classes=outcomes.classes[rows],
             true_positive=outcomes.true_positive[rows, :1],  # `ALL_SIZES`
             false_positive=outcomes.false_positive[rows, :1],

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from data.loading.prefetcher import Prefetcher
-from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.metrics import best_threshold, score_and_match
+from engine.evaluation.metrics import best_threshold, score_detections
 from engine.evaluation.result import Evaluation, Preview
 from models.detector import CPU_CHUNK, Detector
 from models.losses.base import LossOutput
@@ -56,7 +55,6 @@ class Evaluator:
     tiles: TileStitcher | None = None  # joins the detections in tiles, if the loaders yield tiles instead of images
     criterion: Criterion | None = None  # as in training; adds validation losses to the result
     fuses: bool = False  # fuse the model, a `Detector`, for each run
-    explains: bool = False  # also find the errors by kind and the scores by size
     protocol: str = ""  # how AP is measured, for the result; see `protocol_text`
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
 
@@ -164,7 +162,7 @@ class Evaluator:
         plain = best_threshold(self.ground_truth, _sorted_table(arrays, "detected_unvoted"), self.num_classes)
         for_ap = _sorted_table(arrays, "for_ap")
         detected = _sorted_table(arrays, "detected")
-        result, matches = score_and_match(self.ground_truth, for_ap, self.num_classes, detected, plain)
+        result, sizes, matches, shown = score_detections(self.ground_truth, for_ap, self.num_classes, detected, plain)
         result = replace(result, protocol=self.protocol)
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
@@ -172,9 +170,7 @@ class Evaluator:
             total, normalizer, *parts = arrays["losses"][in_order].sum(0).tolist()
             sums = {"total": total, **dict(zip(self.criterion.names, parts))}
             result.extras.update({f"val/{name}": value / max(normalizer, 1.0) for name, value in sums.items()})
-        errors = split_errors(matches.matches) if self.explains else None
-        sizes = score_sizes(matches) if self.explains else None
-        return Evaluation(result, for_ap, detected, preview, errors, sizes)
+        return Evaluation(result, sizes, matches, shown, for_ap, detected, preview)
 
     def _check_visits(self, visited: np.ndarray) -> None:
         """Raises RuntimeError unless the loaders of all ranks have yielded each image once."""
@@ -202,8 +198,7 @@ def tile_stitcher(loader: ValidationLoader, nms_iou: float | None, settings: Val
     tiles = loader.samples.tiles
     if tiles is None:
         return None
-    for_ap, detected = settings.selections(nms_iou)
-    return TileStitcher(tiles.image, tiles.windows, [for_ap, detected, detected])
+    return TileStitcher(tiles.image, tiles.windows, settings.selections(nms_iou))
 
 
 class PhaseTimer:

@@ -9,6 +9,7 @@ IoU thresholds.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from utils.labels import GroundTruth
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # COCO's T
 IOU_50, IOU_75 = 0, 5  # positions in `IOU_THRESHOLDS`
 AREA_RANGES = np.array([[0, 1e10], [0, 32**2], [32**2, 96**2], [96**2, 1e10]])  # COCO's A, square pixels
+SIZES = ("all", "small", "medium", "large")  # names of `AREA_RANGES`
 ALL_SIZES, SMALL, MEDIUM, LARGE = range(4)  # positions in `AREA_RANGES`
 _CHUNK_PAIRS = 1 << 21  # overlaps computed at a time; bounds the memory at some 200 MB
 
@@ -81,6 +83,35 @@ class Matches(NamedTuple):
         """Rows of ``ranked`` by class, then by score; equal scores in the order of the images: int64 (D,)."""
         return np.lexsort((-self.ranked.scores, self.ranked.classes))
 
+    def outcomes_50(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns whether each detection is a true positive at IoU 0.5, and whether it is neither true nor false,
+        because it lies in a crowd region: bool (D,) each."""
+        assignment = self.assignment
+        matched = assignment.matched[:, ALL_SIZES, IOU_50]
+        ignored = assignment.ignored[:, ALL_SIZES, IOU_50]
+        is_correct = np.zeros(self.ranked.scores.size, dtype=bool)
+        is_ignored = np.zeros_like(is_correct)
+        is_correct[assignment.overlapping] = matched & ~ignored
+        is_ignored[assignment.overlapping] = matched & ignored
+        return is_correct, is_ignored
+
+    def detected_objects(self) -> np.ndarray:
+        """Returns the objects that true positives match at IoU 0.5, in the order of these: int64 (n,)."""
+        assignment = self.assignment
+        is_correct, _ = self.outcomes_50()
+        return assignment.target[is_correct[assignment.overlapping]]
+
+    def above(self, confidence: float) -> Matches:
+        """Returns the matches of the detections that score above ``confidence``. These are what matching them alone
+        would give, because a detection's match does not depend on those that score less."""
+        is_above = self.ranked.scores > confidence
+        row = np.cumsum(is_above) - 1  # of each detection among those above
+        assignment = CocoAssignment(*(column[is_above[self.assignment.overlapping]] for column in self.assignment))
+        return self._replace(
+            ranked=Ranked(*(column[is_above] for column in self.ranked)),
+            assignment=assignment._replace(overlapping=row[assignment.overlapping]),
+        )
+
     def targets(self) -> np.ndarray:
         """Counts the objects that are not ignored, by class and area range: int64 (C, A)."""
         counts = np.zeros((self.num_classes, self.ignored.shape[1]), dtype=np.int64)
@@ -89,14 +120,16 @@ class Matches(NamedTuple):
 
 
 class DetectionOutcomes(NamedTuple):
-    """All detections, sorted by class, then by descending score. Those that are neither true nor false positives lie in
-    a crowd region or out of the area range."""
+    """Detections by class, the best first. Those that are neither true nor false positives lie in a crowd region or out
+    of the area range."""
 
-    class_offsets: np.ndarray  # int64 (C + 1,)
-    scores: np.ndarray  # float64 (D,)
-    classes: np.ndarray  # int64 (D,)
+    classes: np.ndarray  # int64 (D,) ascending
     true_positive: np.ndarray  # bool (D, A, T)
     false_positive: np.ndarray  # bool (D, A, T)
+
+    def of_classes(self, num_classes: int) -> list[slice]:
+        """Returns the rows of each class."""
+        return [slice(*ends) for ends in pairwise(np.searchsorted(self.classes, np.arange(num_classes + 1)).tolist())]
 
 
 def match_detections(gt: GroundTruth, table: DetectionTable, num_classes: int) -> Matches:
@@ -148,14 +181,7 @@ def sort_by_class(matches: Matches) -> DetectionOutcomes:
     assigned = position[assignment.overlapping]
     true_positive[assigned] = assignment.matched & ~assignment.ignored
     false_positive[assigned] = ~assignment.matched & ~out_of_range[assigned]
-    classes = ranked.classes[order]
-    return DetectionOutcomes(
-        class_offsets=np.searchsorted(classes, np.arange(matches.num_classes + 1)),
-        scores=ranked.scores[order],
-        classes=classes,
-        true_positive=true_positive,
-        false_positive=false_positive,
-    )
+    return DetectionOutcomes(ranked.classes[order], true_positive, false_positive)
 
 
 def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_ignored: np.ndarray) -> CocoAssignment:

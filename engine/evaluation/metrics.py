@@ -28,7 +28,7 @@ from engine.evaluation.matching import (
     overlapping_pairs,
     sort_by_class,
 )
-from engine.evaluation.result import EvalResult, f1_score, middle_of_best
+from engine.evaluation.result import EvalResult, SizeScores, f1_score, middle_of_best
 from models.postprocess.selection import DEFAULT_CONFIDENCE
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
@@ -49,12 +49,13 @@ class ConfidenceCurves:
     best: int  # index in `CONFIDENCES` of the largest mean F1
 
     @classmethod
-    def of(cls, outcomes: DetectionOutcomes, targets: np.ndarray) -> ConfidenceCurves:
-        """Computes the curves. ``targets``: int64 (C,), number of objects that count."""
-        classes = targets.size
+    def of(cls, matches: Matches) -> ConfidenceCurves:
+        """Computes the curves of the detections of ``matches``."""
+        classes = matches.num_classes
+        targets = matches.targets()[:, ALL_SIZES]
         steps = CONFIDENCES.size
-        exceeded = np.searchsorted(CONFIDENCES, outcomes.scores, side="left")  # how many of the confidences
-        cell = outcomes.classes * (steps + 1) + exceeded
+        exceeded = np.searchsorted(CONFIDENCES, matches.ranked.scores, side="left")  # how many of the confidences
+        cell = matches.ranked.classes * (steps + 1) + exceeded
 
         def counts_above(rows: np.ndarray) -> np.ndarray:
             """Counts the detections ``rows``, bool (D,), above each of the confidences: int64 (C, S)."""
@@ -63,8 +64,9 @@ class ConfidenceCurves:
             descending = exceeding[:, 1:][:, ::-1]
             return descending.cumsum(1)[:, ::-1]
 
-        tp = counts_above(outcomes.true_positive[:, ALL_SIZES, IOU_50])
-        detections = tp + counts_above(outcomes.false_positive[:, ALL_SIZES, IOU_50])
+        is_correct, is_ignored = matches.outcomes_50()
+        tp = counts_above(is_correct)
+        detections = counts_above(~is_ignored)
         precision = np.where(detections > 0, tp / np.maximum(detections, 1), np.nan)
         recall = tp / np.maximum(targets, 1)[:, None]
         precision[targets == 0] = np.nan
@@ -79,33 +81,33 @@ class ConfidenceCurves:
 
 
 class Metric(NamedTuple):
-    """A metric, its names, and its chart in report.html."""
+    """A metric and its names."""
 
     name: str  # in results.csv and TensorBoard after "metrics/", and in lower case in results.json
     column: str  # in the printed table and classes.csv
-    title: str  # title of its chart; also its name in messages
-    axis: str  # label of the chart's y axis
+    title: str  # its name in charts and messages
     # Maps curves and `interpolated_precision` (C, A, T, R) to float64 (C, ...). The mean for a class is its metric; the
     # mean of all values is the overall metric.
     values: Callable[[ConfidenceCurves, np.ndarray], np.ndarray]
 
 
 METRICS = (
-    Metric("precision", "P", "precision", "precision at IoU 0.5", lambda curves, _: curves.precision[:, curves.best]),
-    Metric("recall", "R", "recall", "recall at IoU 0.5", lambda curves, _: curves.recall[:, curves.best]),
-    Metric("f1", "F1", "F1", "F1 at IoU 0.5", lambda curves, _: curves.f1[:, curves.best]),
-    Metric("AP50", "AP50", "AP50", "AP at IoU 0.5", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_50]),
-    Metric("AP75", "AP75", "AP75", "AP at IoU 0.75", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_75]),
-    Metric("AP", "AP", "AP", "AP at IoU 0.50:0.95", lambda _, interpolated: interpolated[:, ALL_SIZES]),
+    Metric("precision", "P", "precision", lambda curves, _: curves.precision[:, curves.best]),
+    Metric("recall", "R", "recall", lambda curves, _: curves.recall[:, curves.best]),
+    Metric("f1", "F1", "F1", lambda curves, _: curves.f1[:, curves.best]),
+    Metric("AP50", "AP50", "AP50", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_50]),
+    Metric("AP75", "AP75", "AP75", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_75]),
+    Metric("AP", "AP", "AP", lambda _, interpolated: interpolated[:, ALL_SIZES]),
 )
 
 
-class ApMatches(NamedTuple):
-    """The matches from which AP follows, for what else is asked of them (analysis.py)."""
+class Scores(NamedTuple):
+    """The scores of detections, and the matches with the objects that give them."""
 
-    matches: Matches
-    outcomes: DetectionOutcomes
-    precision: np.ndarray  # `interpolated_precision`
+    result: EvalResult
+    sizes: SizeScores
+    matches: Matches  # of the detections for AP
+    shown: Matches  # of the detections as detect.py finds them, those above `EvalResult.shown_confidence`
 
 
 def score_detections(
@@ -114,7 +116,7 @@ def score_detections(
     num_classes: int,
     detected: DetectionTable | None = None,
     plain_confidence: float | None = None,
-) -> EvalResult:
+) -> Scores:
     """Scores detections against labels.
 
     AP equals COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
@@ -130,36 +132,25 @@ def score_detections(
         detected: detections as detect.py finds them, for all other scores; None: the same.
         plain_confidence: `best_threshold` of those without box voting, which the result holds; None: unknown.
     """
-    return score_and_match(gt, for_ap, num_classes, detected, plain_confidence)[0]
-
-
-def score_and_match(
-    gt: GroundTruth,
-    for_ap: DetectionTable,
-    num_classes: int,
-    detected: DetectionTable | None,
-    plain_confidence: float | None,
-) -> tuple[EvalResult, ApMatches]:
-    """Returns `score_detections`, and the matches of ``for_ap``. Matches take gigabytes for a large split, so those of
-    ``detected`` are dropped before."""
-    f1_scores = None if detected is None else _f1_scores(match_detections(gt, detected, num_classes))
+    # Matches take gigabytes for a large split: of ``detected``, only those above the threshold are kept.
+    curves_and_shown = None if detected is None else _curves_and_shown(match_detections(gt, detected, num_classes))
     matches = match_detections(gt, for_ap, num_classes)
+    curves, shown_confidence, shown = curves_and_shown or _curves_and_shown(matches)
     outcomes = sort_by_class(matches)
     precision = interpolated_precision(outcomes, matches.targets())
-    curves, shown_confidence, confusion = f1_scores or _f1_scores(matches)
     values = {m.name: m.values(curves, precision) for m in METRICS}
     result = EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         threshold=curves.threshold,
-        scored_confidence=_curves(matches, outcomes).threshold,
+        scored_confidence=ConfidenceCurves.of(matches).threshold,
         plain_confidence=plain_confidence,
         shown_confidence=shown_confidence,
         ap_small=float(nanmean(precision[:, SMALL])),
         ap_medium=float(nanmean(precision[:, MEDIUM])),
         ap_large=float(nanmean(precision[:, LARGE])),
         class_targets=gt.boxes_per_class(num_classes),
-        confusion=confusion,
+        confusion=confusion_matrix(shown),
         curve_confidence=CONFIDENCES.copy(),
         curve_precision=curves.precision,
         curve_recall=curves.recall,
@@ -167,31 +158,37 @@ def score_and_match(
         pr_precision=precision[:, ALL_SIZES, IOU_50].copy(),
         num_images=gt.num_images,
     )
-    return result, ApMatches(matches, outcomes, precision)
+    return Scores(result, _size_scores(outcomes, matches.targets(), precision), matches, shown)
+
+
+def _curves_and_shown(matches: Matches) -> tuple[ConfidenceCurves, float, Matches]:
+    """Returns the curves, the confidence above which detections are shown, and the matches of these."""
+    curves = ConfidenceCurves.of(matches)
+    confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
+    return curves, confidence, matches.above(confidence)
+
+
+def _size_scores(outcomes: DetectionOutcomes, targets: np.ndarray, precision: np.ndarray) -> SizeScores:
+    """Computes COCO's scores for its four sizes. Means over the classes that have objects equal pycocotools'.
+
+    ``targets``: int64 (C, A), number of objects that count; ``precision``: `interpolated_precision`.
+    """
+    hits = np.stack([outcomes.true_positive[rows].sum(0) for rows in outcomes.of_classes(len(targets))])
+    recall = np.full(targets.shape, np.nan)
+    has_objects = targets > 0
+    recall[has_objects] = (hits[has_objects] / targets[has_objects][:, None]).mean(-1)
+    return SizeScores(
+        targets=targets,
+        ap=nanmean(precision, axis=(2, 3)),
+        ap50=nanmean(precision[:, :, IOU_50], axis=2),
+        ap75=nanmean(precision[:, :, IOU_75], axis=2),
+        recall=recall,
+    )
 
 
 def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
     """Finds the confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
-    matches = match_detections(gt, table, num_classes)
-    return _curves(matches, sort_by_class(matches)).threshold
-
-
-class _F1Scores(NamedTuple):
-    """The scores at IoU 0.5."""
-
-    curves: ConfidenceCurves
-    confidence: float  # of the confusion matrix
-    confusion: np.ndarray  # int64 (C + 1, C + 1)
-
-
-def _curves(matches: Matches, outcomes: DetectionOutcomes) -> ConfidenceCurves:
-    return ConfidenceCurves.of(outcomes, matches.targets()[:, ALL_SIZES])
-
-
-def _f1_scores(matches: Matches) -> _F1Scores:
-    curves = _curves(matches, sort_by_class(matches))
-    confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
-    return _F1Scores(curves, confidence, confusion_matrix(matches, confidence))
+    return ConfidenceCurves.of(match_detections(gt, table, num_classes)).threshold
 
 
 def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> np.ndarray:
@@ -200,8 +197,9 @@ def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> 
     classes, areas = targets.shape
     result = np.full((classes, areas, outcomes.true_positive.shape[-1], RECALL_POINTS.size), np.nan)
     result[targets > 0] = 0.0
-    for c in np.flatnonzero((targets[:, ALL_SIZES] > 0) & (np.diff(outcomes.class_offsets) > 0)):
-        rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
+    for c, rows in enumerate(outcomes.of_classes(classes)):
+        if rows.start == rows.stop:
+            continue
         for a in np.flatnonzero(targets[c]):
             tp = np.cumsum(outcomes.true_positive[rows, a], axis=0, dtype=np.int32)
             fp = np.cumsum(outcomes.false_positive[rows, a], axis=0, dtype=np.int32)
@@ -224,8 +222,8 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def confusion_matrix(matches: Matches, confidence: float) -> np.ndarray:
-    """Counts detections above ``confidence`` and objects by predicted and true class.
+def confusion_matrix(matches: Matches) -> np.ndarray:
+    """Counts detections and objects by predicted and true class.
 
     The diagonal has the true positives of precision and recall: COCO's matches at IoU 0.5, which are of one class. What
     these leave is then matched whatever its class, larger IoU first, then larger score, at IoU 0.5 too. The rest is
@@ -236,18 +234,12 @@ def confusion_matrix(matches: Matches, confidence: float) -> np.ndarray:
     """
     ranked = matches.ranked
     objects = matches.objects
-    assignment = matches.assignment
     background = matches.num_classes
-    # A detection's match does not depend on those that score less, so the matches of all hold above any confidence.
-    is_confident = ranked.scores > confidence
-    is_matched = np.zeros(is_confident.size, dtype=bool)  # with an object, or with a crowd region
-    is_matched[assignment.overlapping] = assignment.matched[:, ALL_SIZES, IOU_50]
-    is_true_positive = assignment.matched[:, ALL_SIZES, IOU_50] & ~assignment.ignored[:, ALL_SIZES, IOU_50]
-    is_true_positive &= is_confident[assignment.overlapping]
-    found = assignment.target[is_true_positive]
+    is_correct, is_ignored = matches.outcomes_50()
+    found = matches.detected_objects()
     is_left = ~objects.crowd
     is_left[found] = False
-    false = np.flatnonzero(is_confident & ~is_matched)
+    false = np.flatnonzero(~is_correct & ~is_ignored)
     left = np.flatnonzero(is_left)
     # Of the rest, pairs of any classes: a group is an image.
     by_image = Objects(objects.group[left] // background, objects.boxes_xywh[left], objects.crowd[left])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from engine.evaluation.matching import Matches
 from utils.batches import Batch, map_tensors
 from utils.detections import Detections, DetectionTable
 
@@ -106,27 +107,17 @@ class SizeScores(NamedTuple):
     recall: np.ndarray  # float64 (C, A) COCO's AR: recall of all detections that count, mean over IoU 0.50:0.95
 
 
-class ErrorSplit(NamedTuple):
-    """Errors of each of the 6 kinds (analysis.py) and their costs. Means leave out classes without objects."""
-
-    ap: float  # at IoU 0.5
-    counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object
-    class_cost: np.ndarray  # float64 (C, 6) rise of AP; nan where there is no object
-    cost: np.ndarray  # float64 (6,) mean over the classes
-    false_positive_cost: float  # rise of AP without any false positive
-    false_negative_cost: float  # rise of AP without the objects that no detection matches
-
-
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The result of a validation, with the detections that it is about, sorted by image."""
+    """The result of a validation, with the detections that it is about, sorted by image, and their matches."""
 
     result: EvalResult
+    sizes: SizeScores
+    matches: Matches  # of ``for_ap``
+    shown: Matches  # of ``detected`` above `EvalResult.shown_confidence`
     for_ap: DetectionTable
     detected: DetectionTable  # as detect.py finds them: P, R, F1 and the confusion matrix
     preview: Preview | None  # of the first batch on rank 0; None: rank 0 had no images
-    errors: ErrorSplit | None = None  # where AP is lost, and AP by size, if the evaluator explains its scores
-    sizes: SizeScores | None = None
 
 
 def f1_score(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.render.letterbox import CanvasRule
-from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, SIZES, ErrorSplit, SizeScores
-from engine.evaluation.matching import AREA_RANGES
+from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit
+from engine.evaluation.matching import AREA_RANGES, SIZES
 from engine.evaluation.metrics import METRICS, nanmean
-from engine.evaluation.result import EvalResult
+from engine.evaluation.result import EvalResult, SizeScores
 from utils.boxes import xyxy_to_xywh
 from utils.detections import DetectionTable
 from utils.files.safe_io import atomic_write, write_csv, write_whole

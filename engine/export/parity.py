@@ -196,7 +196,7 @@ class Reference:
 
         def postprocess(model: nn.Module, raw: list[Tensor]) -> Selected:
             decoder = cast(BoxDecoder, model)
-            for_ap, _ = settings.selections(decoder.nms_iou)
+            for_ap, *_ = settings.selections(decoder.nms_iou)
             found = select_detections(*decoder.decode(raw), for_ap)
             return Selected(found, found, found)
 
@@ -300,7 +300,7 @@ def ap_difference_error(
             area_px=truth.area_px[boxes],
         )
         rows = (table.take(is_kept[table.image_index]) for table in (first, second))
-        before, after = (score_detections(remaining, table, num_classes).ap for table in rows)
+        before, after = (score_detections(remaining, table, num_classes).result.ap for table in rows)
         differences.append(after - before)
     return float(np.sqrt((groups - 1) * np.nan_to_num(np.nanvar(differences))))
 

@@ -16,7 +16,6 @@ import torch
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ap_error, confused_pairs, split_errors
-from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.report.figures import (
@@ -188,12 +187,9 @@ class ReportPage:
         index = subject.validated
         names = index.names
         result = evaluation.result
-        truth = index.ground_truth()
         threshold = result.shown_confidence
-        shown = evaluation.detected.take(evaluation.detected.scores > threshold)
-        matches = match_detections(truth, shown, len(names))
-        errors = split_errors(matches)
-        error = ap_error(match_detections(truth, evaluation.for_ap, len(names)))
+        errors = split_errors(evaluation.shown)
+        error = ap_error(evaluation.matches)
         split = CheckedSplit(subject.split, index)
         class_ap50 = result.class_metrics["AP50"]
         label_errors = find_label_errors(split, evaluation.for_ap, class_ap50, MIN_LABEL_ERROR_SCORE)
@@ -211,7 +207,7 @@ class ReportPage:
         return Validated(result, errors, error, len(label_errors)), {
             "facts": _facts(result, error, is_training=subject.epochs > 0),
             "sentences": list(error_sentences(result, errors, names)),
-            "worst": worst_images(split, matches),
+            "worst": worst_images(split, evaluation.shown),
             "worst_legend": WORST_LEGEND,
             "threshold": threshold,
             "error_figures": error_figures,

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def build_scorer(
         evaluation = evaluator.run(model, loader)
         if evaluation is None or config.plots:
             return evaluation
-        no_detections = DetectionTable.concatenate([])  # only plots show them
-        return replace(evaluation, for_ap=no_detections, detected=no_detections, preview=None)
+        none = DetectionTable.concatenate([])  # only plots show the detections
+        return replace(evaluation, matches=evaluation.matches.above(np.inf), for_ap=none, detected=none, preview=None)
 
     return score

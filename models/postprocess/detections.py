@@ -73,7 +73,7 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
 
     Raises UserError for classes that the model does not have.
     """
-    return _select(boxes_xyxy, scores, settings, [settings.box_voting])[0]
+    return _select(boxes_xyxy, scores, [settings])[0]
 
 
 @torch.no_grad()
@@ -81,11 +81,8 @@ def select_for_validation(model: nn.Module, raw: list[Tensor], settings: Validat
     """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`."""
     settings = settings or ValidationSettings()
     boxes, scores = _decode(model, raw, settings)
-    for_ap, as_detected = settings.selections(cast(BoxDecoder, model).nms_iou)
-    selected = [
-        *_select(boxes, scores, for_ap, [for_ap.box_voting]),
-        *_select(boxes, scores, as_detected, [as_detected.box_voting, False]),
-    ]
+    for_ap, detected, unvoted = settings.selections(cast(BoxDecoder, model).nms_iou)
+    selected = [*_select(boxes, scores, [for_ap]), *_select(boxes, scores, [detected, unvoted])]
     return Selected(*(_renumber_classes(detections, for_ap.classes) for detections in selected))
 
 
@@ -108,17 +105,16 @@ def _renumber_classes(detections: Detections, classes: Sequence[int] | None) -> 
     return detections._replace(classes=position[detections.classes])
 
 
-def _select(
-    boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, voting: Sequence[bool]
-) -> list[Detections]:
-    """Implements `select_detections`. Returns detections with or without box voting, as ``voting`` says, from one NMS:
-    voting needs candidates below the confidence threshold, which rank last, so without voting they change nothing."""
+def _select(boxes_xyxy: Tensor, scores: Tensor, selections: Sequence[PostprocessSettings]) -> list[Detections]:
+    """Implements `select_detections` for settings that differ only in box voting, from one NMS: voting needs candidates
+    below the confidence threshold, which rank last, so without voting they change nothing."""
+    settings = selections[0]
     batch, _, num_classes = scores.shape
     unknown = set(settings.classes or ()).difference(range(num_classes))
     if unknown:
         raise UserError(f"class {min(unknown)}: the model has classes 0 to {num_classes - 1}")
     iou_thres = settings.iou_thres
-    voting = [voted and iou_thres is not None for voted in voting]
+    voting = [selection.box_voting and iou_thres is not None for selection in selections]
     lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if any(voting) else settings.conf_thres
     candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings, lowest_score)
     keep = None

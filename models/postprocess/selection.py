@@ -44,8 +44,9 @@ class ValidationSettings:
     classes: Sequence[int] | None = None  # the model's classes to detect, renumbered in this order; None: all
     box_voting: bool = True
 
-    def selections(self, nms_iou: float | None) -> tuple[PostprocessSettings, PostprocessSettings]:
-        """Returns the settings for AP and those of detect.py. ``nms_iou``: the model's."""
+    def selections(self, nms_iou: float | None) -> tuple[PostprocessSettings, PostprocessSettings, PostprocessSettings]:
+        """Returns the settings for AP, those of detect.py, and the latter without box voting, as `Selected` has their
+        detections. ``nms_iou``: the model's."""
         for_ap = PostprocessSettings(
             conf_thres=self.conf_thres,
             iou_thres=nms_iou if self.iou_thres is None else self.iou_thres,
@@ -54,7 +55,8 @@ class ValidationSettings:
             box_voting=self.box_voting,
         )
         iou_thres = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
-        return for_ap, replace(for_ap, iou_thres=iou_thres, multi_label=False)
+        detected = replace(for_ap, iou_thres=iou_thres, multi_label=False)
+        return for_ap, detected, replace(detected, box_voting=False)
 
 
 def detection_iou(nms_iou: float | None) -> float | None:

@@ -52,7 +52,7 @@ def test_each_image_once_is_the_metric_itself_and_chunks_change_nothing(monkeypa
     outcomes = class_outcomes(gt, table, num_classes)
     times = draw_images(gt.num_images, 20)
     ap = resampled_ap(outcomes, np.ones((1, gt.num_images), np.int64))
-    assert nanmean(ap, axis=1)[0] == pytest.approx(score_detections(gt, table, num_classes).ap, abs=1e-12)
+    assert nanmean(ap, axis=1)[0] == pytest.approx(score_detections(gt, table, num_classes).result.ap, abs=1e-12)
     whole = resampled_ap(outcomes, times)
     monkeypatch.setattr(bootstrap, "_CELLS", 1)
     np.testing.assert_array_equal(resampled_ap(outcomes, times), whole)

@@ -31,9 +31,11 @@ def test_the_detections_of_either_side_are_scored(tmp_path: Path, side: str):
     write_predictions(path, table, gt)
     if side == "peer":
         path.write_text(json.dumps(as_the_peer(json.loads(path.read_text()))))
-    expected = score_detections(gt, table, classes).ap
+    expected = score_detections(gt, table, classes).result.ap
     assert average_precision(path, gt, classes) == pytest.approx(expected, abs=1e-9)
-    assert score_detections(gt, read_detections(path, gt, classes), classes).ap == pytest.approx(expected, abs=1e-9)
+    assert score_detections(gt, read_detections(path, gt, classes), classes).result.ap == pytest.approx(
+        expected, abs=1e-9
+    )
 
 
 def test_cocos_ids_of_its_80_classes_are_read(tmp_path: Path):

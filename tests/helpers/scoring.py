@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from engine.evaluation.metrics import score_detections
 from engine.evaluation.result import EvalResult, Evaluation
 from utils.boxes import xywh_to_xyxy, xyxy_to_xywh
 from utils.detections import DetectionTable
@@ -17,8 +18,12 @@ from utils.labels import GroundTruth
 
 def evaluation_of(result: EvalResult) -> Evaluation:
     """Returns the evaluation with this result and no detections."""
-    no_detections = DetectionTable.concatenate([])
-    return Evaluation(result, for_ap=no_detections, detected=no_detections, preview=None)
+    none = make_table()
+    no_objects = make_ground_truth(
+        none.boxes_xyxy_px, classes=none.classes, area=none.scores, image=none.classes, num_images=0, num_classes=1
+    )
+    _, sizes, matches, shown = score_detections(no_objects, none, 1)
+    return Evaluation(result, sizes, matches, shown, for_ap=none, detected=none, preview=None)
 
 
 def make_result(targets=(5, 0, 3, 1)) -> EvalResult:

@@ -32,7 +32,7 @@ class ScoredFold:
 
     def result(self) -> EvalResult:
         """Scores the detections."""
-        return score_detections(self.truth, self.for_ap, len(self.truth.category_ids), detected=self.detected)
+        return score_detections(self.truth, self.for_ap, len(self.truth.category_ids), detected=self.detected).result
 
 
 def write_fold(path: Path, fold: ScoredFold) -> None:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from engine.evaluation.analysis import KINDS, SIZES, ap_error, score_sizes, split_errors
-from engine.evaluation.matching import match_detections
-from engine.evaluation.metrics import score_and_match, score_detections
+from engine.evaluation.analysis import KINDS, ap_error, split_errors
+from engine.evaluation.matching import SIZES, match_detections
+from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import size_rows
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case, reference_iou
 from utils.boxes import xywh_to_xyxy
@@ -192,9 +192,8 @@ def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size
         scores=[0.5] * detections,
         classes=[1] * detections,
     )
-    _, scores = score_and_match(gt, table, 2, None, None)
-    split = split_errors(scores.matches)
-    sizes = score_sizes(scores)
+    _, sizes, matches, _ = score_detections(gt, table, 2)
+    split = split_errors(matches)
     assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
     for values in (split.cost, sizes.ap, sizes.recall):
         assert np.isnan(values).all() == (objects == 0)
@@ -206,8 +205,7 @@ def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size
 def test_ap_and_ar_by_size_equal_pycocotools(seed):
     gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15, 0.6)[seed % 3], rounding=2)
     stats, precision = coco_evaluate(gt, table)
-    result, scores = score_and_match(gt, table, num_classes, None, None)
-    sizes = score_sizes(scores)
+    result, sizes, _, _ = score_detections(gt, table, num_classes)
     expected = precision.mean((0, 1))  # (C, A); -1 where there is no object
     np.testing.assert_allclose(np.where(np.isnan(sizes.ap), -1, sizes.ap), expected, atol=1e-12)
     for t, ours in ((0, sizes.ap50), (5, sizes.ap75)):
@@ -237,7 +235,7 @@ def test_the_error_of_ap_is_its_deviation_over_other_images():
         table = make_table(
             image=image[found], boxes=noisy, scores=rng.random(int(found.sum())), classes=gt.classes[found]
         )
-        ap.append(score_detections(gt, table, 2).ap)
+        ap.append(score_detections(gt, table, 2).result.ap)
         estimates.append(ap_error(match_detections(gt, table, 2)))
     assert np.mean(estimates) == pytest.approx(np.std(ap), rel=0.3)
     few = make_ground_truth(

@@ -63,7 +63,7 @@ def test_an_unknown_metric_or_class_is_refused(text, message):
 def test_the_fitness_of_a_class_is_that_of_pycocotools():
     gt, table, classes = random_case(3)
     _, precision = coco_evaluate(gt, table)
-    result = score_detections(gt, table, classes)
+    result = score_detections(gt, table, classes).result
     names = [f"c{number}" for number in range(classes)]
     for number in range(classes - 1):  # the last class has no object
         assert Fitness.parse(f"AP:c{number}", names).score_of(result) == pytest.approx(

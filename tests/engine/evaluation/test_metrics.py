@@ -23,7 +23,7 @@ def stats_of(result):
 
 def assert_equals_coco(gt, table, num_classes):
     stats, precision = coco_evaluate(gt, table)
-    result = score_detections(gt, table, num_classes)
+    result = score_detections(gt, table, num_classes).result
     ours = stats_of(result)
     np.testing.assert_allclose(np.where(np.isnan(ours), -1, ours), stats[:6], rtol=0, atol=1e-12)
     for t, name in ((None, "AP"), (0, "AP50"), (5, "AP75")):
@@ -109,7 +109,7 @@ def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(shared, name,
 def test_confidence_curves_equal_counting():
     gt, table, num_classes = random_case(1, crowd_share=0)
     gt = replace(gt, max_det=10**6)
-    result = score_detections(gt, table, num_classes)
+    result = score_detections(gt, table, num_classes).result
     # Without crowd every detection above a confidence is a true or a false positive; the true ones are those that
     # the greedy assignment finds among these detections alone.
     for step in (0, 200, 555, 900):
@@ -117,7 +117,7 @@ def test_confidence_curves_equal_counting():
         keep = table.scores > c
         part = table.take(keep)
         total = np.bincount(part.classes, minlength=num_classes)
-        alone = score_detections(gt, part, num_classes)
+        alone = score_detections(gt, part, num_classes).result
         np.testing.assert_allclose(alone.curve_recall[:, 0], result.curve_recall[:, step])
         true = result.curve_recall[:, step] * result.class_targets
         some = (total > 0) & (result.class_targets > 0)
@@ -146,14 +146,14 @@ def test_the_threshold_and_its_scores_are_those_of_what_detect_py_finds():
         )
 
     plain_confidence = best_threshold(gt, table(0.7, 0.2), 1)
-    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, table(0.9, 0.4), plain_confidence)
-    assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).ap < 1
+    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, table(0.9, 0.4), plain_confidence).result
+    assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).result.ap < 1
     assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
     assert result.confusion.tolist() == [[2, 0], [0, 0]]
     assert result.threshold == result.shown_confidence == pytest.approx(0.2, abs=0.001)
     assert result.plain_confidence == pytest.approx(0.1, abs=0.001)
     assert result.scored_confidence == pytest.approx(0.2, abs=0.001)
-    alone = score_detections(gt, table(0.9, 0.4, 0.8), 1)
+    alone = score_detections(gt, table(0.9, 0.4, 0.8), 1).result
     assert (alone.threshold, alone.plain_confidence) == (alone.scored_confidence, None)
 
 
@@ -164,7 +164,9 @@ def test_a_score_of_exactly_the_threshold_is_not_above_it(score):
     gt = make_ground_truth(
         objects, classes=np.zeros(1, int), area=np.full(1, 2500), image=np.zeros(1, int), num_images=1, num_classes=1
     )
-    result = score_detections(gt, make_table(image=[0], boxes=xywh_to_xyxy(objects), scores=[score], classes=[0]), 1)
+    result = score_detections(
+        gt, make_table(image=[0], boxes=xywh_to_xyxy(objects), scores=[score], classes=[0]), 1
+    ).result
     assert result.metrics["f1"] == 1
     assert result.threshold < score
     assert result.curve_recall[0, np.searchsorted(CONFIDENCES, score)] == 0
@@ -190,11 +192,11 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     table = make_table(
         image=[0] * 10, boxes=boxes, scores=[0.9, 0.9, 0.03, *[0.05] * 6, 0.02], classes=[0, 3, 1, 0, 0, 0, 3, 3, 3, 1]
     )
-    result = score_detections(gt, table, 5)
+    result = score_detections(gt, table, 5).result
     assert 0.4 < result.threshold < 0.5  # halfway from the last wrong score to the first right one, not next to either
     assert result.shown_confidence == result.threshold
     matches = match_detections(gt, table, 5)
-    np.testing.assert_array_equal(result.confusion, confusion_matrix(matches, result.threshold))
+    np.testing.assert_array_equal(result.confusion, confusion_matrix(matches.above(result.threshold)))
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
     assert result.missed_at_best_confidence.tolist() == [1]
     f1, confidence = result.class_best
@@ -204,7 +206,7 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     text = missed_classes_text(result, names)
     assert f"b (best F1 1.000 at {confidence[1]:.3f})" in text
     assert text in format_summary(result, names)
-    nothing = score_detections(gt, empty_table(), 5)
+    nothing = score_detections(gt, empty_table(), 5).result
     assert (nothing.threshold, nothing.shown_confidence, nothing.missed_at_best_confidence.size) == (None, 0.25, 0)
     assert len(format_summary(nothing, names)) == 1
 
@@ -212,7 +214,7 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
 @pytest.mark.parametrize("seed", range(8))
 def test_the_confusion_matrix_has_the_counts_of_precision_and_recall(seed):
     gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15)[seed % 2])
-    result = score_detections(gt, table, num_classes)
+    result = score_detections(gt, table, num_classes).result
     correct = result.confusion.diagonal()[:-1]
     objects = result.confusion[:, :-1].sum(0)
     np.testing.assert_array_equal(objects, np.bincount(gt.classes[~gt.crowd], minlength=num_classes))
@@ -245,7 +247,7 @@ def test_the_confusion_matrix_ignores_detections_in_crowd():
     table = make_table(image=[0] * 4, boxes=boxes, scores=[0.9] * 4, classes=[0, 1, 0, 1])
     # One is in another class's crowd, one where nothing is.
     expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]
-    np.testing.assert_array_equal(confusion_matrix(match_detections(gt, table, 2), 0.25), expected)
+    np.testing.assert_array_equal(confusion_matrix(match_detections(gt, table, 2)), expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -262,6 +264,18 @@ def test_matching_equals_a_greedy_loop(seed):
         if expected[d[p]] < 0 and t[p] not in expected:
             expected[d[p]] = t[p]
     np.testing.assert_array_equal(match_by_overlap(pairs, scores[d], detections, targets), expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_matches_above_a_confidence_are_those_of_the_detections_above_it(seed):
+    gt, table, num_classes = random_case(seed, crowd_share=0.3)
+    matches = match_detections(gt, table, num_classes)
+    for confidence in (0.0, 0.35, 0.9, 1.0):
+        alone = match_detections(gt, table.take(table.scores > confidence), num_classes)
+        above = matches.above(confidence)
+        for columns, expected in zip((above.ranked, above.assignment), (alone.ranked, alone.assignment)):
+            for column, reference in zip(columns, expected, strict=True):
+                np.testing.assert_array_equal(column, reference)
 
 
 def empty_table():
@@ -283,7 +297,7 @@ def test_empty_input_scores_nan_or_zero_without_warnings(num_images, objects, de
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = score_detections(gt, table, 2)
+        result = score_detections(gt, table, 2).result
     if objects:
         # Without a detection of the class that has objects, precision is undefined, and nothing else.
         assert np.isnan(result.metrics["precision"])

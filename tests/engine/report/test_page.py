@@ -97,8 +97,8 @@ def subject_of(index: DatasetIndex, train_index: DatasetIndex | None = None, **c
 
 
 def evaluation(index: DatasetIndex, detections: DetectionTable) -> Evaluation:
-    result = score_detections(index.ground_truth(), detections, len(index.names))
-    return Evaluation(result, for_ap=detections, detected=detections, preview=None)
+    scores = score_detections(index.ground_truth(), detections, len(index.names))
+    return Evaluation(*scores, for_ap=detections, detected=detections, preview=None)
 
 
 def read_page(folder: Path) -> HtmlPage:

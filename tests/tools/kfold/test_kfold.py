@@ -35,15 +35,15 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     pooled = join_folds([ScoredFold(gt, table, table.take(table.scores > 0.5)) for gt, table, _ in cases])
     assert pooled.truth.num_images == 24
     stats, precision = coco_evaluate(pooled.truth, pooled.for_ap)
-    result = score_detections(pooled.truth, pooled.for_ap, 4)
+    result = score_detections(pooled.truth, pooled.for_ap, 4).result
     assert result.ap == pytest.approx(stats[0], abs=1e-12)
     assert result.metrics["AP50"] == pytest.approx(stats[1], abs=1e-12)
     assert result.ap_large == pytest.approx(stats[5], abs=1e-12)
     np.testing.assert_allclose(result.class_ap[:3], precision[:, :, :3, 0].mean((0, 1)), atol=1e-12)
     assert pooled.result().ap == result.ap
     shown = pooled.for_ap.take(pooled.for_ap.scores > 0.5)
-    assert pooled.result().metrics["f1"] == score_detections(pooled.truth, shown, 4).metrics["f1"]
-    apart = np.mean([score_detections(gt, table, 4).ap for gt, table, _ in cases])
+    assert pooled.result().metrics["f1"] == score_detections(pooled.truth, shown, 4).result.metrics["f1"]
+    apart = np.mean([score_detections(gt, table, 4).result.ap for gt, table, _ in cases])
     assert abs(apart - result.ap) > 1e-4  # a mean of folds is something else
 
 
