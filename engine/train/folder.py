@@ -30,8 +30,10 @@ SETTINGS_YAML = "settings.yaml"
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 # What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
-_FILES_OF_RUN = ("last.pt", "best.pt", "epoch*.pt", RESULTS_CSV, SETTINGS_YAML, "report.html")
-_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept if its run fails early
+_FILES_OF_RUN = (
+    "last.pt", "best.pt", "epoch*.pt", "unscored*.pt", RESULTS_CSV, SETTINGS_YAML, "report.html",
+    "events.out.tfevents.*",
+)  # fmt: skip
 
 
 def claim_folder(
@@ -148,7 +150,7 @@ def _remove_after_failure(
         return
     traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many
     folder, *parents = created
-    if progress.updates or any(any(folder.glob(pattern)) for pattern in _FILES_WORTH_KEEPING):
+    if progress.updates or any(folder.glob("*.pt")):
         return
     shutil.rmtree(folder, ignore_errors=True)
     for parent in parents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -264,8 +265,9 @@ class Trainer:
         if bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
             self.checkpointer.wait()
             last = self.checkpointer.last
-            remedy = f"continue from the last good weights, {resume_flag(last)}," if last.exists() else "start again"
-            advice = "with a lower lr0 (--set lr0=...) or with --amp off"
+            good = f"begin a new run from the last good weights, --weights {shlex.quote(str(last))},"
+            remedy = good if last.exists() else "start again"
+            advice = "with a lower lr0 (--set lr0=...) or with --amp off"  # a run that continues can change neither
             raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")
 
     def _can_wait_for_scores(self, epoch: Epoch) -> bool:

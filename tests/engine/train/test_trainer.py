@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -201,12 +202,15 @@ def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, is_
     assert trainer.progress.epoch == last_epoch
 
 
-def test_non_finite_steps_in_a_row_end_the_run(monkeypatch):
+def test_non_finite_steps_in_a_row_end_the_run(tmp_path, monkeypatch):
     trainer = build(epochs=99)
+    trainer.checkpointer.last = tmp_path / "last.pt"
+    trainer.checkpointer.last.touch()
     loss = type(trainer.step.criterion).forward
     bad = lambda *args: loss(*args)._replace(total=loss(*args).total * float("nan"))  # noqa: E731
     monkeypatch.setattr(type(trainer.step.criterion), "forward", bad)
-    with pytest.raises(UserError, match="the last 20 steps were not finite"):
+    advice = re.escape(f"--weights {tmp_path}/last.pt, with a lower lr0")  # --resume would refuse another lr0
+    with pytest.raises(UserError, match=f"the last 20 steps were not finite.*{advice}"):
         trainer.fit()
 
 
