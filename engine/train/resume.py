@@ -21,7 +21,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
@@ -46,8 +46,6 @@ from utils.process.child import write_result
 from utils.program import resume_flag
 from utils.schema import build
 from utils.strings import counted, format_duration
-
-ConfigT = TypeVar("ConfigT", bound=TrainConfig)
 
 # Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
 _OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
@@ -275,8 +273,7 @@ def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback
         )
     if done >= config.epochs:
         return f"all epochs are done ({done}); to train longer: {flag} --epochs N"
-    stops_early = progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every)
-    if stops_early and checkpoint.header.unscored is None:
+    if progress.stops_early(config, config.epochs) and checkpoint.header.unscored is None:
         waited = counted(done - progress.best_epoch, "epoch")
         return (
             f"stopped early after epoch {done}: no better {config.fitness} in {waited} (--patience {config.patience}); "
@@ -388,17 +385,18 @@ def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | No
         return unscored
     number = checkpoint.progress.epoch
     description = checkpoint.description
-    stored = {int(row["epoch"]): row for row in checkpoint.rows}.get(number, {})
-    kept = [name for name in stored if name != "epoch" and not name.startswith(("metrics/", "val/"))]
+    row: dict[str, float] = next((row for row in checkpoint.rows if row["epoch"] == number), {})
+    scores = ("metrics/", "val/")
+    kept = {name: value for name, value in row.items() if name != "epoch" and not name.startswith(scores)}
     is_closing = is_closing_epoch(number, description.config.epochs, description.hyp.close_mosaic)
-    return UnscoredEpoch(number, {name: stored[name] for name in kept}, is_closing)
+    return UnscoredEpoch(number, kept, is_closing)
 
 
-def resolve(config: ConfigT) -> ConfigT:
+def resolve(config: TrainConfig) -> TrainConfig:
     """Returns the settings with absolute paths of the files that they name, so that they mean the same in any working
     folder. A file need not exist."""
     paths: dict[str, Any] = {
-        name: _resolved(name, getattr(config, name)) for name in names_with(type(config), is_path=True)
+        name: _resolved(name, getattr(config, name)) for name in names_with(TrainConfig, is_path=True)
     }
     return replace(config, **paths)
 

@@ -384,7 +384,7 @@ def build_hooks(
     if callbacks is not None:
         hooks.append(callbacks)
     if config.patience:
-        hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
+        hooks.append(EarlyStopping(fitness.name))
     hooks.append(EndLog(fitness.name, evaluator.ground_truth, step.ema.module.names))
     return [hook for hook in hooks if step.ctx.is_main or not hook.on_rank_0]
 

@@ -461,8 +461,7 @@ class Trainer:
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""
-        config = self.run.config
-        stops_early = self.progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
+        stops_early = self.progress.stops_early(self.run.config, self.epochs)
         return self._unscored is None and (self.progress.epoch >= self.epochs or stops_early)
 
     def _ended_by_callback(self) -> bool:

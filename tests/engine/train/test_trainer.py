@@ -189,7 +189,7 @@ def test_a_callback_that_fails_last_is_an_error_of_the_command():
 def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, is_late):
     progress = Progress(epoch=7, best_epoch=7, best_fitness=0.5)
     trainer = build(
-        EarlyStopping(2, "AP", val_every=1),
+        EarlyStopping("AP"),
         folder=tmp_path,
         progress=progress,
         scores=Scores(dict.fromkeys(range(1, 20), 0.1) | ap if is_late else {1: 0.1, 2: ap.get(9, 0.1), 3: 0, 4: 0}),
