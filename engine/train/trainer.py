@@ -448,7 +448,7 @@ class Trainer:
         )
 
     def _finish(self) -> TrainingOutcome:
-        """Calls the hooks that come last, and records that the run has been reported."""
+        """Calls the hooks that come last, and removes the weights that have waited for scores."""
         if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             flag = resume_flag(self.checkpointer.last)
@@ -460,7 +460,7 @@ class Trainer:
         return TrainingOutcome(self.run.folder, self.run.config, failure)
 
     def _has_ended(self) -> bool:
-        """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""
+        """Returns True if no epoch is left to train or to score; ``--resume PATH`` then says that it is complete."""
         stops_early = self.progress.stops_early(self.run.config, self.epochs)
         return self._unscored is None and (self.progress.epoch >= self.epochs or stops_early)
 
