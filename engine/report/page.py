@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -51,16 +50,6 @@ FIRST_IMAGES = 3  # worst images on the first screen
 MIN_LABEL_ERROR_SCORE = 0.5
 MAX_PAIRS = 200  # confused pairs of classes
 SHEET_COLUMNS = 4  # columns of charts in results.png
-
-
-def is_outdated(path: Path, epochs: int) -> bool:
-    """Returns whether the page at ``path`` is missing, or was written before a run had ``epochs``."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # missing, or reported when it is written
-        return True
-    shown = re.search(r'data-epochs="(\d+)"', text)
-    return shown is not None and int(shown[1]) < epochs
 
 
 class ReportPage:

@@ -86,18 +86,15 @@ class Progress:
         self.best_epoch = -1
         self.best_fitness = -1.0
 
-    def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
-        """Returns True if ``epoch``, by default the newest completed one, is at least ``patience`` epochs after the
-        best one. Returns False for a ``patience`` of 0, and before any epoch has a score."""
-        newest = self.epoch if epoch is None else epoch
-        epochs_without_best = newest - self.best_epoch
-        return patience > 0 and self.best_epoch >= 0 and epochs_without_best >= patience
+    def has_stalled(self, patience: int) -> bool:
+        """Returns True if the newest completed epoch is at least ``patience`` epochs after the best one. Returns False
+        for a ``patience`` of 0, and before any epoch has a score."""
+        return patience > 0 and self.best_epoch >= 0 and self.epoch - self.best_epoch >= patience
 
-    def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
-        """Returns True if a run of ``epochs`` that validates every ``val_every`` ends here because no later epoch was
-        better."""
-        is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
-        return is_validated and self.epoch < epochs and self.has_stalled(patience)
+    def stops_early(self, config: TrainConfig, epochs: int) -> bool:
+        """Returns True if a run of ``epochs`` ends here by its ``--patience``, because no later epoch was better."""
+        is_validated = self.batch == 0 and validates_after(self.epoch, epochs, config.val_every)
+        return is_validated and self.epoch < epochs and self.has_stalled(config.patience)
 
     def count_step(self, micro_batches: int) -> None:
         """Counts a step of the optimizer over ``micro_batches``."""

@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, and removed again if the run fails and has left nothing worth keeping."""
+"""The folder of a run: found, made, locked, and removed again if the run fails and has left nothing worth keeping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import TracebackType
 import yaml
 
 from engine.train.checkpoint import RESULTS_CSV, Progress
-from utils.config.settings import AUTO, RunSettings
+from utils.config.settings import AUTO, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
@@ -31,8 +31,52 @@ SETTINGS_YAML = "settings.yaml"
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 # What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
-_FILES_OF_RUN = ("last.pt", "best.pt", "epoch*.pt", RESULTS_CSV, SETTINGS_YAML, "report.html")
-_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept if its run fails early
+_FILES_OF_RUN = (
+    "last.pt", "best.pt", "epoch*.pt", "unscored*.pt", RESULTS_CSV, SETTINGS_YAML, "report.html",
+    "events.out.tfevents.*",
+)  # fmt: skip
+
+
+def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack) -> Path | None:
+    """Returns the folder of the run that a command continues, or starts in its place, locked until ``stack`` is closed;
+    None: a new folder. Only rank 0 calls this.
+
+    Args:
+        launchers: the identities of the torchrun processes that have started the ranks, see `find_run_of_launchers`.
+
+    Raises UserError when there is no run to continue, or another process trains it.
+    """
+    if command.resume in (None, AUTO):
+        folder = command.folder
+        if command.resume is None:
+            folder = find_run_of_launchers(folder.parent, launchers, folder.name)
+        if folder is None or not folder.is_dir():
+            return None
+        lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+        if (folder / RESULTS_CSV).exists() and not (folder / "last.pt").exists():
+            raise UserError(
+                f"{folder}: has {RESULTS_CSV}, but no last.pt to continue from; restore it, or choose another --name"
+            )
+        return folder
+    if command.resume:
+        path = Path(command.resume)
+    elif (restarted := find_run_of_launchers(Path(command.project), launchers)) is not None:
+        path = restarted
+    else:
+        newest_last = sorted(Path(command.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
+        if not newest_last:
+            raise UserError(f"--resume: no last.pt in the folders of {command.project}; name one: --resume PATH")
+        path = newest_last[-1]
+    last = path / "last.pt" if path.is_dir() else path
+    if not last.exists():
+        raise UserError(f"{last}: no such checkpoint")
+    if last.name != "last.pt":
+        raise UserError(
+            f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "
+            f"and resume that; or begin a new run with --weights {last}"
+        )
+    lock_folder(last.parent, stack)
+    return last.parent
 
 
 def claim_folder(
@@ -154,7 +198,7 @@ def _remove_after_failure(
         return
     traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many
     folder, *parents = created
-    if progress.updates or any(any(folder.glob(pattern)) for pattern in _FILES_WORTH_KEEPING):
+    if progress.updates or any(folder.glob("*.pt")):
         return
     shutil.rmtree(folder, ignore_errors=True)
     for parent in parents:

@@ -26,24 +26,21 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Hook):
-    """Ends the run after ``patience`` epochs without a better ``fitness``. ``val_every``: epochs between two
-    validations."""
+    """``--patience``: ends the run after so many epochs without a better ``fitness``."""
 
-    def __init__(self, patience: int, fitness: str, *, val_every: int) -> None:
-        self._patience = patience
+    def __init__(self, fitness: str) -> None:
         self._fitness = fitness
-        self._val_every = val_every
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> Action | None:
         progress = trainer.progress
-        if not progress.stops_early(self._patience, epochs=trainer.epochs, val_every=self._val_every):
+        if not progress.stops_early(trainer.run.config, trainer.epochs):
             return None
         get_logger().info(
             "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
             self._fitness,
             counted(progress.epoch - progress.best_epoch, "epoch"),
             progress.best_epoch,
-            self._patience,
+            trainer.run.config.patience,
         )
         return Action.END
 

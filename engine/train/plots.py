@@ -13,8 +13,7 @@ from data.index.index import DatasetIndex
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
 from engine.report.images import draw_batch, write_preview
-from engine.report.page import FILE_NAME as REPORT_NAME
-from engine.report.page import ReportPage, is_outdated, machine_facts
+from engine.report.page import ReportPage, machine_facts
 from engine.report.summary import Subject
 from engine.train.hooks import TensorBoard
 from engine.train.resume import Remaining
@@ -70,10 +69,7 @@ class Plots(Hook):
             batches=len(trainer.loader),
         )
         is_continued = run.started_from is not None
-        keeps_page = is_continued
-        if run.remaining is Remaining.REPORT:  # there may be no validation to show
-            num_epochs = len(trainer.checkpointer.table.rows)
-            keeps_page = not is_outdated(run.folder / REPORT_NAME, num_epochs)
+        keeps_page = is_continued and run.remaining is Remaining.STEPS  # otherwise there may be no validation to show
         self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
         self._next_batch = PICTURED_BATCHES if is_continued else 0
         if not is_continued:

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
 from engine.optim.schedule import epochs_in_time, step_plan
 from engine.parallel.eval_ranks import dismiss
 from engine.train.checkpoint import RESULTS_CSV, Checkpoint, DataIdentity, Progress, TrainState, UnscoredEpoch
-from engine.train.folder import LOCK_PATIENCE_S, SAVING_PATIENCE_S, find_run_of_launchers, lock_folder
+from engine.train.folder import find_folder
 from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import read_recipe
@@ -47,8 +47,6 @@ from utils.program import resume_flag
 from utils.schema import build
 from utils.strings import counted, format_duration
 
-ConfigT = TypeVar("ConfigT", bound=TrainConfig)
-
 # Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
 _OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
 _LENGTH = ("epochs", "time", "patience")  # how long a run trains
@@ -58,8 +56,7 @@ class Remaining(enum.Enum):
     """The work that is left of a run when a command starts it. Only `STEPS` takes steps."""
 
     STEPS = "steps"  # steps, scores and the report
-    SCORES = "scores"  # the scores of the newest epoch, and the report
-    REPORT = "report"  # the report, for which the newest epoch is validated again
+    REPORT = "report"  # the report, for which the newest epoch is validated (again)
     NOTHING = "nothing"  # at most exports
 
 
@@ -143,7 +140,7 @@ def plan_run(
     read: list[Checkpoint] = []  # on rank 0, which reads it once
 
     def decide() -> RunPlan:
-        folder = _find_folder(command, launchers, stack)
+        folder = find_folder(command, launchers, stack)
         if folder is None or not (folder / "last.pt").exists():
             return _plan_new(command, folder)
         read.append(Checkpoint.read(folder / "last.pt"))
@@ -160,41 +157,6 @@ def plan_run(
         plan = replace(plan, checkpoint=checkpoint)
     own = {name: getattr(command, name) for name in plan.local}
     return replace(plan, settings=replace(plan.settings, config=replace(plan.settings.config, **own)))
-
-
-def _find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack) -> Path | None:
-    """Returns the folder of the run that a command continues, or starts in its place, locked; None: a new folder."""
-    if command.resume in (None, AUTO):
-        folder = command.folder
-        if command.resume is None:
-            folder = find_run_of_launchers(folder.parent, launchers, folder.name)
-        if folder is None or not folder.is_dir():
-            return None
-        lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
-        if (folder / RESULTS_CSV).exists() and not (folder / "last.pt").exists():
-            raise UserError(
-                f"{folder}: has {RESULTS_CSV}, but no last.pt to continue from; restore it, or choose another --name"
-            )
-        return folder
-    if command.resume:
-        path = Path(command.resume)
-    elif (restarted := find_run_of_launchers(Path(command.project), launchers)) is not None:
-        path = restarted
-    else:
-        newest_last = sorted(Path(command.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
-        if not newest_last:
-            raise UserError(f"--resume: no last.pt in the folders of {command.project}; name one: --resume PATH")
-        path = newest_last[-1]
-    last = path / "last.pt" if path.is_dir() else path
-    if not last.exists():
-        raise UserError(f"{last}: no such checkpoint")
-    if last.name != "last.pt":
-        raise UserError(
-            f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "
-            f"and resume that; or begin a new run with --weights {last}"
-        )
-    lock_folder(last.parent, stack, patience_s=LOCK_PATIENCE_S)
-    return last.parent
 
 
 def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
@@ -239,9 +201,7 @@ def _plan_continued(
             if old != new:
                 messages.append(f"resume: {name} {old} -> {new}")
         messages.insert(0, f"resuming {last} after {position}")
-    elif checkpoint.lacks_scores(config.epochs):
-        remaining = Remaining.SCORES
-    elif config.plots and not _has_report(last.parent, progress.epoch):
+    elif checkpoint.lacks_scores(config.epochs) or (config.plots and not _has_report(last.parent, progress.epoch)):
         remaining = Remaining.REPORT
     else:
         remaining = Remaining.NOTHING
@@ -313,8 +273,7 @@ def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback
         )
     if done >= config.epochs:
         return f"all epochs are done ({done}); to train longer: {flag} --epochs N"
-    stops_early = progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every)
-    if stops_early and checkpoint.header.unscored is None:
+    if progress.stops_early(config, config.epochs) and checkpoint.header.unscored is None:
         waited = counted(done - progress.best_epoch, "epoch")
         return (
             f"stopped early after epoch {done}: no better {config.fitness} in {waited} (--patience {config.patience}); "
@@ -426,17 +385,18 @@ def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | No
         return unscored
     number = checkpoint.progress.epoch
     description = checkpoint.description
-    stored = {int(row["epoch"]): row for row in checkpoint.rows}.get(number, {})
-    kept = [name for name in stored if name != "epoch" and not name.startswith(("metrics/", "val/"))]
+    row: dict[str, float] = next((row for row in checkpoint.rows if row["epoch"] == number), {})
+    scores = ("metrics/", "val/")
+    kept = {name: value for name, value in row.items() if name != "epoch" and not name.startswith(scores)}
     is_closing = is_closing_epoch(number, description.config.epochs, description.hyp.close_mosaic)
-    return UnscoredEpoch(number, {name: stored[name] for name in kept}, is_closing)
+    return UnscoredEpoch(number, kept, is_closing)
 
 
-def resolve(config: ConfigT) -> ConfigT:
+def resolve(config: TrainConfig) -> TrainConfig:
     """Returns the settings with absolute paths of the files that they name, so that they mean the same in any working
     folder. A file need not exist."""
     paths: dict[str, Any] = {
-        name: _resolved(name, getattr(config, name)) for name in names_with(type(config), is_path=True)
+        name: _resolved(name, getattr(config, name)) for name in names_with(TrainConfig, is_path=True)
     }
     return replace(config, **paths)
 

@@ -44,7 +44,6 @@ from engine.train.step import TrainStep, build_step
 from engine.train.teacher import open_teacher
 from engine.train.trackers import Service, Tracker, open_services
 from engine.train.trainer import Hook, Trainer
-from engine.train.validation import Validation
 from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
@@ -194,9 +193,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         setup = describe_for_evaluators(plan, settings, step, spec=spec, val=val_loader.index)
         eval_ranks = EvalRanks(ctx, folder, setup)
         stack.callback(eval_ranks.close)
-    validation = Validation(
-        step, checkpointer, folder, loader=val_loader, evaluator=evaluator, fitness=fitness, eval_ranks=eval_ranks
-    )
     hooks = build_hooks(run, step, loader, val_loader, evaluator, fitness, services, callbacks)
     for hook in hooks:
         stack.callback(hook.close)
@@ -206,12 +202,15 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         run=run,
         step=step,
         loader=loader,
+        val_loader=val_loader,
+        evaluator=evaluator,
+        fitness=fitness,
         steps=steps,
         progress=progress,
         unscored=unscored,
         control=RunControl(ctx, signals),
         checkpointer=checkpointer,
-        validation=validation,
+        eval_ranks=eval_ranks,
         hooks=hooks,
     )
 
@@ -385,7 +384,7 @@ def build_hooks(
     if callbacks is not None:
         hooks.append(callbacks)
     if config.patience:
-        hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
+        hooks.append(EarlyStopping(fitness.name))
     hooks.append(EndLog(fitness.name, evaluator.ground_truth, step.ema.module.names))
     return [hook for hook in hooks if step.ctx.is_main or not hook.on_rank_0]
 

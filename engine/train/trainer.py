@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,24 +11,34 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data.loading.loader import InfiniteDataLoader
+from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.prefetcher import Prefetcher
+from engine.evaluation.evaluator import Evaluator
+from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
-from engine.evaluation.result import Evaluation
+from engine.evaluation.result import EvalResult, Evaluation
 from engine.evaluation.tables import number_text
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
 from engine.parallel.ddp import average_buffers, broadcast_parameters
-from engine.parallel.eval_ranks import remove_weights
-from engine.train.checkpoint import Checkpointer, CheckpointHeader, Progress, RunConditions, UnscoredEpoch
+from engine.parallel.eval_ranks import EvalRanks, remove_weights, weights_path
+from engine.train.checkpoint import (
+    RESULT_FIELDS,
+    Checkpointer,
+    CheckpointHeader,
+    Progress,
+    RunConditions,
+    UnscoredEpoch,
+)
 from engine.train.resume import Remaining, TrainingOutcome, TrainingRun
 from engine.train.step import StepValues, TrainStep
-from engine.train.validation import Validation
 from utils.batches import Batch
 from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag
-from utils.distributed.context import max_over_ranks
+from utils.distributed.context import broadcast_object, max_over_ranks
 from utils.errors import UserError
+from utils.files.results_csv import CONFIDENCE_COLUMN
+from utils.files.torch_file import read_checkpoint
 from utils.logger import get_logger
 from utils.program import resume_flag
 
@@ -93,7 +105,9 @@ class Trainer:
     """Trains the remaining epochs of a run. Every rank has one and makes the same calls.
 
     Args:
+        val_loader, evaluator, fitness: validate an epoch, and make one score of the result.
         unscored: the newest epoch if it has no scores yet, as a checkpoint stores it; it is validated first.
+        eval_ranks: the processes that validate (``--eval-ranks``); None: the training processes do.
     """
 
     def __init__(
@@ -102,18 +116,22 @@ class Trainer:
         run: TrainingRun,
         step: TrainStep,
         loader: InfiniteDataLoader,
+        val_loader: ValidationLoader,
+        evaluator: Evaluator,
+        fitness: Fitness,
         steps: StepPlan,
         progress: Progress,
         unscored: UnscoredEpoch | None,
         control: RunControl,
         checkpointer: Checkpointer,
-        validation: Validation,
+        eval_ranks: EvalRanks | None,
         hooks: Sequence[Hook],
     ) -> None:
         self.run = run
         self.step = step
         self.ctx = step.ctx
         self.loader = loader
+        self.val_loader = val_loader
         self.progress = progress
         self.control = control
         self.checkpointer = checkpointer
@@ -122,7 +140,9 @@ class Trainer:
         self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
-        self._validation = validation
+        self._evaluator = evaluator
+        self._fitness = fitness
+        self._eval_ranks = eval_ranks
         self._unscored: Epoch | None = None
         if unscored is not None:
             self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing, unscored.has_own_file)
@@ -203,8 +223,8 @@ class Trainer:
         self.progress.complete_epoch()
         self._unscored = epoch
         self._call_hooks("epoch_trained", epoch)
-        can_wait = self._can_wait_for_scores(epoch)
-        if can_wait and self._validation.send(number, is_closing=is_closing, header=self._header()):
+        if self._eval_ranks is not None and self._can_wait_for_scores(epoch):
+            self._send(epoch, self._eval_ranks)
             epoch.row["time"] = self.seconds()
             self._save_epoch(epoch)
         elif not self._score_epoch():
@@ -264,8 +284,9 @@ class Trainer:
         if bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
             self.checkpointer.wait()
             last = self.checkpointer.last
-            remedy = f"continue from the last good weights, {resume_flag(last)}," if last.exists() else "start again"
-            advice = "with a lower lr0 (--set lr0=...) or with --amp off"
+            good = f"begin a new run from the last good weights, --weights {shlex.quote(str(last))},"
+            remedy = good if last.exists() else "start again"
+            advice = "with a lower lr0 (--set lr0=...) or with --amp off"  # a run that continues can change neither
             raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")
 
     def _can_wait_for_scores(self, epoch: Epoch) -> bool:
@@ -295,37 +316,62 @@ class Trainer:
             self._save_epoch(epoch)
         else:  # the run itself has taken steps since
             if epoch.is_best and self.ctx.is_main:
-                self._validation.save_late_best(epoch.number, self.progress, epoch.metrics)
+                content = read_checkpoint(weights_path(self.run.folder, epoch.number))
+                results = {name: getattr(self.progress, name) for name in RESULT_FIELDS}
+                content |= {"progress": content["progress"] | results, "metrics": epoch.metrics}
+                self.checkpointer.save_best(content)
             if self._stopped:
                 self.save_last()
         self._call_hooks("epoch_saved", epoch)
         return True
 
     def _validate(self, epoch: Epoch) -> Action:
-        """Sets the evaluation of an epoch on rank 0. Returns `Action.STOP` if a signal ends the validation."""
+        """Validates the averaged weights of an epoch, or waits until the evaluating processes have, and sets its
+        evaluation on rank 0. Returns `Action.STOP` if a signal ends this."""
         every_s = self.run.config.save_minutes * 60
         is_due = self.ctx.is_main and self._is_save_due(min(every_s, SAVE_BEFORE_VALIDATION_S))
         if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
             self.save_last()
-        epoch.evaluation = self._validation.run(
-            epoch.number,
-            is_closing=epoch.is_closing,
-            header=self._header() if self._is_newest(epoch) else None,
-            should_stop=self.control.should_stop,
-        )
+        should_stop = self.control.should_stop
+        if self._eval_ranks is not None:
+            if not self._eval_ranks.has_sent(epoch.number):
+                self._send(epoch, self._eval_ranks)
+            epoch.evaluation = self._eval_ranks.wait(epoch.number, should_stop)
+        else:
+            model = self.step.ema.module
+            if not self._is_newest(epoch):  # a run with --eval-ranks continues without
+                path = weights_path(self.run.folder, epoch.number)
+                weights = broadcast_object(self.ctx, read_checkpoint(path)["ema"] if self.ctx.is_main else None)
+                model = copy.deepcopy(model)
+                model.load_state_dict(weights)
+            self.step.criterion.set_closing(epoch.is_closing)
+            epoch.evaluation = self._evaluator.run(model, self.val_loader, should_stop=should_stop)
         return self.control.after_validation()
+
+    def _send(self, epoch: Epoch, eval_ranks: EvalRanks) -> None:
+        """Leaves the averaged weights of an epoch to the evaluating processes, in a file."""
+        if self.ctx.is_main:
+            self.checkpointer.flush()  # last.pt needs only the weights of the epoch that it names
+            remove_weights(self.run.folder, before=epoch.number - 1)
+            if self._is_newest(epoch):  # otherwise an earlier start has written them
+                self.checkpointer.write_weights(self.step, self._header(), weights_path(self.run.folder, epoch.number))
+        eval_ranks.send(epoch.number, is_closing=epoch.is_closing)
 
     def _record(self, epoch: Epoch) -> None:
         """Completes the row of an epoch with its scores, if it was validated, and keeps those that the run needs."""
-        scores = self._validation.scores_of(epoch.evaluation)
+        scores = None
+        if epoch.evaluation is not None:  # on rank 0
+            result = epoch.evaluation.result
+            thresholds = (result.threshold, result.plain_confidence, result.scored_confidence)
+            scores = (self._metrics_of(result), result.class_ap, thresholds)
+        scores = broadcast_object(self.ctx, scores)
         if scores is not None:
-            epoch.metrics = scores.metrics
-            epoch.class_ap = scores.class_ap
+            epoch.metrics, epoch.class_ap, thresholds = scores
             progress = self.progress
-            progress.confidence, progress.plain_confidence, progress.scored_confidence = scores.thresholds
-            epoch.is_best = progress.record_fitness(epoch.number, scores.fitness)
+            progress.confidence, progress.plain_confidence, progress.scored_confidence = thresholds
+            epoch.is_best = progress.record_fitness(epoch.number, epoch.metrics[self._fitness.column])
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
-            columns.setdefault(self._validation.fitness.column, self._validation.fitness.name)
+            columns.setdefault(self._fitness.column, self._fitness.name)
             shown = [f"{title} {number_text(epoch.metrics[name])}" for name, title in columns.items()]
             get_logger().info("epoch %d: %s", epoch.number, "  ".join(shown))
         row = epoch.row
@@ -335,6 +381,14 @@ class Trainer:
         if self.ctx.is_main:
             self.checkpointer.table.add(epoch.number, epoch.row)
         self._newest = replace(epoch, evaluation=None)  # its detections may take gigabytes
+
+    def _metrics_of(self, result: EvalResult) -> dict[str, float]:
+        """Returns the scores of a validation, by their names in results.csv."""
+        metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
+        if result.threshold is not None:
+            metrics[CONFIDENCE_COLUMN] = result.threshold
+        metrics[self._fitness.column] = self._fitness.score_of(result)
+        return metrics | {name: value for name, value in result.extras.items() if name.startswith("val/")}
 
     def _ask_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, combined."""
@@ -394,7 +448,7 @@ class Trainer:
         )
 
     def _finish(self) -> TrainingOutcome:
-        """Calls the hooks that come last, and records that the run has been reported."""
+        """Calls the hooks that come last, and removes the weights that have waited for scores."""
         if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             flag = resume_flag(self.checkpointer.last)
@@ -406,9 +460,8 @@ class Trainer:
         return TrainingOutcome(self.run.folder, self.run.config, failure)
 
     def _has_ended(self) -> bool:
-        """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""
-        config = self.run.config
-        stops_early = self.progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
+        """Returns True if no epoch is left to train or to score; ``--resume PATH`` then says that it is complete."""
+        stops_early = self.progress.stops_early(self.run.config, self.epochs)
         return self._unscored is None and (self.progress.epoch >= self.epochs or stops_early)
 
     def _ended_by_callback(self) -> bool:

@@ -169,7 +169,7 @@ def files_left(folder: Path) -> Counter[str]:
     return Counter(
         re.sub(r"(data-)[0-9a-f]{12}", r"\1KEY", name)
         for name in found
-        if "/" in name and not re.search(r"tfevents|stall_rank|cache/.*lock$", name)
+        if "/" in name and not re.search(r"tfevents|cache/.*lock$", name)
     )
 
 

@@ -71,7 +71,7 @@ def test_the_loaders_and_the_step_are_those_of_the_settings():
         assert (len(trainer.loader), len(trainer.loader.index)) == (3, 10)
         assert isinstance(trainer.loader.samples, AugmentedImages)
         assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
-        val_loader = trainer._validation.loader
+        val_loader = trainer.val_loader
         assert sorted(i for batch in val_loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
         assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
         assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)

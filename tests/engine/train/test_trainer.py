@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -144,11 +145,10 @@ def test_an_epoch_whose_validation_a_signal_ends_is_validated_first_when_the_run
     assert torch.equal(weights(resumed), weights(whole))
 
 
-@pytest.mark.parametrize("remaining", [Remaining.REPORT, Remaining.SCORES])
-def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step(remaining):
+def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step():
     watch = Watch()
     unscored = UnscoredEpoch(2, {"train/box": 1.0}, is_closing=True)
-    trainer = build(watch, progress=Progress(epoch=2), unscored=unscored, remaining=remaining)
+    trainer = build(watch, progress=Progress(epoch=2), unscored=unscored, remaining=Remaining.REPORT)
     closing: list[bool] = []
     trainer.step.criterion.set_closing = closing.append
     trainer.fit()
@@ -189,7 +189,7 @@ def test_a_callback_that_fails_last_is_an_error_of_the_command():
 def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, is_late):
     progress = Progress(epoch=7, best_epoch=7, best_fitness=0.5)
     trainer = build(
-        EarlyStopping(2, "AP", val_every=1),
+        EarlyStopping("AP"),
         folder=tmp_path,
         progress=progress,
         scores=Scores(dict.fromkeys(range(1, 20), 0.1) | ap if is_late else {1: 0.1, 2: ap.get(9, 0.1), 3: 0, 4: 0}),
@@ -201,12 +201,15 @@ def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, is_
     assert trainer.progress.epoch == last_epoch
 
 
-def test_non_finite_steps_in_a_row_end_the_run(monkeypatch):
+def test_non_finite_steps_in_a_row_end_the_run(tmp_path, monkeypatch):
     trainer = build(epochs=99)
+    trainer.checkpointer.last = tmp_path / "last.pt"
+    trainer.checkpointer.last.touch()
     loss = type(trainer.step.criterion).forward
     bad = lambda *args: loss(*args)._replace(total=loss(*args).total * float("nan"))  # noqa: E731
     monkeypatch.setattr(type(trainer.step.criterion), "forward", bad)
-    with pytest.raises(UserError, match="the last 20 steps were not finite"):
+    advice = re.escape(f"--weights {tmp_path}/last.pt, with a lower lr0")  # --resume would refuse another lr0
+    with pytest.raises(UserError, match=f"the last 20 steps were not finite.*{advice}"):
         trainer.fit()
 
 

@@ -20,7 +20,6 @@ from engine.parallel.control import Action, RunControl
 from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch
 from engine.train.resume import Remaining, TrainingRun
 from engine.train.trainer import Hook, Trainer
-from engine.train.validation import Validation
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
@@ -172,20 +171,15 @@ def build(
         run=run,
         step=step,
         loader=loader,
+        val_loader=None,  # type: ignore[arg-type]
+        evaluator=scores,  # type: ignore[arg-type]
+        fitness=Fitness.parse("AP", ["a"]),
         steps=step_plan(run.config, len(loader)),
         progress=progress or Progress(),
         unscored=unscored,
         control=RunControl(ctx, signals or StopSignals()),
         checkpointer=checkpointer,
-        validation=Validation(
-            step,
-            checkpointer,
-            folder,
-            loader=None,  # type: ignore[arg-type]
-            evaluator=scores,  # type: ignore[arg-type]
-            fitness=Fitness.parse("AP", ["a"]),
-            eval_ranks=scores if is_late else None,  # type: ignore[arg-type]
-        ),
+        eval_ranks=scores if is_late else None,  # type: ignore[arg-type]
         hooks=hooks,
     )
 
