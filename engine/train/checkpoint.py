@@ -1,7 +1,7 @@
 """The checkpoint of a run: what it contains, how it is captured, written in the background, read and put in place.
 
 last.pt is the one record of a run: weights, averaged weights, optimizer, position, settings, and the rows of
-results.csv. settings.yaml and results.csv are written from it, for people.
+results.csv, which is written from it. settings.yaml is written when the run begins, for people and for restarts.
 """
 
 from __future__ import annotations

@@ -47,9 +47,8 @@ def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack
     Raises UserError when there is no run to continue, or another process trains it.
     """
     if command.resume in (None, AUTO):
-        folder = command.folder
-        if command.resume is None:
-            folder = find_run_of_launchers(folder.parent, launchers, folder.name)
+        named = command.folder
+        folder = named if command.resume == AUTO else find_run_of_launchers(named.parent, launchers, named.name)
         if folder is None or not folder.is_dir():
             return None
         lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)

@@ -333,9 +333,9 @@ def restore_run(
 def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, identity: DataIdentity) -> Progress:
     """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has with ``config``.
 
-    An epoch that has begun continues at the same image. It begins again if its images or their order have changed:
-    another data set, or another batch size with ``--rect``, whose batches are of similar shapes. The other arguments
-    are those of `restore_run`.
+    An epoch that has begun continues at the same image, or at the last multiple of another batch size before it. It
+    begins again if its images or their order have changed: another data set, or another batch size with ``--rect``,
+    whose batches are of similar shapes. The other arguments are those of `restore_run`.
     """
     description = checkpoint.description
     conditions = checkpoint.header.run
