@@ -1,8 +1,9 @@
 """Calls a command within the user's program, and leaves the program as it was.
 
 A command that is started as a script owns its process. Here it owns nothing: it gets the settings that torch has in a
-new process, so that a run has the same bits, and afterwards the program's are back: torch's, those of the logger, the
-environment, and the handlers of signals. Only a GPU's context and imported modules stay in memory.
+new process, and afterwards the program's are back: torch's, those of the logger, the environment, and the handlers of
+signals. The number of threads and TF32 remain the program's, so a run has the bits of the script only if they are the
+defaults. A GPU's context and imported modules stay in memory, and torch.compile's caches are empty afterwards.
 """
 
 from __future__ import annotations

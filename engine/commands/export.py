@@ -41,11 +41,13 @@ from utils.program import VERSION
 from utils.strings import counted
 
 
-def export(config: ExportConfig) -> list[Path]:
+def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     """Exports ``config.weights`` in each format; returns the files, which are next to the weights.
 
     A format that fails does not prevent the others from being written; a UserError at the end reports it. A file that
     differs too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
+
+    ``by_training``: whether the files are those of ``train.py --export``, which they say of themselves.
     """
     configure_logging(True)
     require_packages(config.format, int8=config.int8)
@@ -65,7 +67,7 @@ def export(config: ExportConfig) -> list[Path]:
         instead = "" if config.int8 else ", or export without a check with --no-check"
         source = DataSource(config.data, cache_dir=config.cache_dir)
         spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
-    metadata = describe_file(model, options, spec, checked=config.check)
+    metadata = describe_file(model, options, spec, checked=config.check, by_training=by_training)
     imgsz = max(options.imgsz_hw)
     if spec is not None and config.int8:
         train = _read_split(model, spec, "train", config)
@@ -190,7 +192,7 @@ def _next_command(path: Path, metadata: ExportMetadata) -> str:
 
 
 def describe_file(
-    model: CheckpointModel, options: ResolvedExport, spec: DatasetSpec | None, *, checked: bool
+    model: CheckpointModel, options: ResolvedExport, spec: DatasetSpec | None, *, checked: bool, by_training: bool
 ) -> ExportMetadata:
     """Returns the metadata of the files of an export.
 
@@ -201,6 +203,7 @@ def describe_file(
     Args:
         spec: the data of the check or calibration; None: the files name the data set of the training.
         checked: the files get their names only after a check (with ``.failed`` if they do not pass it).
+        by_training: whether ``train.py --export`` writes the files, and may replace them.
     """
     detector = model.detector
     confidence = model.scored_confidence if options.end2end and model.nms_iou is None else model.plain_confidence
@@ -241,6 +244,7 @@ def describe_file(
             "tile": model.tile,
             "val_images": model.stored_words("val_images"),
             "unchecked": not checked,
+            "by_training": by_training,
             "weights_sha256": sha256_of(model.path),
         },
     )
@@ -248,7 +252,8 @@ def describe_file(
 
 def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None = None) -> None:
     """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``), in the formats of which
-    there is no export of this checkpoint yet.
+    there is no file yet, or one that ``--export`` has written from an earlier best.pt. Other files are kept, each with
+    a warning.
 
     The folder is locked while files are exported. Raises UserError if another process holds it.
 
@@ -259,7 +264,7 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
     if not best.exists():
         get_logger().warning("--export: no best.pt to export: no epoch has a score, or it was moved")
         return
-    missing = [name for name in config.export if not _is_export_of(best, name)]
+    missing = [name for name in config.export if _is_to_export(best, name)]
     if not missing:
         return  # without a lock: the folder of a run that has ended may be read-only
     if failure is not None:
@@ -267,18 +272,26 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
     with contextlib.ExitStack() as stack:
         lock_folder(folder, stack)
         try:
-            export(ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir))
+            export(ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir), by_training=True)
         except UserError as error:  # may name flags, which train.py does not have
             command = shlex.join(["--weights", str(best), "--format", *missing])
             raise UserError(f"{error}; to export with other flags: {COMMANDS['export'].typed} {command}") from None
 
 
-def _is_export_of(weights: Path, name: str) -> bool:
-    """Returns whether the file of the format ``name`` beside a checkpoint has been exported from it."""
+def _is_to_export(weights: Path, name: str) -> bool:
+    """Returns whether ``--export`` writes the file of the format ``name`` beside a checkpoint. A file that it has not
+    written itself, or that cannot be read, is kept, with a warning."""
     path = weights.with_name(weights.stem + EXPORT_FORMATS[name].suffix)
-    if not path.exists():
-        return False
+    if not os.path.lexists(path):
+        return True
     try:
-        return describe_exported(path).details.get("weights_sha256") == sha256_of(weights)
+        details = describe_exported(path).details
     except UserError:  # a damaged file, or one of another program
-        return False
+        details = {}
+    if details.get("by_training") is True:
+        return details.get("weights_sha256") != sha256_of(weights)
+    command = f"{COMMANDS['export'].typed} {shlex.join(['--weights', str(weights), '--format', name])}"
+    get_logger().warning(
+        "--export: %s is kept: it does not say that --export wrote it; to replace it: %s", path, command
+    )
+    return False

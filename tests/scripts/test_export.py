@@ -236,6 +236,30 @@ def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(data:
     assert opened(folder / "best.torchscript").info["details"]["weights_sha256"] == sha256_of(folder / "best.pt")
 
 
+def test_a_training_replaces_only_files_that_its_flag_has_written(data: Path, tmp_path: Path, capsys):
+    flags = training(data, tmp_path, "--name", "one", "--resume", "auto", "--export", "torchscript")
+    train.main(flags)
+    best = tmp_path / "runs" / "one" / "best.pt"
+    file = best.with_suffix(".torchscript")
+    earlier = file.read_bytes()
+    write_detector(best, calibrated_detector(TINY_MODEL, NAMES), data={"source": str(data)})  # of a later epoch
+    train.main(flags)
+    assert opened(file).info["details"]["weights_sha256"] == sha256_of(best)
+    by_person = ("--weights", best, "--format", "torchscript", "--no-check")
+    call(export.main, *by_person, "--dynamic")
+    dynamic = file.read_bytes()
+    call(export.main, *by_person, "--imgsz", "96")
+    for kept in (dynamic, file.read_bytes(), earlier[: len(earlier) // 2], b"of another program"):
+        file.write_bytes(kept)
+        capsys.readouterr()
+        train.main(flags)
+        assert file.read_bytes() == kept
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "is kept" in line]
+        assert f"export.py --weights {best} --format torchscript" in line
+    call(export.main, *by_person)
+    assert file.read_bytes() not in (dynamic, b"of another program")
+
+
 def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
     data: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):

@@ -247,7 +247,7 @@ def write_report(page, history):
     page.path.write_text(f'data-epochs="{{epochs}}"')
     page.is_written = True
 
-def export(config):
+def export(config, *, by_training):
     if place == "export":
         os.kill(os.getpid(), signal.SIGKILL)
     path = Path(config.weights).with_suffix(".torchscript")

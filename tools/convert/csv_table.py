@@ -39,9 +39,10 @@ def read_csv(file: Path) -> Iterator[Entry]:
             width = row.get("width", "")
             height = row.get("height", "")
             size_wh = (int(width), int(height)) if width.isdecimal() and height.isdecimal() else None
+            has_object = any(row.get(key) for key in (*_CORNERS, "labelname", "class"))
             yield Entry(
                 row.get("imageid" if is_open_images else "filename", ""),
-                parse_boxes([row], box) if row.get("xmin") or row.get("class") else [],  # else a background
+                parse_boxes([row], box) if has_object else [],  # else a background
                 f"{file}:{lines.line_num}",
                 file,
                 size_wh=size_wh,

@@ -15,8 +15,8 @@ from utils.files.xml_files import XmlError, parse_xml
 
 
 def read_cvat(file: Path) -> Iterator[Entry]:
-    """Yields the images, or the frames of a video, whose images are called ``frame_000000.jpg``. Raises UserError for
-    malformed XML."""
+    """Yields the images, or the frames of a video, whose images are called ``frame_000000.jpg``: those that its task
+    states, or else those of its tracks. Raises UserError for malformed XML."""
     try:
         root = parse_xml(read_regular(file))
     except XmlError as error:
@@ -30,14 +30,30 @@ def read_cvat(file: Path) -> Iterator[Entry]:
         size_wh = (int(width), int(height)) if width.isdecimal() and height.isdecimal() else None
         yield Entry(name, boxes, f"{file}: {name}", file, split=image.get("subset", ""), size_wh=size_wh)
     frames: dict[str, list[Box | str]] = {}
+    if root.find("image") is None:
+        for task in (*root.iterfind("meta/task"), *root.iterfind("meta/job")):
+            frames.update((str(frame), []) for frame in _stated_frames(task))
     for track in root.iter("track"):
         name = track.get("label", "")
         for shape in track:
+            frame = shape.get("frame", "")
+            boxes = frames.setdefault(frame, [])
             if shape.get("outside") != "1":  # else the object is not visible
-                frame = shape.get("frame", "")
-                frames.setdefault(frame, []).extend(parse_boxes([shape], partial(_box, name=name)))
+                boxes += parse_boxes([shape], partial(_box, name=name))
     for frame, boxes in frames.items():
-        yield Entry(f"frame_{frame:>06}", boxes, f"{file}: frame {frame}", file, has_suffix=False)
+        where = f"{file}: frame {frame}"
+        yield Entry(f"frame_{frame:>06}", boxes, where, file, has_suffix=False, needs_image=bool(boxes))
+
+
+def _stated_frames(task: Element) -> range:
+    """Returns the frames of a task's or a job's description; none if it has no numbers."""
+    try:
+        first = int(task.findtext("start_frame") or 0)
+        last = int(task.findtext("stop_frame") or first + int(task.findtext("size") or 0) - 1)
+        step = int((task.findtext("frame_filter") or "").strip().removeprefix("step=") or 1)
+        return range(first, last + 1, step)
+    except ValueError:
+        return range(0)
 
 
 def _box(shape: Element, name: str) -> Box:

@@ -37,6 +37,8 @@ class Entry:
     is_normalized: bool = False  # whether corners are fractions
     content: bytes = b""  # image in the annotation file
     path: Path | None = None  # of the image, if it is known
+    is_labeled: bool = True  # whether somebody has looked for objects, as far as the annotations say
+    needs_image: bool = True  # False: nothing is lost without its image, such as a frame without objects
 
 
 def parse_boxes(objects: Iterable[Any], parse: Callable[[Any], Box]) -> list[Box | str]:

@@ -29,8 +29,7 @@ def read_image_folder(file: Path) -> Iterator[Entry]:
             boxes = _boxes(row.get("objects"), {})
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{file}:{number}: not a row with 'file_name' ({one_line(repr(error))[:100]})") from None
-        if boxes is not None:
-            yield Entry(name, boxes, f"{file}:{number}", file)
+        yield Entry(name, boxes or [], f"{file}:{number}", file, is_labeled=boxes is not None)
 
 
 def read_parquet(file: Path) -> Iterator[Entry]:
@@ -48,10 +47,10 @@ def read_parquet(file: Path) -> Iterator[Entry]:
             for row in batch.to_pylist():
                 number += 1
                 boxes = _boxes(row["objects"], names)
-                if boxes is not None:
-                    name = str(row["image"].get("path") or "")
-                    content = bytes(row["image"]["bytes"])
-                    yield Entry(name, boxes, f"{file}: row {number}", file, content=content)
+                name = str(row["image"].get("path") or "")
+                content = bytes(row["image"]["bytes"])
+                where = f"{file}: row {number}"
+                yield Entry(name, boxes or [], where, file, content=content, is_labeled=boxes is not None)
     except (pyarrow.ArrowException, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = one_line(str(error))[:100]
         raise UserError(f"{file}: not a parquet file with 'image' and 'objects' ({reason})") from None

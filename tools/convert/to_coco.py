@@ -25,7 +25,7 @@ from data.images.verify import check_image
 from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.labels.clean import MIN_SIDE_PX
-from data.labels.findings import BAD_BOX, BAD_LABEL, BAD_ROW, ORPHAN, Finding, ScanReport
+from data.labels.findings import BAD_BOX, BAD_LABEL, BAD_ROW, NO_LABEL, ORPHAN, Finding, ScanReport
 from data.labels.match import AMBIGUOUS, match_entries
 from data.listing.images import check_rows
 from data.open import open_data
@@ -81,7 +81,7 @@ def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: floa
     split, lists of their images, ``out.yaml``, and the folder ``out`` for images from parquet files.
 
     Returns lines about what was written and what is lost, and the command that trains. Raises UserError, and leaves
-    nothing behind, if the annotations cannot be read, or if more than the fraction ``max_bad`` is lost.
+    no file behind, if the annotations cannot be read, or if more than the fraction ``max_bad`` is lost.
     """
     if out.suffix.lower() != ".json":
         raise UserError(f"{out}: the output must end in .json")
@@ -188,6 +188,8 @@ def collect(entries: Sequence[Entry], root: Path, findings: list[Finding]) -> li
         beside = relative_name(entry.file.parent / entry.image.replace("\\", "/"), root)
         number = int(matches[entry.has_suffix][position])
         path = entry.path or path_of.get(beside) or (paths[number] if number >= 0 else None)
+        if path is None and not entry.needs_image:
+            continue
         if path is None:
             reason = "fits several files" if number == AMBIGUOUS else f"is not found below {root}"
             text = f"image {one_line(entry.image)[:MAX_TEXT]!r} {reason}"
@@ -202,7 +204,12 @@ def collect(entries: Sequence[Entry], root: Path, findings: list[Finding]) -> li
             raise UserError(
                 f"{entry.where}: {path.name} is in '{split}' here, and in '{image.split}' in {image.where}; remove one"
             )
+        if not entry.is_labeled:
+            findings.append(Finding(entry.where, NO_LABEL, "its objects are null: a background"))
         _add_boxes(entry, image, findings)
+    for path in paths:
+        if path not in images:
+            findings.append(Finding(str(path), NO_LABEL, "is not in the annotations: left out"))
     for path, image in list(images.items()):
         if image.has_lost and not image.boxes:  # as a background, it would teach the model to ignore its objects
             del images[path]

@@ -135,8 +135,13 @@ def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]
         if flag.startswith("--"):
             flag = flag.replace("_", "-")
         ours = _OURS.get(flag, "").split()
-        if command == "export" and word in _FORMATS:
-            raise UserError(f"--format {word}: {_FORMATS[word]}")
+        name = value if flag in ("--format", "--include") else word  # --format=engine, and further words of --format
+        if command == "export" and name in _FORMATS:
+            raise UserError(f"--format {name}: {_FORMATS[name]}")
+        action = known.get(flag) or known.get(ours[0] if ours else "")
+        if action is not None and action.dest == "track":  # botsort.yaml
+            value = _tracker_name(value)
+            remaining[:1] = map(_tracker_name, remaining[:1])
         if flag in known or not flag.startswith("--"):
             replaced.append(f"{flag}{separator}{value}")
             if flag in known and known[flag].dest == "imgsz" and known[flag].nargs is None:
@@ -152,6 +157,11 @@ def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]
         else:
             replaced.append(f"{flag}{separator}{value}")
     return replaced, log_lines
+
+
+def _tracker_name(value: str) -> str:
+    """Returns our name of a tracker, which Ultralytics calls by a file, ``botsort.yaml``."""
+    return value.removesuffix(".yaml")
 
 
 def _merge_sides(flag: str, words: list[str]) -> None:
@@ -213,7 +223,7 @@ def _flag_of_setting(command: str, key: str, value: str) -> list[str]:
     if value in ("True", "False"):
         return words
     if action.dest == "track":
-        return [*words, value.removesuffix(".yaml")]
+        return [*words, _tracker_name(value)]
     values = re.findall(r"[^\s,\[\]()]+", value) if action.nargs == "+" else [value.strip("[]()")]
     if action.dest == "freeze" and value.startswith("["):
         values = values * 2 if len(values) == 1 else values  # one number alone freezes all layers before it

@@ -22,6 +22,7 @@ CAT = (4, 6, 30, 40)
 DOG = (20, 10, 50, 44)  # a polygon where the format has them
 GROUP = (0, 0, 80, 60)
 NAMES = ("cat", "wild dog")
+UNLABELED = "image without labels: 1 image, first "
 OPEN_IMAGES = ("ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", "IsGroupOf")
 
 
@@ -147,6 +148,10 @@ def boxes_of(yaml_file: Path) -> set[tuple]:
     return boxes
 
 
+def images_of(file: Path) -> list[str]:
+    return [image["file_name"] for image in json.loads(file.read_text())["images"]]
+
+
 @pytest.mark.parametrize("place", ["beside", "elsewhere", "inside"])
 @pytest.mark.parametrize(("write", "last", "is_group"), EXPORTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_boxes_are_those_of_the_export(write, last, is_group, place, export, tmp_path):
@@ -214,14 +219,53 @@ def test_what_cannot_be_used_is_counted_and_too_much_is_refused(row, finding, ex
     assert len(boxes_of(tmp_path / "out.yaml")) == 3
 
 
+def test_a_row_of_open_images_without_corners_is_a_lost_object(export, tmp_path):
+    write_open_images(export)
+    with open(export / "train-annotations-bbox.csv", "a") as file:
+        file.write("\nthree,/m/01yrx,,,,,0\ntwo,,,,,,")
+    lines = convert(export, tmp_path / "out.json", max_bad=0.5)
+    assert any(line.startswith(f"bad row: 1 object, first {export}/train-annotations-bbox.csv:5: ") for line in lines)
+    assert images_of(tmp_path / "out.json") == ["my sét/one é.png", "my sét/two.png"]
+
+
+@pytest.mark.parametrize(("last_frame", "backgrounds"), [("9", ["000002"]), ("", [])])
+def test_frames_of_a_video_without_a_visible_shape_are_backgrounds(last_frame, backgrounds, export, tmp_path):
+    """CVAT's XML states the frames of the task; without them, frames in no track are counted. A frame without shapes
+    whose image was not extracted is no loss."""
+    write_cvat_video(export)
+    root = ElementTree.parse(export / "annotations.xml").getroot()
+    for track in root.iter("track"):
+        for box in track.findall("box[@frame='2']"):
+            track.remove(box)
+    task = ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task")
+    for name, value in (("size", "10" if last_frame else ""), ("start_frame", "0"), ("stop_frame", last_frame)):
+        ElementTree.SubElement(task, name).text = value
+    ElementTree.ElementTree(root).write(export / "annotations.xml")
+    lines = convert(export, tmp_path / "out.json")
+    names = images_of(tmp_path / "out.json")
+    assert names == [f"my sét/frame_{number}.png" for number in ("000000", "000001", *backgrounds)]
+    assert any(line.startswith(f"{UNLABELED}{export}/frame_000002.png") for line in lines) == (not backgrounds)
+
+
+def test_rows_without_objects_are_backgrounds_and_counted(export, tmp_path):
+    write_image_folder(export)
+    rows = (export / "metadata.jsonl").read_text().splitlines()
+    (export / "metadata.jsonl").write_text("\n".join([*rows[:2], '{"file_name": "three.png", "objects": null}']))
+    lines = convert(export, tmp_path / "out.json")
+    assert any(line.startswith(f"{UNLABELED}{export}/metadata.jsonl:3") for line in lines)
+    assert images_of(tmp_path / "out.json") == ["my sét/one é.png", "my sét/three.png", "my sét/two.png"]
+    (export / "metadata.jsonl").write_text("\n".join(rows[:2]))
+    lines = convert(export, tmp_path / "again.json")
+    assert any(line.startswith(f"{UNLABELED}{export}/three.png") for line in lines)
+
+
 def test_an_image_whose_boxes_are_lost_is_no_background(export, tmp_path):
     write_labelme(export)
     line = {"label": "cat", "points": [[1, 1], [9, 9]], "shape_type": "line"}
     content = json.loads((export / "two.json").read_text()) | {"shapes": [line]}
     (export / "two.json").write_text(json.dumps(content))
     convert(export, tmp_path / "out.json", max_bad=0.5)
-    names = [image["file_name"] for image in json.loads((tmp_path / "out.json").read_text())["images"]]
-    assert names == ["my sét/one é.png", "my sét/three.png"]
+    assert images_of(tmp_path / "out.json") == ["my sét/one é.png", "my sét/three.png"]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,16 @@ from utils.errors import UserError
             DetectConfig(weights="best.pt", source="b", conf_thres=0.4, save_txt=True, line_thickness=2),
         ),
         (
+            DetectConfig,
+            "--weights best.pt --source a.mp4 --tracker botsort.yaml",
+            DetectConfig(weights="best.pt", source="a.mp4", track="botsort"),
+        ),
+        (
+            DetectConfig,
+            "--weights best.pt --tracker=bytetrack.yaml --source a.yaml",
+            DetectConfig(weights="best.pt", source="a.yaml", track="bytetrack"),
+        ),
+        (
             ExportConfig,
             "--weights best.pt --include onnx openvino --simplify --device 0",
             ExportConfig(weights="best.pt", format=["onnx", "openvino"]),
@@ -91,7 +101,9 @@ def test_settings_without_an_equivalent_are_named():
         (TrainConfig, "--lr0=0.001", "--set: lr0="),
         (TrainConfig, "--imgsz 1280 640", "--rect"),  # ultralytics#13857
         (DetectConfig, "--weights a --source b --save-csv", "--save-json"),
-        (ExportConfig, "--weights a.pt --format engine", "onnx"),
+        (ExportConfig, "--weights a.pt --format engine", "trtexec"),
+        (ExportConfig, "--weights a.pt --format=engine", "trtexec"),
+        (ExportConfig, "--weights a.pt --include=onnx saved_model", "onnx2tf"),
     ],
 )
 def test_other_flags_say_what_to_do_instead(cls, line, reason):
