@@ -12,7 +12,7 @@ import export
 import train
 import val
 from engine.inference.model import open_model
-from engine.train import starting_model
+from engine.train import run
 from models.detector import Detector, build_detector
 from models.weights.layouts import ungrouped
 from models.weights.load import load_detector, names_for
@@ -34,7 +34,7 @@ def recorded(monkeypatch) -> tuple[list[dict[str, Tensor]], set[tuple[float, flo
     """The state of each model with which a training starts; momentum and eps of all batch norms in training mode."""
     states: list[dict[str, Tensor]] = []
     norms: set[tuple[float, float]] = set()
-    start = starting_model.build_starting_model
+    start = run.build_starting_model
     batch_norm = nn.functional.batch_norm
 
     def recording_start(*args, **settings):
@@ -47,7 +47,7 @@ def recorded(monkeypatch) -> tuple[list[dict[str, Tensor]], set[tuple[float, flo
             norms.add((momentum, eps))
         return batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
-    monkeypatch.setattr(starting_model, "build_starting_model", recording_start)
+    monkeypatch.setattr(run, "build_starting_model", recording_start)
     monkeypatch.setattr(nn.functional, "batch_norm", recording_norm)
     return states, norms
 
