@@ -107,4 +107,6 @@ def scores(
 
 
 def describe_scores(found: dict) -> str:
-    return ", ".join(f"{name} {found[name]:.4f}" for name in ("precision", "recall", "ap50", "ap"))
+    """Returns the scores of a results.json; the precision of a model that detects nothing is undefined (null)."""
+    scores = {name: found[name] for name in ("precision", "recall", "ap50", "ap")}
+    return ", ".join(f"{name} {'undefined' if score is None else f'{score:.4f}'}" for name, score in scores.items())

@@ -114,6 +114,8 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, stored: RunDescri
         digest.update(tensor.contiguous().numpy().tobytes())
     sha256 = digest.hexdigest()
     check_agreement(ctx, {"the checksum of the teacher's weights": sha256})
+    if stored is not None and not stored.teacher:
+        raise UserError(f"{flag}: this run began without a teacher; leave out {flag}")
     if stored is not None and stored.teacher.get("sha256") != sha256:
         raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored.teacher.get('path')})")
     return TeacherFile(detector, flag, str(Path(path).resolve()), sha256, origin_of_run(weights))

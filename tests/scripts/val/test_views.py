@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import val
-from engine.evaluation.analysis import KINDS
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python
@@ -23,12 +22,10 @@ def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsy
     val.main(flags(tiny, tmp_path, "--name", "1", *more))
     printed = capsys.readouterr().out
     assert "does nothing" not in printed  # TTA needs NMS, but nobody asked for it
-    for words in ("error at IoU 0.5", *KINDS, "all false positives"):
-        assert words in printed
     one = tmp_path / "runs" / "1"
     for world in ("2", "3")[: len(os.sched_getaffinity(0)) - 1]:
         ended = run_python("val.py", *flags(tiny, tmp_path, "--name", world, *more), torchrun=int(world))
-        assert ended.stdout.count("AP by size") == ended.stdout.count("error at IoU 0.5") == 1
+        assert ended.stdout.count("AP by size") == 1
         other = tmp_path / "runs" / world
         assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in other.iterdir())
         assert lasting(one) == lasting(other)
