@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from utils.config.aliases import advice
 from utils.config.commands import COMMANDS
-from utils.config.flags import in_own_case, override_of
+from utils.config.flags import override_of
 from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import checked_setting, plain_value
 from utils.config.settings import (
@@ -106,7 +106,7 @@ def _setting_of_keyword(command: str, keyword: str, value: Any) -> tuple[str, An
 
 def _in_our_words(field: dataclasses.Field, cls: type[DataclassInstance], value: Any) -> Any:
     """Returns a value as our setting takes it: true and false of a setting that is no switch as the value of its flag
-    alone and its default, choices in their own case, and the devices of a list."""
+    alone and its default, and the devices of a list."""
     kind = type_of(field, cls)
     if isinstance(value, bool) and kind is not bool:
         if field.name == "amp":
@@ -119,7 +119,7 @@ def _in_our_words(field: dataclasses.Field, cls: type[DataclassInstance], value:
         return value[0]  # imgsz=(640, 640)
     if field.name == "device" and isinstance(value, list):
         return ",".join(map(str, value))
-    return in_own_case(value, field.metadata["bounds"].choices)
+    return value
 
 
 def lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], Function]:

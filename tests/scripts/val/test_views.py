@@ -16,6 +16,10 @@ from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_
 from tests.scripts.val.validation import SIZE, flags, lasting, read
 
 
+def error_lines(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if line.startswith("- ")]
+
+
 @pytest.mark.slow
 def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsys):
     more = ["--tta", "--conf-thres", "0.0001"]
@@ -26,6 +30,7 @@ def test_results_with_tta_are_equal_on_1_2_and_3_processes(tiny, tmp_path, capsy
     for world in ("2", "3")[: len(os.sched_getaffinity(0)) - 1]:
         ended = run_python("val.py", *flags(tiny, tmp_path, "--name", world, *more), torchrun=int(world))
         assert ended.stdout.count("AP by size") == 1
+        assert error_lines(ended.stdout) == error_lines(printed) != []
         other = tmp_path / "runs" / world
         assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in other.iterdir())
         assert lasting(one) == lasting(other)
