@@ -138,8 +138,7 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
         path = fetch_weights(weights, ctx=ctx, offline=config.offline)
     # With several views, an object has several boxes, which only NMS reduces to one.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
-    iou = model.nms_iou if config.iou_thres is None else config.iou_thres
-    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=iou)
+    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting)
     resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model
 
@@ -200,10 +199,7 @@ def score(
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         tiles=tile_stitcher(loader, model.nms_iou, settings),
         protocol=tables.protocol_text(
-            canvases,
-            box_voting=config.box_voting and selections[0].iou_thres is not None,
-            tile=tiles.size if tiles else 0,
-            tta=config.tta,
+            canvases, box_voting=selections[0].box_voting, tile=tiles.size if tiles else 0, tta=config.tta
         ),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )

@@ -62,7 +62,7 @@ def detect(config: DetectConfig) -> Path | None:
     if config.conf_thres is None:
         reason = "the weights store no better one" if model.confidence is None else "the best F1 in validation"
         get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
-    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=settings.selection.iou_thres)
+    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting)
 
     # The window shows a frame before the next one is processed.
     ahead = ReadAhead(0 if config.view_img else detector.images_at_once())

@@ -61,7 +61,7 @@ class DetectionSettings:
     max_det: Annotated[int, Bounds(1, MAX_CANDIDATES)] = MAX_DETECTIONS  # per image or, with tiles, per tile
     classes: Sequence[int | str] | None = None  # return only these, by number or name; empty or None: all
     agnostic: bool = False  # boxes also suppress boxes of other classes
-    box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score
+    box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score, if the model needs NMS
 
     def __post_init__(self) -> None:
         for name, hint in hints_of(DetectionSettings).items():
@@ -98,7 +98,7 @@ class DetectionSettings:
             agnostic=self.agnostic,
             multi_label=False,
             classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model") or None,
-            box_voting=self.box_voting,
+            box_voting=self.box_voting and model.nms_iou is not None,
         )
         return ResolvedSettings(imgsz, selection)
 

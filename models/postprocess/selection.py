@@ -30,7 +30,9 @@ class PostprocessSettings:
     # Classes to return; None: all. They are filtered after NMS over all classes, which therefore does not depend on
     # this. Without ``multi_label``, a box whose best class is another one is dropped.
     classes: Sequence[int] | None = None
-    box_voting: bool = True  # suppressed boxes move the box that suppresses them and raise its score, see `vote`
+    # Suppressed boxes move the box that suppresses them and raise its score, see `vote`. Not for models whose
+    # detections need no NMS, even if the user wants one: few boxes are left that could vote.
+    box_voting: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class ValidationSettings:
             iou_thres=nms_iou if self.iou_thres is None else self.iou_thres,
             max_det=self.max_det,
             classes=None if self.single_cls else self.classes,
-            box_voting=self.box_voting,
+            box_voting=self.box_voting and nms_iou is not None,
         )
         iou_thres = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
         detected = replace(for_ap, iou_thres=iou_thres, multi_label=False)

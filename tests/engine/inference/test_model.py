@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,3 +70,13 @@ def test_a_file_that_takes_no_square_tiles_says_how_to_use_it():
     ):
         Predictor(model)
     assert Predictor(model, tiles=False).image_detector.tiles is None
+
+
+def test_rows_of_an_end2end_file_are_not_moved_by_box_voting():
+    rows = torch.tensor([[[0.0, 0, 20, 20, 0.9, 0], [0, 0, 20, 18, 0.8, 1], [40, 40, 60, 60, 0.7, 1]]])
+    metadata = ExportMetadata(names=("a", "b"), imgsz_hw=(64, 64), end2end=True)
+    session = Session(lambda images: rows.repeat(len(images), 1, 1), (None, 3, 64, 64))
+    predictor = Predictor(ExportedModel(session, metadata, Path("model.onnx"), CPU), color="rgb")
+    image = np.zeros((64, 64, 3), np.uint8)
+    for settings, kept in (({}, [0, 1, 2]), ({"agnostic": True}, [0, 2]), ({"iou": 0.5}, [0, 1, 2])):
+        assert torch.equal(predictor(image, **settings)[0].boxes.data, rows[0, kept])
