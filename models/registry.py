@@ -209,7 +209,7 @@ def _build_detect(
         raise layer.error("args", f"Detect takes [nc] or [nc, anchors], got {list(layer.args)}")
     if len(layer.args) == 1:
         depthwise = any(find_entry(other) is REGISTRY["C3k2"] for other in spec.layers)
-        return REGISTRY["Detect"].module(channels, strides, num_classes, spec.reg_max, depthwise)
+        return REGISTRY["Detect"].module(channels, strides, num_classes, spec.reg_max, depthwise, spec.classes_of_width)
     anchors = spec.anchors
     if layer.args[1] != "anchors":
         anchors = checked_anchors(layer.args[1], f"{layer.location('args')}: anchors")

@@ -29,7 +29,8 @@ MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
 IMAGE = -1  # the source that stands for the input image
 
-PLAIN_KEYS = ("anchors", "activation", "reg_max", "end2end", "backbone", "head")  # copied to a plain spec unchanged
+# Keys that are copied to a plain spec unchanged.
+PLAIN_KEYS = ("anchors", "activation", "reg_max", "classes_of_width", "end2end", "backbone", "head")
 Positive = Annotated[float, Bounds(1e-6, 1e6)]
 
 
@@ -42,6 +43,7 @@ class ModelYaml:
     anchors: Any = None  # see `checked_anchors`
     activation: str | None = None
     reg_max: Annotated[int, Bounds(1, 256)] = 16
+    classes_of_width: Annotated[int, Bounds(0)] = 0
     end2end: bool = False
     scales: dict[str, list[Positive]] | None = None
     scale: str | None = None
@@ -87,6 +89,7 @@ class ModelSpec:
     anchors: list[list[float]] | int | None  # rows in pixels, or the number per cell
     activation: str | None
     reg_max: int
+    classes_of_width: int  # number of classes from which the width of class layers follows; 0: the model's
     end2end: bool  # whether the head has a one-to-one branch and needs no NMS
     channels: int  # per image
     layers: tuple[LayerSpec, ...]
@@ -195,6 +198,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         anchors=None if yaml.anchors is None else checked_anchors(yaml.anchors, f"{label}: anchors"),
         activation=yaml.activation,
         reg_max=yaml.reg_max,
+        classes_of_width=yaml.classes_of_width,
         end2end=yaml.end2end,
         channels=channels,
         layers=_parse_layers(yaml, label),

@@ -2,7 +2,8 @@
 
 A detector that finds the objects, even as another class, has features that large steps would distort (Kumar et al.,
 ICLR 2022), and boxes that other anchors would displace. A detector that finds none of them has to relearn most of its
-layers. The probe decides ``lr_mult: null``, and whether anchors may be refitted.
+layers. The probe decides ``lr_mult: null``, whether anchors may be refitted, and from which classes of the weights the
+new ones start in a run of few steps.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -51,13 +52,24 @@ MIN_LR_SHARE = 1 / 3  # lowest fraction of LR_MULT_FAMILIAR; runs of more than 6
 class ObjectScores(NamedTuple):
     """How well a detector of C classes finds objects, see `score_on_objects`."""
 
-    objects: np.ndarray  # float64 (n,), highest score of any class at each object
+    labels: np.ndarray  # float32 (n,), class of each object in the data set
+    objects: np.ndarray  # float32 (n, C), highest score of each class at each object
     elsewhere: np.ndarray  # float32 (images, C), highest score of each class away from all objects
 
     @property
     def mean(self) -> float:
         """Mean over the objects, NaN without objects."""
-        return self.objects.mean().item() if len(self.objects) else math.nan
+        return self.objects.max(1).astype(np.float64).mean().item() if len(self.objects) else math.nan
+
+    def similar_classes(self) -> dict[int, int]:
+        """Returns, for each class of the data set at whose objects the detector finds anything, its class with the
+        highest mean score there."""
+        similar = {}
+        for label in np.unique(self.labels):
+            totals = self.objects[self.labels == label].sum(0, dtype=np.float64)
+            if totals.max() > 0:
+                similar[int(label)] = int(totals.argmax())
+        return similar
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class WeightsProbe:
     source: str  # the weights, as ``--weights`` names them
     score: float  # mean of `score_on_objects`; NaN: not measured
     details: str  # number of objects, or why it was not measured
+    similar: dict[int, int] = field(default_factory=dict)  # see `ObjectScores.similar_classes`; empty if not needed
 
     @property
     def detects(self) -> bool:
@@ -81,12 +94,18 @@ class WeightsProbe:
 
 
 def probe_weights(
-    ctx: DistributedContext, settings: RunSettings, dataset: AugmentedImages, model: Detector
+    ctx: DistributedContext,
+    settings: RunSettings,
+    dataset: AugmentedImages,
+    model: Detector,
+    *,
+    needs_similar: bool = False,
 ) -> WeightsProbe | None:
     """Measures how well the ``--weights`` of a new run detect its training objects; None if nothing depends on it. All
-    processes must call this; each tests the weights on its share of the images."""
+    processes must call this; each tests the weights on its share of the images. ``needs_similar``: whether to return
+    similar classes."""
     config = settings.config
-    if not config.weights or (settings.hyp.lr_mult is not None and model.head.anchors is None):
+    if not config.weights or not (settings.hyp.lr_mult is None or model.head.anchors is not None or needs_similar):
         return None
     path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     max_images = min(MAX_PROBE_IMAGES, len(_images_with_objects(dataset.sample_index)))
@@ -109,7 +128,8 @@ def probe_weights(
         labeled = dataset.reader.image_index.boxes_per_class(model.num_classes) > 0
         _warn_of_unlearning(config.weights, stored.names or (), scores.elsewhere, model, labeled)
     details = f"mean score {scores.mean:.3f} of {counted(len(scores.objects), 'object')}"
-    return WeightsProbe(config.weights, scores.mean, details)
+    similar = scores.similar_classes() if needs_similar else {}
+    return WeightsProbe(config.weights, scores.mean, details, similar)
 
 
 def _warn_of_unlearning(
@@ -177,8 +197,8 @@ def score_on_objects(
 ) -> ObjectScores:
     """Measures how well a detector finds objects.
 
-    The score of an object is the highest score of any predicted box, of any class, that overlaps it with an IoU of at
-    least `FOUND_IOU`; 0 if there is none. The result is the same on all processes and for any number of processes.
+    The score of a class at an object is the highest one of any predicted box that overlaps it with an IoU of at least
+    `FOUND_IOU`; 0 if there is none. The result is the same on all processes and for any number of processes.
 
     Args:
         detector: in eval mode, with any classes.
@@ -201,7 +221,7 @@ def score_on_objects(
     shards = broadcast_object(ctx, gather_on_main(ctx, scores_by_batch)) or []
     gathered = {name: array for shard in shards for name, array in shard.items()}
     if not batches:
-        return ObjectScores(np.zeros(0), np.zeros((0, 0), np.float32))
+        return ObjectScores(np.zeros(0, np.float32), np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
     return ObjectScores(
         *(np.concatenate([gathered[f"{name} {i}"] for i in range(len(batches))]) for name in ObjectScores._fields)
     )
@@ -213,12 +233,18 @@ def _batch_scores(detector: Detector, samples: Sequence[Sample], side: int) -> O
     pixels = torch.from_numpy(np.stack([sample.image.transpose(2, 0, 1) for sample in samples]))
     images = to_float(pixels, device, torch.float32, channels_last=False)
     boxes, scores = detector.decode([level.float() for level in detector(images)])
+    classes = []
     object_scores = []
     elsewhere = []
     for sample, image_boxes, image_scores in zip(samples, boxes, scores, strict=True):
         labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
         objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
         overlaps = iou(objects[:, None], image_boxes, eps=0.0) >= FOUND_IOU
-        object_scores.append((overlaps * image_scores.amax(-1)).amax(1))
+        classes.append(labels[:, 0])
+        numbers, found = overlaps.nonzero(as_tuple=True)
+        at_objects = image_scores.new_zeros(len(objects), image_scores.shape[1])
+        at_objects.scatter_reduce_(0, numbers[:, None].expand(-1, image_scores.shape[1]), image_scores[found], "amax")
+        object_scores.append(at_objects)
         elsewhere.append((~overlaps.any(0)[:, None] * image_scores).amax(0))
-    return ObjectScores(torch.cat(object_scores).double().cpu().numpy(), torch.stack(elsewhere).cpu().numpy())
+    parts = (torch.cat(classes), torch.cat(object_scores), torch.stack(elsewhere))
+    return ObjectScores(*(part.cpu().numpy() for part in parts))

@@ -24,7 +24,14 @@ from engine.evaluation.fitness import Fitness
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
 from engine.optim.build import RULES, SHORT_RUN, LoadedParameters, resolve_optimizer
-from engine.optim.schedule import StepPlan, few_steps_warning, new_layers_lr_mult, random_weights_warning, step_plan
+from engine.optim.schedule import (
+    FEW_STEPS,
+    StepPlan,
+    few_steps_warning,
+    new_layers_lr_mult,
+    random_weights_warning,
+    step_plan,
+)
 from engine.parallel.control import RunControl
 from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
@@ -110,16 +117,27 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     teacher = None if teacher_file is None else teacher_file.build(spec, model)
     samples = open_train_samples(ctx, config, settings.hyp, spec, stride=model.stride)
     train = samples.reader.image_index
-    probe = None
-    if plan.checkpoint is None:
-        probe = probe_weights(ctx, settings, samples, model)
-        fit_anchors(ctx, settings, model, train, probe)
-    criterion = build_criterion(ctx, settings, model, choose_class_weights(config, model, train), teacher)
+    loss_weights = choose_class_weights(config, model, train)
 
-    # The loaders, which need the batch size.
-    settings = choose_batch_size(ctx, settings, model, criterion, samples)
+    # The batch size, which decides the number of steps.
+    trial_loss = build_criterion(ctx, settings, model, loss_weights, teacher)
+    settings = choose_batch_size(ctx, settings, model, trial_loss, samples)
     config = settings.config
     loader = build_train_loader(ctx, config, settings.hyp, samples, stride=model.stride)
+    steps = step_plan(config, len(loader))
+
+    # What the weights know of the training objects.
+    probe = None
+    if plan.checkpoint is None:
+        needs_similar = steps.planned_steps <= FEW_STEPS and not (config.model or config.keep_old)
+        probe = probe_weights(ctx, settings, samples, model, needs_similar=needs_similar)
+        if probe is not None and probe.similar and not starting_model.is_complete:
+            length = counted(steps.total, "step")
+            get_logger().info("as the run has only %s, it keeps the class layers of %s", length, config.weights)
+            starting_model = build_starting_model(ctx, config, names, spec.pixels.channels, similar=probe.similar)
+            model = starting_model.model
+        fit_anchors(ctx, settings, model, train, probe)
+    criterion = build_criterion(ctx, settings, model, loss_weights, teacher)
     val_loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
     fitness.check_objects(evaluator.ground_truth)
     if ctx.is_main:
@@ -129,7 +147,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         warn_of_small_boxes(train, imgsz=config.imgsz, stride=model.stride)
 
     # The step. The number of steps decides the last open settings.
-    steps = step_plan(config, len(loader))
     optimizer, optimizer_reason = choose_optimizer(config, steps)
     lr_mult = settings.hyp.lr_mult
     lr_mult_reason = " (lr_mult)" if stored is None else ""

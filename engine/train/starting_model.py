@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,26 @@ class StartingModel:
     """A model before its first step, and where its weights come from."""
 
     model: Detector  # on its device
-    pretrained: dict[str, tuple[int, ...]]  # rows that are still random, by name of each parameter from weights
+    pretrained: dict[str, tuple[int, ...]]  # rows of new classes, by name of each parameter from weights
     origin: dict[str, str]  # origin of the weights: fields of `models.weights.origin.Origin`
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all parameters come from weights."""
+        return all(self.pretrained.get(name) == () for name, _ in self.model.named_parameters())
 
 
 def build_starting_model(
-    ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int
+    ctx: DistributedContext,
+    config: TrainConfig,
+    names: Sequence[str],
+    channels: int,
+    *,
+    similar: Mapping[int, int] | None = None,
 ) -> StartingModel:
     """Builds the model of a new run for classes ``names`` and images of ``channels`` channels.
+
+    ``similar``: see `transfer_weights`. The class layers are then as wide as the file's, so that its rows fit.
 
     Raises UserError for weights that cannot be read, a model that cannot be built or does not fit the settings, and if
     processes have read different weights.
@@ -49,9 +61,9 @@ def build_starting_model(
     stored = None
     if config.weights:
         stored = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
-    source = config.model or (model_of(stored) if stored else DEFAULT_MODEL)
+    source = config.model or (model_of(stored, keep_width=bool(similar)) if stored else DEFAULT_MODEL)
     model = _build(source, config, names, channels, remark="" if stored else ", random weights")
-    pretrained = fill_model(model, stored, grow=config.keep_old) if stored else {}
+    pretrained = fill_model(model, stored, grow=config.keep_old, similar=similar) if stored else {}
     _freeze(model, config.freeze)
     state = model.state_dict()
     check_same_model(ctx, model, [state[name] for name in pretrained])

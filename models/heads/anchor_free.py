@@ -66,12 +66,14 @@ class AnchorFreeHead(DetectionHead):
         num_classes: int,
         reg_max: int = 16,
         depthwise: bool = False,
+        classes_of_width: int = 0,
     ) -> None:
-        """``depthwise``: whether class layers are depthwise-separable convolutions (YOLO11)."""
+        """``depthwise``: whether class layers are depthwise-separable convolutions (YOLO11). ``classes_of_width``:
+        number of classes from which their width follows; 0: ``num_classes``."""
         super().__init__(strides, num_classes)
         self.reg_max = reg_max
         box_width = max(16, in_channels[0] // 4, 4 * reg_max)
-        class_width = max(in_channels[0], min(num_classes, 100))
+        class_width = max(in_channels[0], min(classes_of_width or num_classes, 100))
         self.cv2 = nn.ModuleList(
             nn.Sequential(Conv(c, box_width, 3), Conv(box_width, box_width, 3), nn.Conv2d(box_width, 4 * reg_max, 1))
             for c in in_channels

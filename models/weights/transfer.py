@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +29,11 @@ class TransferReport:
 
     source: str
     taken: tuple[str, ...]  # tensors copied whole
-    new_rows: dict[str, tuple[int, ...]]  # tensors copied in part, with the rows left as initialized
+    new_rows: dict[str, tuple[int, ...]]  # tensors copied in part, with the rows that the file does not have
     skipped: dict[str, str]  # the model's other tensors, with the reason
     unused: tuple[str, ...]  # tensors of the file that the model does not have
     classes: tuple[str, ...]  # names of the classes whose rows were copied
+    similar: tuple[tuple[str, str], ...]  # new classes, each with that of the file whose rows it got
     grown: bool  # whether the first rows of larger tensors were copied, whatever their classes are called
     adapted_channels: int | None = None  # channels of the images that the kernels of RGB images were adapted to, if any
 
@@ -54,6 +55,9 @@ class TransferReport:
             channels = counted(self.adapted_channels, "channel")
             lines.append(f"{self.source}: adapting its RGB kernels to images of {channels}")
         lines.append(summary)
+        if self.similar:
+            pairs = listed([f"{name} from {other}" for name, other in self.similar])
+            lines.append(f"new classes start from the rows of similar ones: {pairs}")
         for names in names_by_reason.values():
             lines.append(f"left as initialized: {_layers(names)}: {self.skipped[names[0]]}")
         if self.unused:
@@ -68,7 +72,9 @@ def _layers(names: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, grow: bool = False) -> TransferReport:
+def transfer_weights(
+    model: Detector, source: str | Path | StoredWeights, *, grow: bool = False, similar: Mapping[int, int] | None = None
+) -> TransferReport:
     """Copies the tensors of a checkpoint that match those of a detector in name and shape.
 
     For output layers, it copies the rows of the classes that both have, by name (ignoring case and outer spaces). If
@@ -80,6 +86,8 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         source: the checkpoint, or its path.
         grow: whether a larger tensor of the model gets the file's as its first part. The rest of these rows becomes 0,
             so a model that has the file's classes first scores them as the file's model does.
+        similar: by number of a class of the model, the number of a class of the file. A class whose name the file lacks
+            gets the rows of this one, which still count as new.
 
     Raises UserError for an unreadable file, and if no tensor matches.
     """
@@ -96,7 +104,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         if reads_rgb and targets[name].shape[1] == model.channels != 3:
             tensors[name] = for_channels(kernel, model.channels)
             is_adapted = True
-    common, class_rows = _common_classes(model, stored)
+    common, similar_names, class_rows = _common_classes(model, stored, similar or {})
 
     taken: list[str] = []
     new_rows: dict[str, tuple[int, ...]] = {}
@@ -129,9 +137,8 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
                 skipped[name] = reason or "the file and the model have no class name in common"
                 continue
             target[rows.model_rows] = tensor[rows.file_rows].to(target.device)
-            left = set(range(len(target))).difference(rows.model_rows)
-            if left or rows.model_rows != rows.file_rows or len(tensor) != len(target):
-                new_rows[name] = tuple(sorted(left))
+            if rows.new_rows or rows.model_rows != rows.file_rows or len(tensor) != len(target):
+                new_rows[name] = tuple(rows.new_rows)
             else:
                 taken.append(name)
     if all(name.endswith(COUNTERS) for name in (*taken, *new_rows)):
@@ -144,6 +151,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         skipped=skipped,
         unused=tuple(name for name in stored.tensors if name not in targets),
         classes=common if copies_classes else (),
+        similar=similar_names if copies_classes else (),
         grown=grown,
         adapted_channels=model.channels if is_adapted else None,
     )
@@ -172,41 +180,50 @@ class _ClassRows(NamedTuple):
     model_rows: list[int]
     file_rows: list[int]
     file_size: int  # rows of the file's layer
+    new_rows: list[int]  # rows of classes that the file lacks, whether they are copied from a similar one or not
 
 
-def _common_classes(model: Detector, stored: StoredWeights) -> tuple[tuple[str, ...], dict[str, _ClassRows]]:
-    """Returns the names of the classes that the model and the file have in common, and for each output layer its rows
-    to copy: those of these classes, and those that belong to no class. Both are empty if the file has no class
-    names."""
+def _common_classes(
+    model: Detector, stored: StoredWeights, similar: Mapping[int, int]
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], dict[str, _ClassRows]]:
+    """Returns the names of the classes that the model and the file have in common, those of each new class and its
+    ``similar`` one, and for each output layer its rows to copy: those of these classes, and those that belong to no
+    class. All are empty if the file has no class names."""
     file_classes = class_count(model, stored.shapes)
     file_names = names_for(file_classes, stored.names, stored.path) if file_classes else None
     if file_names is None:
-        return (), {}
+        return (), (), {}
     number_in_file = {class_key(name): number for number, name in reversed(list(enumerate(file_names)))}
     pairs = [  # number in the model, and in the file; of equal names in the file, the first
         (number, number_in_file[class_key(name)])
         for number, name in enumerate(model.names)
         if class_key(name) in number_in_file
     ]
+    new = sorted(set(range(model.num_classes)).difference(number for number, _ in pairs))
+    similar_pairs = [(number, similar[number]) for number in new if number in similar]
     class_rows = {}
     for layer, (groups, before) in model.head.class_rows().items():
         model_size = before + model.num_classes  # rows of a group
         file_size = before + len(file_names)
-        rows = [(row, row) for row in range(before)] + [(before + a, before + b) for a, b in pairs]
+        rows = [(row, row) for row in range(before)] + [(before + a, before + b) for a, b in pairs + similar_pairs]
         class_rows[f"model.{len(model.model) - 1}.{layer}"] = _ClassRows(
             model_rows=[group * model_size + row for group in range(groups) for row, _ in rows],
             file_rows=[group * file_size + row for group in range(groups) for _, row in rows],
             file_size=groups * file_size,
+            new_rows=[group * model_size + before + number for group in range(groups) for number in new],
         )
-    return tuple(model.names[number] for number, _ in pairs), class_rows
+    similar_names = tuple((model.names[a], file_names[b]) for a, b in similar_pairs)
+    return tuple(model.names[number] for number, _ in pairs), similar_names, class_rows
 
 
-def fill_model(model: Detector, stored: StoredWeights, *, grow: bool) -> dict[str, tuple[int, ...]]:
+def fill_model(
+    model: Detector, stored: StoredWeights, *, grow: bool, similar: Mapping[int, int] | None = None
+) -> dict[str, tuple[int, ...]]:
     """Copies matching weights into the ``model`` of a new run and logs the report.
 
-    ``grow``: see `transfer_weights`. Returns the filled parameters: by name, the rows that are still random.
+    ``grow``, ``similar``: see `transfer_weights`. Returns the filled parameters: by name, the rows of new classes.
     """
-    report = transfer_weights(model, stored, grow=grow)
+    report = transfer_weights(model, stored, grow=grow, similar=similar)
     for line in report.lines():
         get_logger().info("%s", line)
     filled = (name for name, _ in model.named_parameters() if name not in report.skipped)

@@ -59,7 +59,8 @@ def unknown_key(key: str) -> str:
     """Returns a message about ``key``, which is not a hyper-parameter."""
     if key in TrainConfig.__dataclass_fields__:
         return f"'{key}': is a flag, not a hyper-parameter; give it as {flag_name(key)}"
-    return f"unknown key '{key}'{suggestion(key, HYPERPARAMETERS)}"
+    name = "lr0" if key == "lr" else key  # torch's name of the learning rate, to which lrf is as close as lr0
+    return f"unknown key '{key}'{suggestion(name, HYPERPARAMETERS)}"
 
 
 def read_recipe(

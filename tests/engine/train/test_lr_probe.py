@@ -80,15 +80,23 @@ def dataset(tmp_path) -> AugmentedImages:
     return samples(write_dataset(tmp_path / "set", train=12), tmp_path)
 
 
-def expected(detector: Planned, labels: list[str]) -> float:
-    """One object and one box at a time; ``labels`` are the files."""
+def expected_scores(detector: Planned, labels: list[str]) -> list[tuple[int, list[float]]]:
+    """The class of each object, and the scores of the three classes at it: one object and one box at a time. ``labels``
+    are the files."""
     boxes, scores = (part[0].double().tolist() for part in detector.answer)
     found = []
     for line in "".join(labels).splitlines():
-        _, x, y, w, h = (float(value) * SIDE for value in line.split())
+        label, *sides = line.split()
+        x, y, w, h = (float(value) * SIDE for value in sides)
         truth = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
-        found.append(max((max(s) for box, s in zip(boxes, scores) if reference_iou(truth, box) >= 0.5), default=0.0))
-    return sum(found) / len(found)
+        fitting = [s for box, s in zip(boxes, scores) if reference_iou(truth, box) >= 0.5] or [[0.0] * 3]
+        found.append((int(float(label)), [max(column) for column in zip(*fitting)]))
+    return found
+
+
+def expected(detector: Planned, labels: list[str]) -> float:
+    best = [max(scores) for _, scores in expected_scores(detector, labels)]
+    return sum(best) / len(best)
 
 
 def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
@@ -99,6 +107,9 @@ def test_the_score_is_the_mean_of_the_best_over_the_objects(dataset, tmp_path):
     scores = score_on_objects(detector, dataset, 100, ALONE)
     assert scores.mean == pytest.approx(value, abs=1e-6)
     assert len(scores.objects) == sum(len(file.read_text().splitlines()) for file in files)
+    by_object = expected_scores(detector, [file.read_text() for file in files])
+    totals = {label: np.sum([s for other, s in by_object if other == label], 0) for label in (0, 1)}
+    assert scores.similar_classes() == {label: int(total.argmax()) for label, total in totals.items()}
     assert all(image.shape[1:] == (3, SIDE, SIDE) and 0 <= image.min() <= image.max() <= 1 for image in detector.seen)
 
 
@@ -124,8 +135,10 @@ def _scored(ctx: DistributedContext, yaml: Path, cache: Path) -> tuple[list[list
 def test_processes_share_the_images_and_get_the_same_score(tmp_path):
     yaml = write_dataset(tmp_path / "set", train=40)
     scores, images = _scored(ALONE, yaml, tmp_path)
-    assert max(scores[0]) > 0
-    assert len(scores[1]) == 25
+    labels, objects, elsewhere = scores
+    assert len(labels) == len(objects)
+    assert np.max(objects) > 0
+    assert len(elsewhere) == 25
     assert run_ranks(2, _scored, yaml, tmp_path) == [(scores, 15), (scores, 10)]
     assert images == 25
 
@@ -175,7 +188,7 @@ def choice(
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:
     """Gives the score to all detectors; returns what is asked for."""
     asked = []
-    scores = ObjectScores(np.full(7, score), np.zeros((1, 3), np.float32))
+    scores = ObjectScores(np.zeros(7, np.float32), np.full((7, 3), score), np.zeros((1, 3), np.float32))
     monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or scores)
     return asked
 

@@ -12,14 +12,19 @@ import pytest
 import torch
 import yaml
 
+import export
+import val
 from data.samples.dataset import AugmentedImages
 from engine.train.resume import plan_run
 from engine.train.run import build_training
 from engine.train.trainer import Trainer
+from models.detector import Detector, build_detector
 from models.losses.base import class_weights
+from models.weights.load import load_detector
 from tests.helpers.messages import refused
-from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
+from tests.helpers.repository import ROOT
+from tests.helpers.scripts import PLAIN, SMALL, call, run_python
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_model, write_weights
 from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -35,8 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def built(*flags: str) -> Iterator[Trainer]:
-    new = [*SMALL, "--data", "set/data.yaml", "--model", "tiny.yaml"]
+def built(*flags: str, model: str = "tiny.yaml") -> Iterator[Trainer]:
+    new = [*SMALL, "--data", "set/data.yaml", *(("--model", model) if model else ())]
     argv = [*(() if "--resume" in flags else new), "--project", "runs", *flags]
     command = parse_command(TrainConfig, argv)
     ctx = DistributedContext.single("cpu")
@@ -168,3 +173,69 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()
+
+
+CLASSES = 40  # so that the class layers are wider than those of a model for two classes
+SIMILAR = 7
+DARK = 3
+
+
+def write_wide_weights(path: Path) -> Detector:
+    """Writes weights of 40 classes, Dark among them, that find some objects, all of them as class SIMILAR."""
+    names = ["Dark" if number == DARK else f"old {number}" for number in range(CLASSES)]
+    detector = build_detector(TINY_MODEL, CLASSES, names=names, seed=1)
+    with torch.no_grad():
+        for *_, boxes in detector.head.cv2:
+            boxes.bias.view(4, -1)[:, 1] = 9.0  # sides at one stride from the center
+        for *_, classes in detector.head.cv3:
+            classes.bias[SIMILAR] = 3.0
+    write_detector(path, detector)
+    return detector
+
+
+def starts_as_similar(model: Detector, weights: Detector) -> bool:
+    """Whether "light" has the output rows of class SIMILAR, and "dark" those of Dark."""
+    ours = model.head.state_dict()
+    theirs = weights.head.state_dict()
+    layers = [f"{layer}.{part}" for layer in model.head.class_rows() for part in ("weight", "bias")]
+    if any(ours[layer].shape[1:] != theirs[layer].shape[1:] for layer in layers):
+        return False
+    return all(torch.equal(ours[layer], theirs[layer][[SIMILAR, DARK]]) for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "is_similar"),
+    [
+        (["--epochs", "16"], "", True),  # 48 steps
+        (["--epochs", "17"], "", False),  # 51
+        (["--epochs", "16", "--set", "lr_mult=0.1"], "", True),
+        (["--time", "1"], "", False),
+        (["--epochs", "16"], "tiny.yaml", False),
+    ],
+)
+def test_in_a_run_of_few_steps_new_classes_start_as_similar_ones_of_the_weights(folder, flags, model, is_similar):
+    weights = write_wide_weights(folder / "weights.pt")
+    with built("--weights", "weights.pt", *flags, model=model) as trainer:
+        assert starts_as_similar(trainer.step.model, weights) == is_similar
+
+
+def test_the_weights_of_a_run_with_similar_classes_are_resumed_validated_and_exported(folder):
+    write_wide_weights(folder / "weights.pt")
+    flags = ["--weights", "weights.pt", "--epochs", "2", "--virtual-ranks", "2"]
+    with built(*flags, model="") as trainer:
+        trainer.fit()
+    run_python(ROOT / "train.py", *SMALL, "--data", "set/data.yaml", "--project", "runs", *flags, "--spawn", "2",
+               folder=folder)  # fmt: skip
+    with built(*flags, "--name", "stopped", model="") as trainer:
+        trainer.control.request_stop()
+        trainer.fit()
+    with built("--resume", "runs/stopped/last.pt") as trainer:
+        trainer.fit()
+    straight, spawned, resumed = (load_detector(f"runs/{name}/last.pt")[0] for name in ("exp", "exp2", "stopped"))
+    for other in (spawned, resumed):
+        for name, tensor in other.state_dict().items():
+            assert torch.equal(tensor, straight.state_dict()[name]), name
+    call(val.main, "--weights", "runs/exp/best.pt", "--project", "runs", *PLAIN)
+    call(export.main, "--weights", "runs/exp/best.pt", "--format", "torchscript")
+    with built("--weights", "runs/exp/best.pt", "--epochs", "17", model="") as trainer:  # its classes fit as they are
+        assert trainer.step.model.spec == straight.spec

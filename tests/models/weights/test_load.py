@@ -157,6 +157,22 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yoloxnano", "yolo26n"])
+def test_a_new_class_scores_as_the_similar_one_whose_rows_it_gets(tmp_path: Path, name: str) -> None:
+    source = build_detector(name, 4, names=["cat", "dog", "emu", "bus"], seed=1).eval()
+    path = write_detector(tmp_path / "own.pt", source)
+    target = build_detector(name, 3, names=["fox", "dog", "car"], seed=2).eval()
+    by_name = transfer_weights(build_detector(name, 3, names=["fox", "dog", "car"]), path)
+    report = transfer_weights(target, path, similar={0: 2, 1: 0, 2: 3})
+    assert report.similar == (("fox", "emu"), ("car", "bus"))
+    assert report.new_rows == by_name.new_rows  # they are no less new to the optimizer
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        scores = target.decode(target(images))[1]
+        all_scores = source.decode(source(images))[1]
+    torch.testing.assert_close(scores, all_scores[..., [2, 1, 3]])
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yoloxnano", "yolo26n"])
 def test_a_model_of_the_first_classes_of_a_file_scores_them_alike(tmp_path: Path, name: str) -> None:
     """As with the class person and weights of COCO, whose first class it is."""
     source = build_detector(name, 5, names=["person", "bicycle", "car", "bus", "dog"], seed=1).eval()

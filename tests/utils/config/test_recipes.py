@@ -54,6 +54,7 @@ def test_overrides_take_precedence_over_the_yaml(tmp_path):
     assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
     assert build(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
     for wrong, message in (
+        ("lr=0.01", "--set: unknown key 'lr' (did you mean 'lr0'?)"),
         ("lrO=1", "--set: unknown key 'lrO' (did you mean 'lrf'?)"),
         ("lr0", "--set lr0: must be key=value"),
         ("lr0=", "--set lr0=: has no value; write null for none"),
