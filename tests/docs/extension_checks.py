@@ -23,7 +23,6 @@ from models.weights.load import load_detector
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_detector, write_model
 from utils.config.settings import Hyperparameters
-from utils.pixels import GRAY
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 
@@ -89,18 +88,19 @@ def test_csv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
     np.testing.assert_allclose(found[0].boxes_xywh_px, found[1].boxes_xywh_px, atol=1e-3)
 
 
-def test_erasing_fills_a_rectangle_with_gray():
+@pytest.mark.parametrize(("dtype", "gray"), [(np.uint8, 114), (np.uint16, 29298)])
+def test_erasing_fills_a_rectangle_with_gray(dtype, gray):
     operation = RandomErasing(Hyperparameters(erasing=1.0))
     assert operation.is_active
     assert not RandomErasing(Hyperparameters()).is_active
     for row in operation.parameters(np.random.default_rng(0).random((8, 4)), np.tile([[48, 64]], (8, 1))):
-        image = np.full((48, 64, 3), 200, np.uint8)
+        image = np.full((48, 64, 3), 200, dtype)
         expected = image.copy()
         x1, y1, x2, y2 = row.astype(int)
-        expected[y1:y2, x1:x2] = GRAY
+        expected[y1:y2, x1:x2] = gray
         erased = operation.apply(image, row, np.empty_like(image))
         np.testing.assert_array_equal(erased, expected)
-        assert 0.01 < (erased == GRAY).mean() < 0.25
+        assert 0.01 < (erased == gray).mean() < 0.25
 
 
 @pytest.mark.slow
