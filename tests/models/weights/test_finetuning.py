@@ -13,7 +13,7 @@ import train
 import val
 from engine.inference.model import open_model
 from engine.train import run
-from models.detector import Detector
+from models.detector import Detector, build_detector
 from models.weights.layouts import ungrouped
 from models.weights.load import load_detector, names_for
 from tests.helpers.exports import calibrated_detector, noise_images
@@ -84,12 +84,16 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str
     given = ["--data", str(data), "--weights", str(weights), "--epochs", "1", "--optimizer", "SGD", "--name", "run"]
     run_main(train.main, [*given, *common])
 
-    started = states[-1]
+    started = states[0]  # a run of few steps may build another one, whose new classes are similar ones of the file
+    fresh = build_detector(name, 2, names=NAMES).state_dict()
     rows = {f"model.{len(original.model) - 1}.{layer}" for layer in original.head.class_rows()}
     for key, expected in original.state_dict().items():
-        if key.rpartition(".")[0] in rows:  # the run has few steps: "light" starts as a similar class
+        # Its class branch has as many channels as there are classes, at least 64.
+        if name == "yolov9t" and key.startswith("model.22.cv3."):
+            assert torch.equal(started[key], fresh[key]), key
+        elif key.rpartition(".")[0] in rows:
             assert torch.equal(started[key][1], expected[DOG]), key
-            assert any(torch.equal(started[key][0], row) for row in expected), key
+            assert torch.equal(started[key][0], fresh[key][0]), key
         elif not key.endswith("num_batches_tracked"):
             torch.testing.assert_close(started[key], expected, rtol=1e-6, atol=0)
     assert norms == {(MOMENTUM, EPS)}
@@ -99,7 +103,7 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str
     assert trained.spec["name"] == name
     assert trained.names == tuple(NAMES)
     assert info["origin"] == {"weights": f"{weights.name} (unknown origin)", "license": "unknown"}
-    moved = [key for key, p in trained.named_parameters() if not torch.equal(p, started[key])]
+    moved = [key for key, p in trained.named_parameters() if not torch.equal(p, states[-1][key])]
     assert len(moved) > 0.9 * len([*trained.parameters()])
     run_main(val.main, ["--weights", str(best), *common])
     run_main(export.main, ["--weights", str(best), "--format", "torchscript", "--imgsz", "64", "96", "--no-check"])
