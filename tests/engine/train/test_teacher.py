@@ -113,8 +113,7 @@ def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(inputs, tm
     call(train.main, *arguments, "--epochs", "1", *SMALL, "--project", tmp_path, "--name", "a")
     call(val.main, "--weights", tmp_path / "a" / "last.pt", *PLAIN, "--project", tmp_path, "--name", "val")
     rows = (tmp_path / "val" / "classes.csv").read_text().splitlines()
-    (light,) = (row for row in rows if row.startswith("light,"))
-    assert light.rstrip(",") == "light,0,0"  # no score, as it has no label
+    assert "light,0,0" + "," * (rows[0].count(",") - 2) in rows  # no score, as it has no label
     assert any(row.startswith("dark,1,1,") for row in rows)
 
 
