@@ -46,7 +46,9 @@ class ConfidenceCurves:
     precision: np.ndarray  # float64 (C, S); also nan where there is no detection
     recall: np.ndarray  # float64 (C, S)
     f1: np.ndarray  # float64 (C, S)
-    best: int  # index in `CONFIDENCES` of the largest mean F1
+    # Index in `CONFIDENCES` of the threshold: the middle of those around the best mean F1 that lose at most its
+    # standard error. With few objects the best one itself is chance (benchmarks/LOG.md, "Threshold").
+    best: int
 
     @classmethod
     def of(cls, matches: Matches) -> ConfidenceCurves:
@@ -72,11 +74,14 @@ class ConfidenceCurves:
         precision[targets == 0] = np.nan
         recall[targets == 0] = np.nan
         f1 = f1_score(precision, recall)
-        return cls(precision, recall, f1, middle_of_best(nanmean(f1, axis=0)))
+        mean_f1 = nanmean(f1, axis=0)
+        best = mean_f1.max()
+        standard_error = np.sqrt(best * (1 - best) / max(targets.sum(), 1))
+        return cls(precision, recall, f1, middle_of_best(mean_f1, standard_error))
 
     @property
     def threshold(self) -> float | None:
-        """The confidence with the best mean F1; None if no confidence gives a true positive."""
+        """The confidence at `best`; None if no confidence gives a true positive."""
         return float(CONFIDENCES[self.best]) if nanmean(self.f1[:, self.best]) > 0 else None
 
 
@@ -123,9 +128,9 @@ def score_detections(
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
-    Precision, recall, F1 and the confusion matrix are those of one matching at IoU 0.5, above the confidence with the
-    best mean F1. Undefined scores are nan, and the means leave them out: all those of classes without objects, and the
-    precision of a class without a detection, whose recall and F1 are 0.
+    Precision, recall, F1 and the confusion matrix are those of one matching at IoU 0.5, above the threshold of
+    `ConfidenceCurves.best`. Undefined scores are nan, and the means leave them out: all those of classes without
+    objects, and the precision of a class without a detection, whose recall and F1 are 0.
 
     Args:
         for_ap: detections whose AP is computed.
@@ -187,7 +192,7 @@ def _size_scores(outcomes: DetectionOutcomes, targets: np.ndarray, precision: np
 
 
 def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
-    """Finds the confidence above which the detections in ``table`` have the best mean F1; None if none is correct."""
+    """Finds the threshold of the detections in ``table``, see `ConfidenceCurves.best`; None if none is correct."""
     return ConfidenceCurves.of(match_detections(gt, table, num_classes)).threshold
 
 

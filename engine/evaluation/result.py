@@ -29,7 +29,7 @@ class EvalResult:
 
     metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py
     class_metrics: dict[str, np.ndarray]  # float64 (C,), by the same names
-    threshold: float | None  # the confidence with the best mean F1; None: no confidence gives a true positive
+    threshold: float | None  # see `ConfidenceCurves.best`; None: no confidence gives a true positive
     shown_confidence: float  # `threshold`, or detect.py's default if that is None; also for precision, recall and F1
     ap_small: float  # IoU 0.50:0.95
     ap_medium: float
@@ -126,15 +126,17 @@ def f1_score(precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
     return np.where(is_zero, 0.0, 2 * precision * recall / np.where(is_zero, 1.0, precision + recall))
 
 
-def middle_of_best(f1: np.ndarray) -> int:
-    """Returns where F1 by confidence, float64 (S,), is largest; 0 if all are nan.
+def middle_of_best(f1: np.ndarray, tolerance: float = 0.0) -> int:
+    """Returns the middle of the confidences around the best F1, float64 (S,), whose F1 is positive and at most
+    ``tolerance`` lower; 0 if all are nan.
 
-    This is the middle of the first run of equally good confidences, so that the threshold keeps a distance from the
-    scores on both sides, which rounding may change.
+    The middle keeps a distance from the scores on both sides, which rounding may change.
     """
     if np.isnan(f1).all():
         return 0
-    first = int(np.argmax(f1))
-    is_lower = f1[first:] < f1[first]
-    length = int(np.argmax(is_lower)) if is_lower.any() else len(is_lower)
-    return first + (length - 1) // 2
+    best = int(np.nanargmax(f1))
+    is_lower = ~((f1 >= f1[best] - tolerance) & ((f1 > 0) | (f1[best] <= 0)))
+    below, above = np.flatnonzero(is_lower[:best]), np.flatnonzero(is_lower[best:])
+    first = below[-1] + 1 if below.size else 0
+    last = best + above[0] - 1 if above.size else f1.size - 1
+    return int(first + last) // 2

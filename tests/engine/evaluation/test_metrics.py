@@ -124,10 +124,18 @@ def test_confidence_curves_equal_counting():
         np.testing.assert_allclose(result.curve_precision[some, step], (true / np.maximum(total, 1))[some])
     f1 = 2 * result.curve_precision * result.curve_recall
     f1 = np.nan_to_num(f1[:-1] / np.maximum(result.curve_precision + result.curve_recall, 1e-300)[:-1])
-    assert result.metrics["f1"] == pytest.approx(f1.mean(0).max())
-    best = np.flatnonzero(f1.mean(0) == f1.mean(0).max())
-    best = best[: np.argmax(np.diff(best, append=-1) != 1) + 1]  # the first of several runs
-    assert result.threshold == result.curve_confidence[best[(len(best) - 1) // 2]]
+    # The threshold is the middle of the run of confidences that lose at most one standard error of the best F1.
+    mean = f1.mean(0)
+    error = np.sqrt(mean.max() * (1 - mean.max()) / result.class_targets.sum())
+    first = last = int(mean.argmax())
+    while first > 0 and mean[first - 1] >= mean.max() - error:
+        first -= 1
+    while last < len(mean) - 1 and mean[last + 1] >= mean.max() - error:
+        last += 1
+    middle = (first + last) // 2
+    assert first < middle < last
+    assert result.threshold == result.curve_confidence[middle]
+    assert result.metrics["f1"] == pytest.approx(mean[middle])
     assert result.metrics["precision"] == pytest.approx(np.nanmean(result.class_metrics["precision"]))
 
 
