@@ -103,7 +103,7 @@ def _text(value: Any) -> str:
 
 
 def _values(field: dataclasses.Field, cls: type) -> str:
-    """Returns the type, choices and bounds of a setting."""
+    """Returns the choices, bounds or type of a setting."""
     meta = field.metadata
     kind = type_of(field, cls)
     is_list = typing.get_origin(kind) is list
@@ -111,12 +111,12 @@ def _values(field: dataclasses.Field, cls: type) -> str:
     bounds = meta["bounds"]
     if bounds.choices:
         text = ", ".join(f"`{choice}`" for choice in bounds.choices)
+    elif bounds.low is not None and bounds.high is not None:
+        text = f"{bounds.low} to {bounds.high}"
+    elif bounds.low is not None:
+        text = f"≥ {bounds.low}"
     else:
         text = {int: "integer", float: "number", dict: "mapping"}.get(element, "")
-    if bounds.low is not None and bounds.high is not None:
-        text += f", {bounds.low} to {bounds.high}"
-    elif bounds.low is not None:
-        text += f" ≥ {bounds.low}"
     if bounds.sentinel is not None:
         text += f", or {bounds.sentinel}"
     if meta["const"]:
