@@ -24,7 +24,7 @@ SIZES = {
     "yolov9": "tsmc",
     "yolo11": "nsmlx",
     "yolo26": "nsmlx",
-    "yolox": ("nano", "tiny", *"smlx"),
+    "yolox_": ("nano", "tiny", *"smlx"),
 }
 
 

@@ -60,7 +60,7 @@ def detect(config: DetectConfig) -> Path | None:
     threshold = settings.selection.conf_thres
     detector = ImageDetector(model, autocast_type(model, config.amp), Tiles.from_config(config, model.tile))
     if config.conf_thres is None:
-        reason = "the weights store no better one" if model.confidence is None else "the best F1 in validation"
+        reason = "the weights store no better one" if model.confidence is None else "chosen by F1 in validation"
         get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
     warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting)
 

@@ -56,7 +56,7 @@ class InferenceModel(nn.Module):
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
-    confidence: float | None  # threshold with the best F1 in validation with box voting; None: unknown
+    confidence: float | None  # threshold chosen by F1 in validation with box voting; None: unknown
     plain_confidence: float | None  # the same without box voting
     ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
     _warned_sizes: frozenset[int] = frozenset()

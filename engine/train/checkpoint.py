@@ -59,7 +59,7 @@ class Progress:
     bad_steps: Count = 0  # non-finite ones in a row
     best_fitness: float = -1.0  # see `engine.evaluation.fitness.Fitness`
     best_epoch: Annotated[int, Bounds(-1)] = -1
-    # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
+    # Thresholds chosen by F1 in the newest validation, see `EvalResult`; None: not known.
     confidence: float | None = None
     plain_confidence: float | None = None
     scored_confidence: float | None = None

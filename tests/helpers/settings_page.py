@@ -25,6 +25,7 @@ Flags may be written with `-` or `_`. A flag `--x / --no-x` takes no value; a se
 Names in capitals are arguments without a flag. `--help` of a command prints the same reference. A run stores all its
 settings in `settings.yaml` in its folder, and in its checkpoints.
 """
+TRAIN = "train.py"
 # Flags of train.py that kfold and search refuse (tools/experiment/experiment.py), the last one if there are folds.
 REFUSED_FLAGS = ("--resume", "--exist-ok", "--export", "--time", "--keep-old", "--val-fraction")
 HYPERPARAMETERS = """\
@@ -42,20 +43,29 @@ def main() -> None:
 def page() -> Iterator[str]:
     """Yields the sections of the page, each of which ends with a line break."""
     yield INTRODUCTION
-    of_train = {_row(field, settings.TrainConfig) for field in dataclasses.fields(settings.TrainConfig)}
+    title_of: dict[str, str] = {}  # of each row, the first command that has it
     for command in COMMANDS.values():
         cls = command.settings
-        yield f"## {command.typed if command.is_tool else command.title}\n"
+        title = command.typed if command.is_tool else command.title
+        yield f"## {title}\n"
         own_first = sorted(dataclasses.fields(cls), key=lambda field: field.name not in cls.__annotations__)
-        rows = {field.name: _row(field, cls) for field in own_first}
-        shared = [name for name, row in rows.items() if row in of_train and cls is not settings.TrainConfig]
-        yield _table("flag", [row for name, row in rows.items() if name not in shared])
+        own_rows = []
+        shared: dict[str, list[str]] = {}
+        for field in own_first:
+            row = _row(field, cls)
+            if row in title_of and settings.default_of(field) is not dataclasses.MISSING:
+                shared.setdefault(title_of[row], []).append(f"`{flag_name(field.name)}`")
+            else:
+                own_rows.append(row)
+                title_of[row] = title
+        yield _table("flag", own_rows)
         if issubclass(cls, settings.TrainConfig) and shared:
+            del shared[TRAIN]
             refused = ", ".join(f"`{flag}`" for flag in REFUSED_FLAGS)
             condition = "" if cls is tool_settings.KfoldConfig else " (with `--folds`)"
-            yield f"All other flags of train.py, except those that are refused: {refused}{condition}.\n"
-        elif shared:
-            yield f"As in train.py: {', '.join(f'`{flag_name(name)}`' for name in shared)}.\n"
+            yield f"All other flags of {TRAIN}, except those that are refused: {refused}{condition}.\n"
+        for other, flags in shared.items():
+            yield f"As in {other}: {', '.join(flags)}.\n"
     yield HYPERPARAMETERS
     cls = settings.Hyperparameters
     yield _table("key", [_row(field, cls) for field in dataclasses.fields(cls)])
@@ -93,7 +103,7 @@ def _text(value: Any) -> str:
 
 
 def _values(field: dataclasses.Field, cls: type) -> str:
-    """Returns the type, choices and bounds of a setting."""
+    """Returns the choices, bounds or type of a setting."""
     meta = field.metadata
     kind = type_of(field, cls)
     is_list = typing.get_origin(kind) is list
@@ -101,12 +111,12 @@ def _values(field: dataclasses.Field, cls: type) -> str:
     bounds = meta["bounds"]
     if bounds.choices:
         text = ", ".join(f"`{choice}`" for choice in bounds.choices)
+    elif bounds.low is not None and bounds.high is not None:
+        text = f"{bounds.low} to {bounds.high}"
+    elif bounds.low is not None:
+        text = f"≥ {bounds.low}"
     else:
         text = {int: "integer", float: "number", dict: "mapping"}.get(element, "")
-    if bounds.low is not None and bounds.high is not None:
-        text += f", {bounds.low} to {bounds.high}"
-    elif bounds.low is not None:
-        text += f" ≥ {bounds.low}"
     if bounds.sentinel is not None:
         text += f", or {bounds.sentinel}"
     if meta["const"]:
