@@ -2,7 +2,7 @@
 
 A validation selects from the same boxes what AP needs, nearly all boxes with every class of a box, and what detect.py
 finds, one class of a box and NMS at 0.45 (`ValidationSettings.selections`). The second selection has a confidence
-threshold with the best mean F1, and another one without box voting, which lowers the scores. A checkpoint stores both,
+threshold chosen by F1, and another one without box voting, which lowers the scores. A checkpoint stores both,
 as defaults of detect.py (`InferenceModel.threshold`) and of exported files (engine/commands/export.py).
 """
 
