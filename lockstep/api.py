@@ -1,5 +1,5 @@
-"""The commands of the program as functions: their arguments become settings (keywords.py), with which the command runs
-in this process (call.py), except `export`. With ``devices``, it starts the processes that train together.
+"""The commands of the program as functions: their arguments become settings (`parse_keywords`), with which the command
+runs in this process (call.py), except `export`. With ``devices``, it starts the processes that train together.
 
 Ctrl-C, or interrupting a notebook's kernel, reaches the command: a training run saves, and the function returns.
 """
@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack
 
 import yaml
 
 from lockstep.call import Ended, call
-from lockstep.keywords import lists_settings, parse_keywords
 from lockstep.run import Run
 from utils.config.commands import COMMANDS
-from utils.config.parser import ParsedCommand
+from utils.config.flags import flags_as_keywords
+from utils.config.parser import ParsedCommand, parse_keywords
 from utils.config.plain_values import checked_value, plain_value
-from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.settings_file import settings_file
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError, os_reason
@@ -35,9 +37,44 @@ from utils.program_folders import cache_folder
 from utils.schema import Bounds
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from lockstep.settings import CheckSettings, ExportSettings, TrainSettings, ValSettings
 
 Data = str | os.PathLike[str] | Mapping[str, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], Function]:
+    """Makes `help` and notebooks list the settings that a function takes as ``**settings``: the fields of ``configs``.
+    Editors and type checkers read their types in lockstep/settings.py."""
+    fields = [field for config in configs for field in keyword_fields(config)]
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        *explicit, _ = signature.parameters.values()
+        keywords = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(f), annotation=f.type)
+            for f in fields
+        ]
+        # `inspect.signature` returns this; the type stubs of functions lack the attribute.
+        function.__signature__ = signature.replace(parameters=[*explicit, *keywords])  # type: ignore[attr-defined]
+        lines = [f"    {field.name}: {keyword_help(field)}" for field in fields]
+        title = "Settings (None means not given unless stated otherwise):"
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", title, *lines])
+        return function
+
+    return decorate
+
+
+def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
+    """Returns the fields of ``config`` that are keywords of its function."""
+    return [field for field in dataclasses.fields(config) if field.metadata["is_keyword"]]
+
+
+def keyword_help(field: dataclasses.Field) -> str:
+    """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
+    return re.sub(r"\bnull\b", "None", flags_as_keywords(field.metadata["help"]))
 
 
 @lists_settings(TrainConfig, Hyperparameters)
@@ -163,7 +200,7 @@ def _parse(
     content."""
     if COMMANDS[command].is_one_process:
         require_one_process(f"lockstep.{command}", COMMANDS[command].instead)
-    parsed: ParsedCommand[Any] = parse_keywords(command, own_settings, keywords)
+    parsed: ParsedCommand[Any] = parse_keywords(COMMANDS[command].settings, own_settings, keywords)
     if not isinstance(data, Mapping):
         return parsed
     # A check, unlike a run, never writes to the working folder: it may be the data set.

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
@@ -55,13 +55,11 @@ class Parser(argparse.ArgumentParser):
 
     def _nearest(self, flag: str) -> str:
         """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
-        actions = self._option_string_actions
-        key = flag.removeprefix("--").replace("-", "_")
-        overrides = [f"{name}=VALUE" for name in HYPERPARAMETERS if name.startswith(key)]
-        if overrides and "--set" in actions:
-            return f" (hyper-parameters follow --set: {', '.join(overrides)})"
-        completions = [known for known in actions if known.startswith(flag)]
-        return suggestion(flag, completions or actions, 0.0 if len(completions) == 1 else 0.75)
+        known = list(self._option_string_actions)
+        if "--set" in known:
+            known += map(flag_name, HYPERPARAMETERS)
+        completions = [name for name in known if name.startswith(flag)]
+        return suggestion(flag, completions or known, 0.6 if completions else 0.75)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
@@ -143,14 +141,6 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
     return {name: action for name, action in actions.items() if action.dest not in ("help", "help_all")}
 
 
-def in_own_case(value: Any, choices: Iterable[str] | None) -> Any:
-    """Returns a word, or the words of a list, as the ``choices`` that they are in another case. Returns other values
-    unchanged."""
-    if isinstance(value, list):
-        return [in_own_case(element, choices) for element in value]
-    return next((c for c in choices or () if isinstance(value, str) and c.lower() == value.lower()), value)
-
-
 def flags_of(config: Any) -> list[str]:
     """Returns the command line for the settings ``config``."""
     return words_of_settings(changed_settings(config))
@@ -188,3 +178,8 @@ def override_of(name: str, value: Any) -> str:
 
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
     return f"{name}={text.removesuffix(_YAML_END).strip()}"
+
+
+def flags_as_keywords(text: str) -> str:
+    """Returns ``text`` with our flags named as keywords of Python."""
+    return re.sub(r"--([a-z][a-z0-9-]*)(?![\w=])", lambda match: f"`{match[1].replace('-', '_')}`", text)
