@@ -23,10 +23,9 @@ from lockstep.call import Ended, call
 from lockstep.run import Run
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_as_keywords
-from utils.config.parser import ParsedCommand, parse_keywords
+from utils.config.parser import ParsedCommand, parse_keywords, settings_word
 from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
-from utils.config.settings_file import settings_file
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
@@ -146,8 +145,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     own = {"weights": checked_value("weights", weights, str), "data": None if data is None else _data_path(data)}
     parsed = _parse("val", own, settings, data)
-    with settings_file(parsed.config, parsed.explicit_flags) as words:
-        ended = _completed(call(partial(validate, [words])))
+    ended = _completed(call(partial(validate, parsed.config)))
     return Run(ended.values["folder"])
 
 
@@ -160,10 +158,8 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     """
     parsed = _parse("export", {"weights": checked_value("weights", weights, str)}, settings)
     # In a process of its own: torch's exporters keep each model that they have exported.
-    with (
-        settings_file(parsed.config, parsed.explicit_flags) as words,
-        start_child([*command_prefix("export"), words], stop=signal.SIGINT) as child,
-    ):
+    words = [*command_prefix("export"), settings_word(parsed.config, parsed.explicit_flags)]
+    with start_child(words, stop=signal.SIGINT) as child:
         result = child.wait()
     if result.is_stopped:
         raise KeyboardInterrupt
@@ -236,8 +232,7 @@ def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
     """Trains, and returns the run. Raises KeyboardInterrupt if it was stopped before it had saved anything."""
     from engine.commands.start import train as train_command
 
-    with settings_file(parsed.config, parsed.explicit_flags) as words:
-        ended = call(partial(train_command, [words]))
+    ended = call(partial(train_command, parsed))
     folder = ended.values.get("folder")
     if folder is None or (ended.is_stopped and not Path(folder, "last.pt").exists()):
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
 """Reads settings into the dataclasses of `utils.config.settings`: from a command line, and by name, from keywords of
 Python and lines of the yolo command.
 
-    parse_command               the words of a command line
+    parse_command               the words of a command line, or a `settings_word` of our own
       aliases.our_flags         flags of other programs are replaced by ours
       flags.build_parser        argparse, with a flag for each field
     parse_keywords, yolo_answer names and values
@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import re
 import shlex
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from utils.config.aliases import FOREIGN_FORMATS, MODES, advice, our_flags, our_name, same_settings
@@ -29,7 +29,6 @@ from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.flags import build_parser, flags_as_keywords, override_of, shown_name, words_of_settings
 from utils.config.plain_values import number_as_bool, plain_value
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, default_of, field_by_alias
-from utils.config.settings_file import PREFIX, read_settings_file
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import DataclassT, build, check, hints_of, parse_hint, suggestion, type_of
 
@@ -48,13 +47,12 @@ class ParsedCommand(Generic[DataclassT]):
 
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
-    """Parses a command line, which may use YOLOv5's flags, or a single argument ``@FILE`` (see `settings_file`).
+    """Parses a command line, which may use YOLOv5's flags, or a single argument, a `settings_word`.
     ``argv`` None means this process's own. Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
-    if len(argv) == 1 and argv[0].startswith(PREFIX):
-        path = Path(argv[0].removeprefix(PREFIX))
-        stored = read_settings_file(path)
-        return ParsedCommand(build(cls, stored, str(path)), frozenset(stored))
+    if len(argv) == 1 and argv[0].startswith("@{"):
+        stored = json.loads(argv[0][1:])
+        return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
     command = command_of(cls).name
     if _is_yolo_line(command, argv):
         raise UserError(yolo_answer(command, argv))
@@ -90,6 +88,14 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> DataclassT:
     """Returns the settings of `parse_command`."""
     return parse_command(cls, argv).config
+
+
+def settings_word(config: DataclassInstance, names: Collection[str] | None = None) -> str:
+    """Returns the only argument, ``@{...}``, of a command that this program starts with the settings ``names`` (None:
+    all) of ``config``. Flags cannot say them all: none sets an empty list, or resets a setting of a resumed run to its
+    default without naming it."""
+    values = dataclasses.asdict(config)
+    return "@" + json.dumps({name: value for name, value in values.items() if names is None or name in names})
 
 
 def parse_keywords(
@@ -241,7 +247,7 @@ def _converted(value: Any, field: dataclasses.Field, kind: Any, location: str) -
             value = sides[0]
     if field.name == "track" and isinstance(value, str):
         value = value.removesuffix(".yaml")  # Ultralytics names trackers by files, botsort.yaml
-    if choices == tuple(EXPORT_FORMATS) and value in FOREIGN_FORMATS:
+    if choices == tuple(EXPORT_FORMATS) and isinstance(value, str) and value in FOREIGN_FORMATS:
         raise UserError(f"{location} {value}: {FOREIGN_FORMATS[value]}")
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
