@@ -1,7 +1,8 @@
 """The commands of the program as functions: their arguments become settings (`parse_keywords`), with which the command
 runs in this process (call.py), except `export`. With ``devices``, it starts the processes that train together.
 
-Ctrl-C, or interrupting a notebook's kernel, reaches the command: a training run saves, and the function returns.
+Ctrl-C, or interrupting a notebook's kernel, reaches the command, which a training run saves before it ends. The
+function then raises KeyboardInterrupt, which also ends a notebook's "run all".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack
 
 import yaml
 
-from lockstep.call import Ended, call
+from lockstep.call import call
 from lockstep.run import Run
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_as_keywords
@@ -85,7 +86,7 @@ def train(
     resume: Literal["auto", False] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> Run:
-    """Trains a detector, like the command ``lockstep train``. Returns the run, even if it was interrupted after saving.
+    """Trains a detector, like the command ``lockstep train``, and returns the run.
 
     Args:
         data: the YAML of a data set, the folder of an export, the name of a YAML in configs/data, or the content of a
@@ -98,7 +99,7 @@ def train(
 
     Raises:
         UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
-        KeyboardInterrupt: if interrupted before there was anything to save.
+        KeyboardInterrupt: if interrupted, once the run is saved; its text says how to continue.
     """
     own = {
         "data": _data_path(data),
@@ -145,8 +146,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     own = {"weights": checked_value("weights", weights, str), "data": None if data is None else _data_path(data)}
     parsed = _parse("val", own, settings, data)
-    ended = _completed(call(partial(validate, parsed.config)))
-    return Run(ended.values["folder"])
+    return Run(call(partial(validate, parsed.config))["folder"])
 
 
 @lists_settings(ExportConfig)
@@ -185,7 +185,7 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
 
         content.update(check_data(config))
 
-    _completed(call(work))
+    call(work)
     return content
 
 
@@ -229,21 +229,16 @@ def _write_yaml(content: dict[str, Any], folder: Path) -> str:
 
 
 def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
-    """Trains, and returns the run. Raises KeyboardInterrupt if it was stopped before it had saved anything."""
+    """Trains, and returns the run. The KeyboardInterrupt of a run that is saved says how to continue it."""
     from engine.commands.start import train as train_command
 
-    ended = call(partial(train_command, parsed))
-    folder = ended.values.get("folder")
-    if folder is None or (ended.is_stopped and not Path(folder, "last.pt").exists()):
-        raise KeyboardInterrupt
-    return Run(folder)
+    def how_to_continue(values: Mapping[str, Any]) -> str:
+        run = Run(values.get("folder", ""))
+        if "folder" not in values or not run.last.exists():
+            return "stopped before there was anything to save"
+        return f"the run is saved; lockstep.resume({str(run.folder)!r}) continues it"
 
-
-def _completed(ended: Ended) -> Ended:
-    """Raises KeyboardInterrupt for a command that was stopped."""
-    if ended.is_stopped:
-        raise KeyboardInterrupt
-    return ended
+    return Run(call(partial(train_command, parsed), explain_stop=how_to_continue)["folder"])
 
 
 def _spawn(devices: int, settings: Mapping[str, Any]) -> int | None:
