@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
@@ -170,6 +170,17 @@ def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
 def as_flag(name: str, value: Any) -> str:
     """Returns a setting or hyper-parameter as it is typed on a command line."""
     return shlex.join(words_of_settings({name: value}))
+
+
+def unused_lines(table: Iterable[tuple[str, bool, str]], given: Mapping[str, str]) -> list[str]:
+    """Returns a line for each row of a table of settings without effect whose settings are ``given``, which has their
+    flags by name. A row has names, whether they have no effect, and the reason, which follows "does nothing"."""
+    lines = []
+    for names, is_unused, reason in table:
+        flags = [given[name] for name in names.split() if name in given]
+        if is_unused and flags:
+            lines.append(f"{' and '.join(flags)} {'do' if len(flags) > 1 else 'does'} nothing{reason}")
+    return lines
 
 
 def override_of(name: str, value: Any) -> str:
