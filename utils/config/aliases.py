@@ -161,14 +161,17 @@ def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]
         if flag not in known and f"--{ours}" in known:
             flag = f"--{ours}"
         if flag in known:
-            is_list = known[flag].nargs == "+"
-            replaced += [flag, value] if is_list and separator and value[:1] != "-" else [f"{flag}{separator}{value}"]
-            if known[flag].dest == "imgsz" and known[flag].nargs is None:
+            action = known[flag]
+            if separator and action.nargs == "+" and not value.startswith("-"):  # --include=onnx openvino
+                replaced += [flag, value]
+            else:
+                replaced.append(f"{flag}{separator}{value}")
+            if action.dest == "imgsz" and action.nargs is None:
                 _join_sides(replaced, remaining)
         elif same is not None and not separator:
             replaced += words_of_settings(same)
         elif ours in HYPERPARAMETERS and "override" in settings:
-            text = value if separator else next(iter(remaining), "VALUE")
+            text = value if separator else next((word for word in remaining[:1] if word[:2] != "--"), "VALUE")
             raise UserError(f"{flag}: is a hyper-parameter; write --set {ours}={text}")
         elif name in left_out or f"{name}=" in left_out:
             if name not in left_out and not separator:
@@ -201,12 +204,13 @@ def our_name(name: str, known: Collection[str]) -> str:
 
 
 def same_settings(name: str, value: Any, known: Collection[str]) -> dict[str, Any] | None:
-    """Returns our settings for a setting of another program with a value; None if there are none. ``known``: the names
-    of the command's settings. A switch that is off sets nothing."""
+    """Returns our settings for a setting of another program with a value; None if there are none. A switch in the other
+    position sets nothing. ``known``: the names of the command's settings."""
     same = _SAME.get(f"{name}={value}")
-    if same is None and isinstance(value, bool) and _SAME.get(f"{name}={not value}"):
-        same = {} if name not in known else None
-    return same if same is not None and same.keys() <= set(known) else None
+    if same is not None and same.keys() <= set(known):
+        return same
+    other = _SAME.get(f"{name}={not value}") if isinstance(value, bool) and name not in known else None
+    return {} if other and other.keys() <= set(known) else None
 
 
 def advice(command: str, name: str) -> str:

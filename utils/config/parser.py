@@ -1,12 +1,12 @@
 """Reads settings into the dataclasses of `utils.config.settings`: from a command line, and by name, from keywords of
 Python and lines of the yolo command.
 
-    parse_command               the words of a command line, or a `settings_word` of our own
-      aliases.our_flags         flags of other programs are replaced by ours
-      flags.build_parser        argparse, with a flag for each field
-    parse_keywords, yolo_answer names and values
-      settings_of               names of other programs are replaced by ours
-    checked_setting             every value, by the type and the bounds of its field
+    parse_command                   the words of a command line, or a `settings_word` of our own
+      aliases.our_flags             flags of other programs are replaced by ours
+      flags.build_parser            argparse, with a flag for each field
+    parse_keywords, _yolo_answer    names and values
+      settings_of                   names of other programs are replaced by ours
+    checked_setting                 every value, by the type and the bounds of its field
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
         return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
     command = command_of(cls).name
     if _is_yolo_line(command, argv):
-        raise UserError(yolo_answer(command, argv))
+        raise UserError(_yolo_answer(command, argv))
     num_flag_words = argv.index("--") if "--" in argv else len(argv)  # from ``--`` on, no word is a flag
     words, log_lines = our_flags(command, argv[:num_flag_words])
     words += argv[num_flag_words:]
@@ -136,7 +136,7 @@ def _is_yolo_line(command: str, words: Sequence[str]) -> bool:
     return bool(is_first) and command in MODES.values()
 
 
-def yolo_answer(command: str, words: Sequence[str]) -> str:
+def _yolo_answer(command: str, words: Sequence[str]) -> str:
     """Returns a message with the command line for a line of the yolo command, and the settings that it leaves out. Our
     own flags at its end stay as they are."""
     num_settings = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
@@ -151,16 +151,15 @@ def yolo_answer(command: str, words: Sequence[str]) -> str:
             continue
         if name == "model" and not ("model" in fields and text.endswith((".yaml", ".yml"))):
             name = "weights"
-        if (
-            name == "nms" and "layout" in fields and text.lower() == "true"
-        ):  # NMS in the graph, not a head that needs it
+        # There, nms puts NMS into the graph; here it chooses a head that needs NMS.
+        if name == "nms" and "layout" in fields and text.lower() == "true":
             name, text = "layout", "end2end"
+        takes_text = name in fields and type_of(fields[name], target.settings) is str
         value: Any = text if separator else True
         if text.lower() in ("true", "false", "none"):
             value = {"true": True, "false": False, "none": None}[text.lower()]
-        elif name in fields and (text.startswith(("[", "(")) or type_of(fields[name], target.settings) is not str):
-            several = re.findall(r"[^\s,\[\]()]+", text)
-            value = several if text != "".join(several) else value
+        elif name in fields and (text.startswith(("[", "(")) or ("," in text and not takes_text)):
+            value = [part.strip(" '\"") for part in text.strip("[]()").split(",")]
         with mistakes.collecting():
             values |= settings_of(target.settings, name, value)
     if values.get("resume") == "":  # resume model=last.pt
@@ -168,7 +167,7 @@ def yolo_answer(command: str, words: Sequence[str]) -> str:
     if mode == "track":
         values.setdefault("track", "botsort")
     line = shlex.join([*words_of_settings(values), *words[num_settings:]])
-    message = f"settings are flags here; write {target.typed} {line}"
+    message = f"the mode is the program here, and settings are flags; write {target.typed} {line}"
     return f"{message} (without {'; '.join(mistakes.messages)})" if mistakes else message
 
 
@@ -238,7 +237,7 @@ def _converted(value: Any, field: dataclasses.Field, kind: Any, location: str) -
         return field.metadata["const"] if value else default_of(field)
     if field.name == "device" and isinstance(value, list):
         return ",".join(map(str, value))
-    if field.name == "imgsz":
+    if field.name == "imgsz" and field.type == "int":
         sides = value.split(",") if isinstance(value, str) else value
         if isinstance(sides, list) and len(sides) == 2:
             if sides[0] != sides[1]:
