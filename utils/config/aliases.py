@@ -43,24 +43,16 @@ _LEFT_OUT: dict[str, dict[str, str]] = {
         "simplify": "graphs are always simplified",
         "device=": "models are exported on the CPU",
         "inplace": "models are exported for inference",
-        "verbose": "the log is always as long",
     },
 }
-_WANDB = "give --tracker wandb; the variables of W&B, such as WANDB_ENTITY, choose the rest"
 # What to do instead of giving a flag or a setting, by its name, or by the command and the name.
 _INSTEAD = {
-    "artifact_alias": _WANDB,
     "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
-    "bbox_interval": _WANDB,
     "detect augment": "val.py --tta scores several views; detection uses one",
     "dnn": "ONNX files are run by ONNX Runtime",
-    "entity": _WANDB,
     "evolve": "search hyper-parameters with python -m tools.search",
-    "export agnostic_nms": "NMS in the graph (--layout end2end) is by class",
     "export conf_thres": "--layout end2end has NMS in the graph; whoever runs the file filters by confidence",
-    "keras": "--format litert writes TFLite files",
     "nosave": "last.pt is always written, so that the run can be resumed",
-    "optimize": "for phones, export ncnn or litert",
     "override": "hyper-parameters are keywords, such as lr0=0.01",
     "persist": "a track lasts as long as its video, stream or folder",
     "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
@@ -70,11 +62,9 @@ _INSTEAD = {
     "save_dir": "use --project and --name",
     "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
     "stream": "videos and streams are always read frame by frame",
-    "upload_dataset": _WANDB,
     "val save_conf": "detect.py --save-txt --save-conf writes label files",
     "val save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
     "visualize": "feature maps are not drawn; report.html shows the worst images",
-    "workspace": "TensorRT's trtexec takes it: export onnx, then trtexec --onnx=best.onnx --saveEngine=best.engine",
 }
 # What makes a file of another format from one that export.py writes.
 FOREIGN_FORMATS = {

@@ -113,7 +113,6 @@ def test_settings_without_an_equivalent_and_wrong_values_are_named_beside_the_li
         (TrainConfig, "--lr0=0.001", "write --set lr0=0.001"),
         (TrainConfig, "--close-mosiac 3", "--close-mosaic"),
         (TrainConfig, "-- foo", "arguments: foo$"),
-        (TrainConfig, "--entity me", "--tracker wandb"),
         (TrainConfig, "--export onnx engine", "trtexec"),
         (ValConfig, "--weights a --save-txt", "^--save-txt: detect.py --save-txt"),
         (ValConfig, "--weights a --save-hybrid", "^--save-hybrid: "),
