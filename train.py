@@ -7,15 +7,16 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-import sys
 from collections.abc import Sequence
 
 from engine.commands.start import train
+from utils.config.parser import parse_command
+from utils.config.settings import TrainConfig
 from utils.process.main import run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    train(sys.argv[1:] if argv is None else list(argv))
+    train(parse_command(TrainConfig, argv))
 
 
 if __name__ == "__main__":

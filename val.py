@@ -12,15 +12,16 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-import sys
 from collections.abc import Sequence
 
 from engine.commands.start import validate
+from utils.config.parser import parse_config
+from utils.config.settings import ValConfig
 from utils.process.main import run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    validate(sys.argv[1:] if argv is None else list(argv))
+    validate(parse_config(ValConfig, argv))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,32 @@
-"""The commands of the program as functions: their arguments become settings (keywords.py), with which the command runs
-in this process (call.py), except `export`. With ``devices``, it starts the processes that train together.
+"""The commands of the program as functions: their arguments become settings (`parse_keywords`), with which the command
+runs in this process (call.py), except `export`. With ``devices``, it starts the processes that train together.
 
-Ctrl-C, or interrupting a notebook's kernel, reaches the command: a training run saves, and the function returns.
+Ctrl-C, or interrupting a notebook's kernel, reaches the command, which a training run saves before it ends. The
+function then raises KeyboardInterrupt, which also ends a notebook's "run all".
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack
 
 import yaml
 
-from lockstep.call import Ended, call
-from lockstep.keywords import lists_settings, parse_keywords
+from lockstep.call import call
 from lockstep.run import Run
 from utils.config.commands import COMMANDS
-from utils.config.parser import ParsedCommand
+from utils.config.flags import flags_as_keywords
+from utils.config.parser import ParsedCommand, parse_keywords, settings_word
 from utils.config.plain_values import checked_value, plain_value
-from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.config.settings_file import settings_file
+from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
@@ -35,9 +37,44 @@ from utils.program_folders import cache_folder
 from utils.schema import Bounds
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from lockstep.settings import CheckSettings, ExportSettings, TrainSettings, ValSettings
 
 Data = str | os.PathLike[str] | Mapping[str, Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], Function]:
+    """Makes `help` and notebooks list the settings that a function takes as ``**settings``: the fields of ``configs``.
+    Editors and type checkers read their types in lockstep/settings.py."""
+    fields = [field for config in configs for field in keyword_fields(config)]
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        *explicit, _ = signature.parameters.values()
+        keywords = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(f), annotation=f.type)
+            for f in fields
+        ]
+        # `inspect.signature` returns this; the type stubs of functions lack the attribute.
+        function.__signature__ = signature.replace(parameters=[*explicit, *keywords])  # type: ignore[attr-defined]
+        lines = [f"    {field.name}: {keyword_help(field)}" for field in fields]
+        title = "Settings (None means not given unless stated otherwise):"
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", title, *lines])
+        return function
+
+    return decorate
+
+
+def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
+    """Returns the fields of ``config`` that are keywords of its function."""
+    return [field for field in dataclasses.fields(config) if field.metadata["is_keyword"]]
+
+
+def keyword_help(field: dataclasses.Field) -> str:
+    """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
+    return re.sub(r"\bnull\b", "None", flags_as_keywords(field.metadata["help"]))
 
 
 @lists_settings(TrainConfig, Hyperparameters)
@@ -49,7 +86,7 @@ def train(
     resume: Literal["auto", False] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> Run:
-    """Trains a detector, like the command ``lockstep train``. Returns the run, even if it was interrupted after saving.
+    """Trains a detector, like the command ``lockstep train``, and returns the run.
 
     Args:
         data: the YAML of a data set, the folder of an export, the name of a YAML in configs/data, or the content of a
@@ -62,7 +99,7 @@ def train(
 
     Raises:
         UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
-        KeyboardInterrupt: if interrupted before there was anything to save.
+        KeyboardInterrupt: if interrupted, once the run is saved; its text says how to continue.
     """
     own = {
         "data": _data_path(data),
@@ -109,9 +146,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     own = {"weights": checked_value("weights", weights, str), "data": None if data is None else _data_path(data)}
     parsed = _parse("val", own, settings, data)
-    with settings_file(parsed.config, parsed.explicit_flags) as words:
-        ended = _completed(call(partial(validate, [words])))
-    return Run(ended.values["folder"])
+    return Run(call(partial(validate, parsed.config))["folder"])
 
 
 @lists_settings(ExportConfig)
@@ -123,10 +158,8 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     """
     parsed = _parse("export", {"weights": checked_value("weights", weights, str)}, settings)
     # In a process of its own: torch's exporters keep each model that they have exported.
-    with (
-        settings_file(parsed.config, parsed.explicit_flags) as words,
-        start_child([*command_prefix("export"), words], stop=signal.SIGINT) as child,
-    ):
+    words = [*command_prefix("export"), settings_word(parsed.config, parsed.explicit_flags)]
+    with start_child(words, stop=signal.SIGINT) as child:
         result = child.wait()
     if result.is_stopped:
         raise KeyboardInterrupt
@@ -152,7 +185,7 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
 
         content.update(check_data(config))
 
-    _completed(call(work))
+    call(work)
     return content
 
 
@@ -163,7 +196,7 @@ def _parse(
     content."""
     if COMMANDS[command].is_one_process:
         require_one_process(f"lockstep.{command}", COMMANDS[command].instead)
-    parsed: ParsedCommand[Any] = parse_keywords(command, own_settings, keywords)
+    parsed: ParsedCommand[Any] = parse_keywords(COMMANDS[command].settings, own_settings, keywords)
     if not isinstance(data, Mapping):
         return parsed
     # A check, unlike a run, never writes to the working folder: it may be the data set.
@@ -196,22 +229,16 @@ def _write_yaml(content: dict[str, Any], folder: Path) -> str:
 
 
 def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
-    """Trains, and returns the run. Raises KeyboardInterrupt if it was stopped before it had saved anything."""
+    """Trains, and returns the run. The KeyboardInterrupt of a run that is saved says how to continue it."""
     from engine.commands.start import train as train_command
 
-    with settings_file(parsed.config, parsed.explicit_flags) as words:
-        ended = call(partial(train_command, [words]))
-    folder = ended.values.get("folder")
-    if folder is None or (ended.is_stopped and not Path(folder, "last.pt").exists()):
-        raise KeyboardInterrupt
-    return Run(folder)
+    def how_to_continue(values: Mapping[str, Any]) -> str:
+        run = Run(values.get("folder", ""))
+        if "folder" not in values or not run.last.exists():
+            return "stopped before there was anything to save"
+        return f"the run is saved; lockstep.resume({str(run.folder)!r}) continues it"
 
-
-def _completed(ended: Ended) -> Ended:
-    """Raises KeyboardInterrupt for a command that was stopped."""
-    if ended.is_stopped:
-        raise KeyboardInterrupt
-    return ended
+    return Run(call(partial(train_command, parsed), explain_stop=how_to_continue)["folder"])
 
 
 def _spawn(devices: int, settings: Mapping[str, Any]) -> int | None:

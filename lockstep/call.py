@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,19 +30,16 @@ from utils.program import restart_clock
 _ONE_AT_A_TIME = threading.RLock()  # torch's settings are the process's; a callback may call a command within one
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command has ended."""
+def call(
+    work: Callable[[], object], *, explain_stop: Callable[[dict[str, Any]], str] = lambda values: ""
+) -> dict[str, Any]:
+    """Calls ``work``, and returns what it has written with `write_result`, such as the folder of a run. Calls in
+    several threads wait for each other.
 
-    values: dict[str, Any]  # what it has written with `write_result`, such as the folder of a run
-    is_stopped: bool  # by Ctrl-C, or a signal to a process of `devices`
-
-
-def call(work: Callable[[], object]) -> Ended:
-    """Calls ``work``. Calls in several threads wait for each other.
-
-    Raises UserError with the line that the command would print, and anything else if it is a bug. A signal that asks
-    the program to end does so when the command has saved and stopped.
+    Raises UserError with the line that the command would print, and anything else if it is a bug. Raises
+    KeyboardInterrupt if it was stopped by Ctrl-C, or by a signal to one of its processes, with the text of
+    ``explain_stop``, which gets what it has written. Another signal that asks the program to end does so when the
+    command has saved and stopped.
     """
     message = ""
     is_stopped = False
@@ -65,7 +61,9 @@ def call(work: Callable[[], object]) -> Ended:
         signal.raise_signal(program.received)
     if message:
         raise UserError(message, whole=True)
-    return Ended(values, is_stopped)
+    if is_stopped:
+        raise KeyboardInterrupt(explain_stop(values))
+    return values
 
 
 @contextlib.contextmanager

@@ -141,6 +141,11 @@ def restored_logging() -> Iterator[None]:
         _early_lines.clear()
 
 
+def early_lines() -> tuple[str, ...]:
+    """Returns the lines of `log_when_configured` that wait."""
+    return tuple(_early_lines)
+
+
 def log_when_configured(*lines: str) -> None:
     """Logs each of ``lines`` at INFO, after `configure_logging` if that has not been called yet."""
     if get_logger().handlers:

@@ -58,12 +58,8 @@ def check_validation(config: ValConfig) -> None:
 
 
 def check_detection(config: DetectConfig) -> None:
-    """Raises UserError for flags of detect.py that do nothing, and for a missing source or missing weights."""
+    """Raises UserError for a missing source or missing weights of detect.py."""
     with all_mistakes() as mistakes:
-        if config.save_conf and not config.save_txt:
-            mistakes.add("--save-conf: adds the confidence to the txt labels; give --save-txt too")
-        elif config.save_conf and config.track:
-            mistakes.add("--save-conf: the txt files of --track always have the confidence; leave it out")
         with mistakes.collecting():
             source_files(config.source)
         with mistakes.collecting():

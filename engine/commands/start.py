@@ -1,16 +1,15 @@
 """Runs this process's part of train.py or val.py: alone, or as one of those that a launcher or ``--spawn`` starts.
 
-Imports no torch until the settings have been checked, so that ``--help`` and mistakes are answered at once, and that
-the process which only starts the others has all its memory for them.
+Imports no torch until several processes run, so that mistakes are answered at once, and that the process which only
+starts the others has all its memory for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from utils.config.parser import parse_command, parse_config
+from utils.config.parser import ParsedCommand
 from utils.config.settings import TrainConfig, ValConfig
 from utils.errors import ExplainedError, UserError
 from utils.logger import configure_logging, get_logger
@@ -23,21 +22,20 @@ if TYPE_CHECKING:
     from engine.train.resume import TrainingOutcome
 
 
-def train(argv: Sequence[str]) -> None:
+def train(command: ParsedCommand[TrainConfig]) -> None:
     """Implements train.py. Raises `Stopped` after a signal, and UserError if a callback has failed at the end."""
-    # Entered first, so that a signal while flags are parsed or torch is imported also requeues the job.
+    # Entered first, so that a signal while torch is imported also requeues the job.
     with StopSignals() as signals:
-        outcome = _train(argv, signals)
+        outcome = _train(command, signals)
         if outcome is not None and outcome.config.export:
             _export(outcome)
     if outcome is not None and outcome.failure is not None:
         raise outcome.failure
 
 
-def _train(argv: Sequence[str], signals: StopSignals) -> TrainingOutcome | None:
+def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> TrainingOutcome | None:
     """Trains, validates for the training processes (``--eval-ranks``), or starts the processes of ``--spawn``. Returns
     the outcome of a training on rank 0, else None."""
-    command = parse_command(TrainConfig, argv)
     if not command.explicit_flags & {"data", "resume"}:
         raise UserError(
             "--data: name the data set to train on, as in --data DATA.yaml --weights yolox_s; the built-in one takes "
@@ -47,7 +45,7 @@ def _train(argv: Sequence[str], signals: StopSignals) -> TrainingOutcome | None:
     launch = read_launch()
     if config.spawn > 1 and launch is None:
         check_processes(config.spawn, config.device, threads=config.threads)
-        spawn(train, config.spawn, (argv,))
+        spawn(train, config.spawn, (command,))
         return None
     from utils.distributed.agreement import check_same_start
     from utils.distributed.join import joined_run
@@ -83,9 +81,8 @@ def _export(outcome: TrainingOutcome) -> None:
         get_logger().warning("--export: %s", error, exc_info=not isinstance(error, ExplainedError))
 
 
-def validate(argv: Sequence[str]) -> None:
+def validate(config: ValConfig) -> None:
     """Implements val.py."""
-    config = parse_config(ValConfig, argv)
     from engine.commands.input_files import check_validation  # slow for --help
 
     launch = read_launch()
@@ -93,7 +90,7 @@ def validate(argv: Sequence[str]) -> None:
         check_processes(config.spawn, config.device)
         check_validation(config)
     if config.spawn > 1 and launch is None:
-        spawn(validate, config.spawn, (argv,))
+        spawn(validate, config.spawn, (config,))
         return
     from utils.distributed.join import joined_run
 

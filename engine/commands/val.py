@@ -27,15 +27,9 @@ from engine.evaluation.analysis import split_errors
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.result import Evaluation
-from engine.inference.model import (
-    CheckpointModel,
-    InferenceModel,
-    autocast_type,
-    open_model,
-    resolve_imgsz,
-    warn_of_unused_flags,
-)
+from engine.inference.model import CheckpointModel, InferenceModel, autocast_type, open_model, resolve_imgsz
 from engine.inference.model_data import class_columns, open_model_data
+from engine.inference.unused_settings import unused_settings
 from engine.report.page import machine_facts, write_validation_report
 from engine.report.summary import Subject, error_sentences
 from models.detector import CPU_CHUNK
@@ -77,6 +71,8 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     with torch_distributed_zero_first(ctx):  # before the work; the folder is created when there is something to write
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
+            for line in unused_settings(config, model, Tiles.from_config(config, model.tile or spec.tile)):
+                get_logger().warning("%s", line)
     scores = score(config, model, spec, ctx)
     if scores is None:  # not the main process
         return
@@ -128,7 +124,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 
 
 def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
-    """Opens ``config.weights``. Raises UserError for flags that do not fit them; warns of those that do nothing."""
+    """Opens ``config.weights``. Raises UserError for flags that do not fit them."""
     weights = config.weights
     if format_of(weights) is not None:
         path = Path(weights)
@@ -138,7 +134,6 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
         path = fetch_weights(weights, ctx=ctx, offline=config.offline)
     # With several views, an object has several boxes, which only NMS reduces to one.
     model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
-    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting)
     resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from engine.inference.detect_files import ResultFiles, written_suffix
 from engine.inference.detector import DetectionSettings, FrameResult, ImageDetector, open_detection
-from engine.inference.model import autocast_type, open_weights, warn_of_unused_flags
+from engine.inference.model import autocast_type, open_weights
 from engine.inference.results import Results, Window, describe_counts
 from engine.inference.sources import FileProblem, Frame, ReadAhead
 from engine.inference.tracks import ObjectTracks
+from engine.inference.unused_settings import unused_settings
 from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
 from utils.config.settings import DetectConfig
@@ -62,7 +63,8 @@ def detect(config: DetectConfig) -> Path | None:
     if config.conf_thres is None:
         reason = "the weights store no better one" if model.confidence is None else "chosen by F1 in validation"
         get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
-    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting)
+    for line in unused_settings(config, model, detector.tiles):
+        get_logger().warning("%s", line)
 
     # The window shows a frame before the next one is processed.
     ahead = ReadAhead(0 if config.view_img else detector.images_at_once())

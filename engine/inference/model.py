@@ -346,11 +346,3 @@ def resolve_imgsz(imgsz: int, model: InferenceModel) -> int:
             f"--imgsz {imgsz}: {model.path} takes {height}x{width} pixels (height x width) only; leave --imgsz out"
         )
     return max(model.input_hw)
-
-
-def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool) -> None:
-    """Warns of ``--nms`` and ``--no-box-voting`` where they do nothing."""
-    if nms and model.ignores_nms:
-        get_logger().warning("%s: --nms does nothing: the model has one branch", model.path)
-    if not box_voting and model.nms_iou is None:
-        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", model.path)

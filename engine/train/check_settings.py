@@ -12,7 +12,7 @@ from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.train.compile import check_compiler
 from models.detector import Detector
 from utils.config.epochs import closing_epochs, last_early_validation
-from utils.config.flags import as_flag, flag_name
+from utils.config.flags import as_flag, flag_name, unused_lines
 from utils.config.settings import ALL_RANKS, FIND_BATCH_SIZE, RunSettings, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.errors import refuse
@@ -137,7 +137,8 @@ def check_settings(ctx: DistributedContext, settings: RunSettings, *, resumes: b
 
 
 def unused_settings(ctx: DistributedContext, settings: RunSettings, model: Detector, *, tile: int) -> list[str]:
-    """Returns a line for each setting that differs from its default and has no effect in this run, or less.
+    """Returns a line for each setting, or several that belong together, that differs from its default and has no effect
+    in this run, or less.
 
     ``tile``: side of the tiles of the data set's images, pixels; 0: whole images.
     """
@@ -149,7 +150,6 @@ def unused_settings(ctx: DistributedContext, settings: RunSettings, model: Detec
     length = counted(config.epochs, "epoch")
     mixes_images = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
     early = last_early_validation(epochs, config.val_every)
-    # Settings, whether they have no effect, and the reason, which follows "does nothing".
     table: list[tuple[str, bool, str]] = [
         (" ".join(sorted(head.unused_hyperparameters)), True, ": the model's loss does not use it"),
         ("one2one", not head.is_dual, ": the model's loss does not use it"),
@@ -178,12 +178,7 @@ def unused_settings(ctx: DistributedContext, settings: RunSettings, model: Detec
     flags = {name: f"--set {name}" for name in settings.overridden}
     for name, value in changed_settings(config).items():
         flags[name] = flag_name(name) if value == ALL_RANKS else as_flag(name, value)
-    lines = [
-        f"{flags[name]} does nothing{reason}"
-        for names, is_unused, reason in table
-        for name in names.split()
-        if is_unused and name in flags
-    ]
+    lines = unused_lines(table, flags)
     closing = closing_epochs(hyp.close_mosaic, config.epochs)
     if mixes_images and epochs <= closing:
         lines.append(f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}")

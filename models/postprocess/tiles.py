@@ -67,17 +67,12 @@ class Tiles:
         """Returns the tiles that the flags choose; without ``--tile``, the tiles on which the model was trained.
 
         ``trained_size``: side of those tiles in pixels, or 0 for training on whole images. Returns None for detection
-        in whole images. Raises UserError for flags that have no effect.
+        in whole images.
         """
         overlap = TILE_OVERLAP if config.overlap is None else config.overlap
         if config.tile:
             return cls(config.tile, overlap, config.tile_full_image)
-        if config.tile is None and trained_size and config.tile_full_image:
-            return cls.as_trained(trained_size, overlap)
-        if config.overlap is not None or not config.tile_full_image:
-            flag = "--no-tile-full-image" if config.overlap is None else "--overlap"
-            raise UserError(f"{flag}: has no effect without --tile; add --tile, or leave {flag} out")
-        return None
+        return cls.as_trained(trained_size, overlap) if config.tile is None and trained_size else None
 
     def check(self, stride: int, input_hw: tuple[int, int] | None) -> None:
         """Raises UserError unless a model of this ``stride`` accepts the tiles. ``input_hw``: the only canvas size that

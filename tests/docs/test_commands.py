@@ -16,7 +16,6 @@ from types import ModuleType
 import pytest
 from torch.distributed.run import get_args_parser
 
-from engine.commands import start
 from tests.helpers.documents import ROOT, Command, commands, documents
 from utils.config.commands import COMMANDS
 from utils.config.flags import Parser
@@ -49,8 +48,6 @@ class Acceptance:
         with self._monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [module.__name__, *arguments])
             owner = process_main if hasattr(module, "run_command") else module
-            if module.__name__ in ("train", "val"):
-                owner = start
             used = [name for name in PARSERS if hasattr(owner, name)]
             for name in used:
                 patch.setattr(owner, name, _stopping(getattr(owner, name)))
@@ -101,7 +98,7 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
     code = f"{name}.__main__" if is_package else name
     module = importlib.import_module(code)
     text = Path(module.__file__).read_text(encoding="utf-8")
-    if any(word in text for word in (*PARSERS, "engine.commands.start", "run_command", "argparse")):
+    if any(word in text for word in (*PARSERS, "run_command", "argparse")):
         acceptance.check(module, arguments)
     else:
         assert not arguments, f"{name} takes no arguments"

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.keywords import NOT_KEYWORDS, keyword_fields, keyword_help
-from utils.config.settings import Hyperparameters, TrainConfig
+from lockstep.api import keyword_fields, keyword_help
+from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig
 
 ROOT = Path(__file__).parents[2]
 INTRODUCTION = '''\
@@ -46,7 +47,9 @@ def module() -> str:
 
 def _classes() -> Iterator[str]:
     """Yields the lines of a TypedDict for each settings class that functions of the package take."""
-    bases = [base for config in NOT_KEYWORDS for base in reversed(config.__mro__[:-1])]
+    bases = [
+        base for config in (TrainConfig, ValConfig, ExportConfig, CheckConfig) for base in reversed(config.__mro__[:-1])
+    ]
     for config in dict.fromkeys([Hyperparameters, *bases]):
         parents = [_type_name(base) for base in config.__bases__ if base is not object] or ["TypedDict"]
         if config is TrainConfig:

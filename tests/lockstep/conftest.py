@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import pytest
 
 from engine.commands import start
 from tests.helpers.tiny import write_dataset, write_model
+from utils.config.parser import ParsedCommand
+from utils.config.settings import TrainConfig, ValConfig, changed_settings
 from utils.process.child import write_result
 
 
@@ -34,13 +35,18 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, An
     def replace(work: Callable[[], object] = lambda: None) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = []
 
-        def command(argv: list[str]) -> None:
-            calls.append(json.loads(Path(argv[0].removeprefix("@")).read_text()))
+        def train(command: ParsedCommand[TrainConfig]) -> None:
+            calls.append({name: getattr(command.config, name) for name in command.explicit_flags})
             work()
             write_result(folder="a")
 
-        monkeypatch.setattr(start, "train", command)
-        monkeypatch.setattr(start, "validate", command)
+        def validate(config: ValConfig) -> None:
+            calls.append(changed_settings(config))
+            work()
+            write_result(folder="a")
+
+        monkeypatch.setattr(start, "train", train)
+        monkeypatch.setattr(start, "validate", validate)
         return calls
 
     return replace

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.keywords import parse_keywords
 from tests.helpers.messages import refused
 from tests.lockstep.hooks import run_script
 
@@ -50,9 +49,9 @@ def test_names_of_other_programs_get_a_hint(statement, hint):
 def test_other_names_are_attribute_errors_and_submodules_are_found():
     assert not hasattr(lockstep, "nothing")
     assert not hasattr(lockstep, "__wrapped__")
-    from lockstep import keywords
+    from lockstep import run
 
-    assert keywords.parse_keywords is parse_keywords
+    assert run.Run is lockstep.Run
 
 
 def test_more_processes_than_cores_are_refused():

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -111,13 +112,16 @@ def test_a_training_that_has_ended_or_failed_leaves_no_tensors(data, tmp_path):
     assert caught.value.__context__ is None
 
 
-def test_ctrl_c_returns_the_run_which_continues(data, tmp_path):
+def test_ctrl_c_saves_the_run_and_names_the_line_that_continues_it(data, tmp_path):
     settings: dict[str, Any] = {"model": tmp_path / "tiny.yaml", "epochs": 3, **SMALL}
-    run = lockstep.train(data, callbacks=Interrupt, **settings)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        lockstep.train(data, callbacks=Interrupt, **settings)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert run.history["epoch"].tolist() == [1]
     whole = lockstep.train(data, **settings)
-    assert lockstep.resume(run).history["epoch"].tolist() == [1, 2, 3]
+    (line,) = re.findall(r"lockstep\.resume\(.+?\)", str(stopped.value))
+    run = eval(line, {"lockstep": lockstep})
+    assert run.folder != whole.folder
+    assert run.history["epoch"].tolist() == [1, 2, 3]
     for key, tensor in weights(run).items():
         assert torch.equal(tensor, weights(whole)[key]), key
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.keywords import parse_keywords
-from utils.config.parser import parse_config
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.parser import parse_config, parse_keywords
+from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig
 
 
 @pytest.mark.parametrize(
@@ -29,17 +29,18 @@ from utils.config.settings import Hyperparameters, TrainConfig
         ({"export": ["onnx", "pt2"], "device": torch.device("cuda:1")}, "--export onnx pt2 --device cuda:1"),
         ({"lr0": 0.01, "close_mosaic": 3}, "--set lr0=0.01 --set close_mosaic=3"),
         ({"lr_mult": None, "epochs": None}, "--set lr_mult=null"),  # null is a value of lr_mult only
-        ({"resume": False, "pretrained": False}, ""),
+        ({"resume": False, "pretrained": False, "half": False}, ""),
+        ({"imgsz": (320, 320), "val": False}, "--imgsz 320 --val-every 0"),
     ],
 )  # fmt: skip
 def test_values_mean_the_same_as_on_a_command_line(keywords, words):
-    config = parse_keywords("train", {}, keywords).config
+    config = parse_keywords(TrainConfig, {}, keywords).config
     assert config == parse_config(TrainConfig, words.split() if isinstance(words, str) else words)
 
 
 @pytest.mark.parametrize("classes", [["-bg"], ["cat", "-bg"], ["--resume"], ['["cat"]'], []])
 def test_any_list_of_names_is_a_setting(classes):
-    parsed = parse_keywords("train", {}, {"classes": classes})
+    parsed = parse_keywords(TrainConfig, {}, {"classes": classes})
     assert parsed.config.classes == classes
     assert parsed.explicit_flags == {"classes"}
 
@@ -56,6 +57,8 @@ def test_any_list_of_names_is_a_setting(classes):
         ({"override": ["lr0=1"]}, "keywords"),
         ({"batch": 8, "batch_size": 4}, "batch, batch_size"),
         ({"devices": 2, "spawn": 4}, "spawn"),
+        ({"imgsz": (480, 640)}, "`rect`"),
+        ({"export": "engine"}, "trtexec --onnx=best.onnx"),
         ({"devices": 0}, "devices"),
         ({"data": None}, "data"),
         ({"epochs": object()}, "epochs"),
@@ -70,12 +73,12 @@ def test_mistakes_are_one_line_that_names_the_keyword(keywords, named):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("command", "keyword"), [("val", "box"), ("export", "lr0"), ("check", "epochs")])
-def test_settings_of_other_commands_are_refused(command, keyword):
+@pytest.mark.parametrize(("cls", "keyword"), [(ValConfig, "box"), (ExportConfig, "lr0"), (CheckConfig, "epochs")])
+def test_settings_of_other_commands_are_refused(cls, keyword):
     with pytest.raises(lockstep.Error, match=keyword):
-        parse_keywords(command, {"weights": "a.pt", "data": "a.yaml"}, {keyword: 1})
+        parse_keywords(cls, {"data": "a.yaml"}, {keyword: 1})
 
 
 def test_every_hyperparameter_is_a_keyword():
     defaults = {name: getattr(Hyperparameters(), name) for name in Hyperparameters.__annotations__}
-    assert len(parse_keywords("train", {}, defaults).config.override) == len(defaults)
+    assert len(parse_keywords(TrainConfig, {}, defaults).config.override) == len(defaults)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from utils.config.parser import settings_word
 from utils.config.settings import AUTO, TrainConfig
-from utils.config.settings_file import settings_file
 from utils.errors import Stopped
 from utils.files.results_csv import read_columns
 from utils.files.safe_io import open_direct
@@ -57,12 +57,14 @@ def train(
     is_ended = False
     reported: set[int] = set()
     with (
-        settings_file(config) as settings,
         open(folder / ERRORS_TXT, "ab", opener=open_direct) as errors,
         tqdm(desc=title, total=config.epochs, unit="epoch", leave=False, disable=None) as bar,
         signals.deferred(),
         start_child(
-            [*command_prefix("train"), settings], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
+            [*command_prefix("train"), settings_word(config)],
+            stop=signal.SIGKILL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
         ) as child,
     ):
         result = None

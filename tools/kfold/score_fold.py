@@ -11,9 +11,8 @@ from pathlib import Path
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.val import open_model_and_data, score
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
-from utils.config.parser import parse_config
+from utils.config.parser import parse_config, settings_word
 from utils.config.settings import FIND_BATCH_SIZE, DataFlags, ValConfig
-from utils.config.settings_file import settings_file
 from utils.config.tool_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
@@ -52,10 +51,8 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
 def run_scoring(validation: ValConfig) -> None:
     """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
     the next training. Raises `RunFailed` if it failed, and `Stopped` if a signal arrives meanwhile."""
-    with (
-        settings_file(validation) as settings,
-        start_child([*command_prefix("score-fold"), settings], stop=signal.SIGKILL) as child,
-    ):
+    words = [*command_prefix("score-fold"), settings_word(validation)]
+    with start_child(words, stop=signal.SIGKILL) as child:
         child.wait().check()
 
 

@@ -1,72 +1,80 @@
 """What users of YOLOv5 and Ultralytics type every day, and what it is here.
 
-A flag of the same meaning is replaced (`our_flags`). A line of the yolo command, and names that Python programs use,
-are refused with what to write instead. Anything else is unknown, and the error names the nearest of ours.
+A flag or setting of the same meaning is replaced. Names that Python programs use are refused with what to write
+instead. Anything else is unknown, and the error names the nearest of ours.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions
+from utils.config.flags import flag_actions, words_of_settings
 from utils.config.settings import HYPERPARAMETERS
 from utils.errors import UserError
 
-# Flags, and words of the yolo command; they are replaced in each command that has the flag on the right and not the
-# one on the left. `setting` has the aliases that differ in name only and belong to one setting.
-_OURS = {
-    "--noplots": "--no-plots",
-    "--noautoanchor": "--no-autoanchor",
-    "--noval": "--val-every 0",
-    "--adam": "--optimizer Adam",
-    "--linear-lr": "--no-cos-lr",
-    "--cache-images": "--cache ram",
-    "--half": "--amp fp16",
-    "--tracker": "--track",
-    "val=False": "--val-every 0",
-    "amp=False": "--amp off",
-    "amp=True": "--amp auto",
-    "save=False": "--nosave",
-    "nms=True": "--layout end2end",
+# Settings and hyper-parameters with another name there, in each command that has the one on the right and not the one
+# on the left. `setting` has the aliases that belong to one setting.
+_RENAMED = {"lr": "lr0", "model": "weights", "tracker": "track"}
+# What a setting with this value, or a flag for True, sets here, in each command that has the settings on the right.
+_SAME: dict[str, dict[str, Any]] = {
+    "adam=True": {"optimizer": "Adam"},
+    "amp=False": {"amp": "off"},
+    "amp=True": {"amp": "auto"},
+    "cache_images=True": {"cache": "ram"},
+    "half=True": {"amp": "fp16"},
+    "linear_lr=True": {"cos_lr": False},
+    "noautoanchor=True": {"autoanchor": False},
+    "noplots=True": {"plots": False},
+    "noval=True": {"val_every": 0},
+    "pretrained=False": {},
+    "resume=False": {},
+    "save=False": {"nosave": True},
+    "val=False": {"val_every": 0},
 }
 # Flags that are left out with this reason; those with a value end with "=".
 _LEFT_OUT: dict[str, dict[str, str]] = {
-    "train": {"--local-rank=": "launchers set LOCAL_RANK"},
-    "val": {"--local-rank=": "launchers set LOCAL_RANK"},
-    "detect": {"--data=": "the checkpoint contains the class names"},
+    "train": {"local_rank=": "launchers set LOCAL_RANK"},
+    "val": {"local_rank=": "launchers set LOCAL_RANK", "verbose": "the scores of each class are always printed"},
+    "detect": {"data=": "the checkpoint contains the class names", "update": "checkpoints are read as they are"},
     "export": {
-        "--simplify": "graphs are always simplified",
-        "--device=": "models are exported on the CPU",
-        "--inplace": "models are exported for inference",
+        "simplify": "graphs are always simplified",
+        "device=": "models are exported on the CPU",
+        "inplace": "models are exported for inference",
     },
 }
-# What to do instead of giving a flag, or a setting of the yolo command.
+# What to do instead of giving a flag or a setting, by its name, or by the command and the name.
 _INSTEAD = {
     "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
+    "detect augment": "val.py --tta scores several views; detection uses one",
     "dnn": "ONNX files are run by ONNX Runtime",
     "evolve": "search hyper-parameters with python -m tools.search",
-    "resume": 'lockstep.resume(RUN) continues a run; lockstep.train(..., resume="auto") starts or continues one',
-    "override": "hyper-parameters are keywords, such as lr0=0.01",
+    "export conf_thres": "--layout end2end has NMS in the graph; whoever runs the file filters by confidence",
     "nosave": "last.pt is always written, so that the run can be resumed",
+    "override": "hyper-parameters are keywords, such as lr0=0.01",
     "persist": "a track lasts as long as its video, stream or folder",
     "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
+    "resume": 'lockstep.resume(RUN) continues a run; lockstep.train(..., resume="auto") starts or continues one',
+    "save": "last.pt is always written, so that the run can be resumed",
     "save_csv": "use --save-txt or --save-json",
     "save_dir": "use --project and --name",
+    "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
     "stream": "videos and streams are always read frame by frame",
+    "val save_conf": "detect.py --save-txt --save-conf writes label files",
+    "val save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
     "visualize": "feature maps are not drawn; report.html shows the worst images",
 }
 # What makes a file of another format from one that export.py writes.
-_FORMATS = {
+FOREIGN_FORMATS = {
     "engine": "export onnx, then trtexec --onnx=best.onnx --saveEngine=best.engine",
     "saved_model": "export onnx, then onnx2tf -i best.onnx",
     "tflite": "--format litert writes TFLite files",
     "coreml": "export pt2, then docs/export.md (Other formats)",
 }
-_MODES = {"train": "train", "val": "val", "predict": "detect", "track": "detect", "export": "export"}
+# Modes of the yolo command.
+MODES = {"train": "train", "val": "val", "predict": "detect", "track": "detect", "export": "export"}
 _TASKS = {
     "seg": "there are no masks, only boxes",
     "pose": "there are no keypoints, only boxes",
@@ -100,7 +108,7 @@ _PYTHON = {
         "tojson": "write result.to_json()",
     },
     "argument": {
-        "augment": "val.py --tta scores several views; detection uses one",
+        "augment": _INSTEAD["detect augment"],
         "half": 'write lockstep.load(FILE, amp="fp16")',
         "stream": "model.stream(source) yields the results one by one",
     },
@@ -125,6 +133,7 @@ def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]
     """Returns the words of a command line with flags of other programs replaced by ours, and a log line for each flag
     that is left out because it has no effect. Raises UserError with what to do instead of a flag."""
     known = flag_actions(COMMANDS[command].settings)
+    settings = {action.dest for action in known.values()}
     left_out = _LEFT_OUT.get(command, {})
     replaced: list[str] = []
     log_lines: list[str] = []
@@ -132,107 +141,79 @@ def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]
     while remaining:
         word = remaining.pop(0)
         flag, separator, value = word.partition("=")
-        if flag.startswith("--"):
-            flag = flag.replace("_", "-")
-        ours = _OURS.get(flag, "").split()
-        name = value if flag in ("--format", "--include") else word  # --format=engine, and further words of --format
-        if command == "export" and name in _FORMATS:
-            raise UserError(f"--format {name}: {_FORMATS[name]}")
-        action = known.get(flag) or known.get(ours[0] if ours else "")
-        if action is not None and action.dest == "track":  # botsort.yaml
-            value = _tracker_name(value)
-            remaining[:1] = map(_tracker_name, remaining[:1])
-        if flag in known or not flag.startswith("--"):
-            replaced.append(f"{flag}{separator}{value}")
-            if flag in known and known[flag].dest == "imgsz" and known[flag].nargs is None:
-                _merge_sides(flag, remaining)
-        elif ours and ours[0] in known:
-            replaced += [*ours[:-1], f"{ours[-1]}{separator}{value}"]
-        elif flag in left_out or f"{flag}=" in left_out:
-            if flag not in left_out and not separator:
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--"):
+            replaced.append(word)
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        same = same_settings(name, True, settings)
+        ours = our_name(name, {*settings, *HYPERPARAMETERS})
+        if flag not in known and f"--{ours}" in known:
+            flag = f"--{ours}"
+        if flag in known:
+            action = known[flag]
+            if separator and action.nargs == "+" and not value.startswith("-"):  # --include=onnx openvino
+                replaced += [flag, value]
+            else:
+                replaced.append(f"{flag}{separator}{value}")
+            if action.dest == "imgsz" and action.nargs is None:
+                _join_sides(replaced, remaining)
+        elif same is not None and not separator:
+            replaced += words_of_settings(same)
+        elif ours in HYPERPARAMETERS and "override" in settings:
+            text = value if separator else next((word for word in remaining[:1] if word[:2] != "--"), "VALUE")
+            raise UserError(f"{flag}: is a hyper-parameter; write --set {ours}={text}")
+        elif name in left_out or f"{name}=" in left_out:
+            if name not in left_out and not separator:
                 del remaining[:1]
-            log_lines.append(f"{flag}: {left_out.get(flag) or left_out[f'{flag}=']}; left out")
-        elif advice(flag):
-            raise UserError(f"{flag}: {advice(flag)}")
+            log_lines.append(f"{flag}: {advice(command, name)}; left out")
+        elif advice(command, name):
+            raise UserError(f"{flag}: {advice(command, name)}")
         else:
             replaced.append(f"{flag}{separator}{value}")
     return replaced, log_lines
 
 
-def _tracker_name(value: str) -> str:
-    """Returns our name of a tracker, which Ultralytics calls by a file, ``botsort.yaml``."""
-    return value.removesuffix(".yaml")
+def _join_sides(replaced: list[str], remaining: list[str]) -> None:
+    """Joins two sides of an image with a comma, of which the last word of ``replaced`` may have the first: YOLOv7 takes
+    ``--img 640 640``."""
+    *_, flag_word = replaced
+    flag, separator, first = flag_word.partition("=")
+    sides = [first] if separator else []
+    while len(sides) < 2 and remaining and remaining[0].isdecimal():
+        sides.append(remaining.pop(0))
+    if sides:
+        replaced[-1:] = [f"{flag}={','.join(sides)}"]
 
 
-def _merge_sides(flag: str, words: list[str]) -> None:
-    """Makes two equal numbers at the beginning of ``words`` one: YOLOv7 takes ``--img 640 640``."""
-    if len(words) > 1 and words[1].isdecimal():
-        if words[0] != words[1]:
-            sides = " ".join(words[:2])
-            raise UserError(f"{flag} {sides}: give the longer side alone; train.py --rect trains on rectangles")
-        del words[0]
+def our_name(name: str, known: Collection[str]) -> str:
+    """Returns our name of a setting or hyper-parameter that has another one in other programs, if it is ``known`` and
+    the other is not."""
+    ours = _RENAMED.get(name, name)
+    return ours if name not in known and ours in known else name
 
 
-def advice(name: str) -> str:
-    """Returns what to do instead of giving the flag or setting ``name``, or "" if the table lacks it."""
-    return _INSTEAD.get(name.removeprefix("--").replace("-", "_"), "")
+def same_settings(name: str, value: Any, known: Collection[str]) -> dict[str, Any] | None:
+    """Returns our settings for a setting of another program with a value; None if there are none. A switch in the other
+    position sets nothing. ``known``: the names of the command's settings."""
+    same = _SAME.get(f"{name}={value}")
+    if same is not None and same.keys() <= set(known):
+        return same
+    other = _SAME.get(f"{name}={not value}") if isinstance(value, bool) and name not in known else None
+    return {} if other and other.keys() <= set(known) else None
 
 
-def is_yolo_line(command: str, words: Sequence[str]) -> bool:
-    """Returns whether a command line begins like one of the yolo command: ``train model=yolov8n.pt epochs=3``."""
-    is_first = words[:1] and (words[0] in (*_MODES, "detect") or re.match(r"[a-z][a-z0-9_]*=", words[0]))
-    return bool(is_first) and command in _MODES.values()
-
-
-def line_to_type(command: str, words: Sequence[str]) -> str:
-    """Returns a message with the command line for a line of the yolo command, and the settings that it leaves out."""
-    mode = next((word for word in words if word in _MODES), command)
-    target = COMMANDS[_MODES.get(mode, mode)]
-    flags: list[str] = []
-    left_out: list[str] = []
-    for word in words:
-        key, separator, value = word.partition("=")
-        if word in (*_MODES, "detect") or (key in ("mode", "task") and value in (*_MODES, "detect")):
-            continue
-        translated = _flag_of_setting(target.name, key, value) if separator else []
-        flags += translated
-        if not translated:
-            left_out.append(f"{word}: {advice(key)}" if advice(key) else word)
-    if mode == "track" and "--track" not in flags:
-        flags += ["--track", "botsort"]
-    message = f"settings are flags here; write {target.typed} {shlex.join(flags)}"
-    return f"{message} (without {', '.join(left_out)})" if left_out else message
-
-
-def _flag_of_setting(command: str, key: str, value: str) -> list[str]:
-    """Returns the flag for a setting of the yolo command; [] if there is none with this meaning."""
-    known = flag_actions(COMMANDS[command].settings)
-    if key in HYPERPARAMETERS and "--set" in known:
-        return ["--set", f"{key}={value}"]
-    if key == "model" and not ("--model" in known and value.endswith((".yaml", ".yml"))):
-        key = "weights"
-    value = value.capitalize() if value.lower() in ("true", "false") else value
-    flag = f"--no-{key}" if value == "False" else f"--{key}"
-    flag = flag.replace("_", "-")
-    words = _OURS.get(f"{key}={value}", "").split()
-    if not words or words[0] not in known:
-        words = [flag] if flag in known else _OURS.get(flag, flag).split()
-    action = known.get(words[0])
-    if action is None:
-        return []
-    if value in ("True", "False"):
-        return words
-    if action.dest == "track":
-        return [*words, _tracker_name(value)]
-    values = re.findall(r"[^\s,\[\]()]+", value) if action.nargs == "+" else [value.strip("[]()")]
-    if action.dest == "freeze" and value.startswith("["):
-        values = values * 2 if len(values) == 1 else values  # one number alone freezes all layers before it
-    return [*words, *values]
+def advice(command: str, name: str) -> str:
+    """Returns what to do instead of giving the flag or setting ``name``, or why it is left out; "" if no table has
+    it."""
+    left_out = _LEFT_OUT.get(command, {})
+    reasons = (left_out.get(name), left_out.get(f"{name}="), _INSTEAD.get(f"{command} {name}"), _INSTEAD.get(name))
+    return next(filter(None, reasons), "")
 
 
 def mode_command(word: str) -> str:
     """Returns the command for a mode of the yolo command, or ""."""
-    return _MODES.get(word, "")
+    return MODES.get(word, "")
 
 
 def python_hint(kind: str, name: str) -> str:

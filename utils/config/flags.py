@@ -55,13 +55,11 @@ class Parser(argparse.ArgumentParser):
 
     def _nearest(self, flag: str) -> str:
         """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
-        actions = self._option_string_actions
-        key = flag.removeprefix("--").replace("-", "_")
-        overrides = [f"{name}=VALUE" for name in HYPERPARAMETERS if name.startswith(key)]
-        if overrides and "--set" in actions:
-            return f" (hyper-parameters follow --set: {', '.join(overrides)})"
-        completions = [known for known in actions if known.startswith(flag)]
-        return suggestion(flag, completions or actions, 0.0 if len(completions) == 1 else 0.75)
+        known = list(self._option_string_actions)
+        if "--set" in known:
+            known += map(flag_name, HYPERPARAMETERS)
+        completions = [name for name in known if name.startswith(flag)]
+        return suggestion(flag, completions or known, 0.6 if completions else 0.75)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
@@ -143,14 +141,6 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
     return {name: action for name, action in actions.items() if action.dest not in ("help", "help_all")}
 
 
-def in_own_case(value: Any, choices: Iterable[str] | None) -> Any:
-    """Returns a word, or the words of a list, as the ``choices`` that they are in another case. Returns other values
-    unchanged."""
-    if isinstance(value, list):
-        return [in_own_case(element, choices) for element in value]
-    return next((c for c in choices or () if isinstance(value, str) and c.lower() == value.lower()), value)
-
-
 def flags_of(config: Any) -> list[str]:
     """Returns the command line for the settings ``config``."""
     return words_of_settings(changed_settings(config))
@@ -182,9 +172,25 @@ def as_flag(name: str, value: Any) -> str:
     return shlex.join(words_of_settings({name: value}))
 
 
+def unused_lines(table: Iterable[tuple[str, bool, str]], given: Mapping[str, str]) -> list[str]:
+    """Returns a line for each row of a table of settings without effect whose settings are ``given``, which has their
+    flags by name. A row has names, whether they have no effect, and the reason, which follows "does nothing"."""
+    lines = []
+    for names, is_unused, reason in table:
+        flags = [given[name] for name in names.split() if name in given]
+        if is_unused and flags:
+            lines.append(f"{' and '.join(flags)} {'do' if len(flags) > 1 else 'does'} nothing{reason}")
+    return lines
+
+
 def override_of(name: str, value: Any) -> str:
     """Returns a hyper-parameter as ``--set`` takes it."""
     import yaml  # not needed for --help
 
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
     return f"{name}={text.removesuffix(_YAML_END).strip()}"
+
+
+def flags_as_keywords(text: str) -> str:
+    """Returns ``text`` with our flags named as keywords of Python."""
+    return re.sub(r"--([a-z][a-z0-9-]*)(?![\w=])", lambda match: f"`{match[1].replace('-', '_')}`", text)

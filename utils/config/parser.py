@@ -1,33 +1,39 @@
-"""Reads command lines, files of settings and keyword arguments into the dataclasses of `utils.config.settings`.
+"""Reads settings into the dataclasses of `utils.config.settings`: from a command line, and by name, from keywords of
+Python and lines of the yolo command.
 
-From words to settings:
-
-    parse_command                 a command line, or a file of settings (settings_file.py)
-      aliases.our_flags           flags of other programs are replaced by ours
-      flags.build_parser          argparse, with a flag for each field
-    given_settings                values by name: of a file, or of keywords (lockstep/keywords.py)
-      schema.build
-    plain_values.checked_setting  every value, by the type and the bounds of its field
+    parse_command                   the words of a command line, or a `settings_word` of our own
+      aliases.our_flags             flags of other programs are replaced by ours
+      flags.build_parser            argparse, with a flag for each field
+    parse_keywords, _yolo_answer    names and values
+      settings_of                   names of other programs are replaced by ours
+    checked_setting                 every value, by the type and the bounds of its field
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import json
+import re
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
-from utils.config.aliases import is_yolo_line, line_to_type, our_flags
-from utils.config.commands import command_of
-from utils.config.flags import build_parser, shown_name
-from utils.config.plain_values import checked_setting
-from utils.config.settings import default_of
-from utils.config.settings_file import PREFIX, read_settings_file
-from utils.errors import UserError, all_mistakes
-from utils.schema import DataclassT, build
+from utils.config.aliases import FOREIGN_FORMATS, MODES, advice, our_flags, our_name, same_settings
+from utils.config.commands import COMMANDS, command_of
+from utils.config.export_formats import EXPORT_FORMATS
+from utils.config.flags import build_parser, flags_as_keywords, override_of, shown_name, words_of_settings
+from utils.config.plain_values import number_as_bool, plain_value
+from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, default_of, field_by_alias
+from utils.errors import Mistakes, UserError, all_mistakes
+from utils.schema import DataclassT, build, check, hints_of, parse_hint, suggestion, type_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `--set` adds to it
 
@@ -41,15 +47,15 @@ class ParsedCommand(Generic[DataclassT]):
 
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
-    """Parses a command line, which may use YOLOv5's flags, or a single argument ``@FILE`` (see `settings_file`).
+    """Parses a command line, which may use YOLOv5's flags, or a single argument, a `settings_word`.
     ``argv`` None means this process's own. Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
-    if len(argv) == 1 and argv[0].startswith(PREFIX):
-        path = Path(argv[0].removeprefix(PREFIX))
-        return given_settings(cls, read_settings_file(path), str(path))
+    if len(argv) == 1 and argv[0].startswith("@{"):
+        stored = json.loads(argv[0][1:])
+        return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
     command = command_of(cls).name
-    if is_yolo_line(command, argv):
-        raise UserError(line_to_type(command, argv))
+    if _is_yolo_line(command, argv):
+        raise UserError(_yolo_answer(command, argv))
     num_flag_words = argv.index("--") if "--" in argv else len(argv)  # from ``--`` on, no word is a flag
     words, log_lines = our_flags(command, argv[:num_flag_words])
     words += argv[num_flag_words:]
@@ -61,6 +67,7 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
         with mistakes.collecting():
             # Raises UserError at a flag that lacks its value, or has one and takes none.
             _, unknown = parser.parse_known_args(words, parsed)
+            unknown = [word for word in unknown if word != "--"]
             if unknown:
                 mistakes.add(parser.unknown_message(unknown, words))
             required = [field for field in fields.values() if default_of(field) is MISSING]
@@ -78,12 +85,172 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     return ParsedCommand(cls(**values), frozenset(values))
 
 
-def given_settings(cls: type[DataclassT], values: Mapping[str, Any], location: str = "") -> ParsedCommand[DataclassT]:
-    """Checks settings that are given as values by name: a `settings_file`, or keyword arguments. Raises UserError that
-    lists the mistakes, each with ``location`` ("": none) and the name."""
-    return ParsedCommand(build(cls, values, location), frozenset(values))
-
-
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> DataclassT:
     """Returns the settings of `parse_command`."""
     return parse_command(cls, argv).config
+
+
+def settings_word(config: DataclassInstance, names: Collection[str] | None = None) -> str:
+    """Returns the only argument, ``@{...}``, of a command that this program starts with the settings ``names`` (None:
+    all) of ``config``. Flags cannot say them all: none sets an empty list, or resets a setting of a resumed run to its
+    default without naming it."""
+    values = dataclasses.asdict(config)
+    return "@" + json.dumps({name: value for name, value in values.items() if names is None or name in names})
+
+
+def parse_keywords(
+    cls: type[DataclassT], own_settings: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> ParsedCommand[DataclassT]:
+    """Checks the arguments of a function of the package lockstep.
+
+    Args:
+        own_settings: the settings that the function's own parameters give, by field; None: not given.
+        keywords: its ``**settings``, including hyper-parameters. None sets an optional hyper-parameter to null;
+            for other known keywords it means not given.
+
+    Raises UserError that lists the mistakes: unknown names, wrong values, and names of one setting with two values.
+    """
+    values: dict[str, Any] = {}
+    given_as: dict[str, str] = {}  # the keyword that has given a setting
+    with all_mistakes() as mistakes:
+        for keyword, value in keywords.items():
+            with mistakes.collecting():
+                for name, checked in settings_of(cls, keyword, value, is_keyword=True).items():
+                    first = given_as.setdefault(name, keyword)
+                    if values.setdefault(name, checked) != checked:
+                        raise UserError(f"{first}, {keyword}: both set {name}; give only one of them")
+        mistakes.messages = [flags_as_keywords(message) for message in mistakes.messages]
+        for name, value in own_settings.items():
+            with mistakes.collecting():
+                if value is not None:
+                    values[name] = checked_setting(cls, name, value, name)
+    overrides = [override_of(name, values.pop(name)) for name in HYPERPARAMETERS if name in values]
+    if overrides:
+        values["override"] = overrides
+    return ParsedCommand(cls(**values), frozenset(values))
+
+
+def _is_yolo_line(command: str, words: Sequence[str]) -> bool:
+    """Returns whether a command line begins like one of the yolo command: ``train model=yolov8n.pt epochs=3``."""
+    is_first = words[:1] and (words[0] in (*MODES, "detect") or re.match(r"[a-z][a-z0-9_]*=", words[0]))
+    return bool(is_first) and command in MODES.values()
+
+
+def _yolo_answer(command: str, words: Sequence[str]) -> str:
+    """Returns a message with the command line for a line of the yolo command, and the settings that it leaves out. Our
+    own flags at its end stay as they are."""
+    num_settings = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    mode = next((word for word in words if word in MODES), command)
+    target = COMMANDS[MODES.get(mode, mode)]
+    fields = field_by_alias(target.settings)
+    values: dict[str, Any] = {}
+    mistakes = Mistakes()
+    for word in words[:num_settings]:
+        name, separator, text = word.partition("=")
+        if word in (*MODES, "detect") or (name in ("mode", "task") and text in (*MODES, "detect")):
+            continue
+        if name == "model" and not ("model" in fields and text.endswith((".yaml", ".yml"))):
+            name = "weights"
+        # There, nms puts NMS into the graph; here it chooses a head that needs NMS.
+        if name == "nms" and "layout" in fields and text.lower() == "true":
+            name, text = "layout", "end2end"
+        takes_text = name in fields and type_of(fields[name], target.settings) is str
+        value: Any = text if separator else True
+        if text.lower() in ("true", "false", "none"):
+            value = {"true": True, "false": False, "none": None}[text.lower()]
+        elif name in fields and (text.startswith(("[", "(")) or ("," in text and not takes_text)):
+            value = [part.strip(" '\"") for part in text.strip("[]()").split(",")]
+        with mistakes.collecting():
+            values |= settings_of(target.settings, name, value)
+    if values.get("resume") == "":  # resume model=last.pt
+        values["resume"] = values.pop("weights", "")
+    if mode == "track":
+        values.setdefault("track", "botsort")
+    line = shlex.join([*words_of_settings(values), *words[num_settings:]])
+    message = f"the mode is the program here, and settings are flags; write {target.typed} {line}"
+    return f"{message} (without {'; '.join(mistakes.messages)})" if mistakes else message
+
+
+def settings_of(cls: type[DataclassInstance], name: str, value: Any, *, is_keyword: bool = False) -> dict[str, Any]:
+    """Returns the settings and hyper-parameters that a name and a value set, by our names, converted and checked.
+
+    Args:
+        name: ours, an alias, or a name of another program.
+        value: any value of Python, or text. None sets an optional hyper-parameter to null, and nothing else.
+        is_keyword: only keywords are known (`utils.config.settings.setting`).
+
+    Raises UserError that begins with ``name`` for an unknown name and a wrong value.
+    """
+    fields = {
+        known: field for known, field in field_by_alias(cls).items() if field.metadata["is_keyword"] or not is_keyword
+    }
+    hyperparameters = HYPERPARAMETERS if issubclass(cls, TrainConfig) else ()
+    plain = plain_value(name, value)
+    same = same_settings(name, plain, cls.__dataclass_fields__)
+    if same is not None:
+        return same
+    ours = our_name(name, {*fields, *hyperparameters})
+    if ours in fields:
+        field = fields[ours]
+        if plain is None:
+            return {}
+        if field.name == "freeze" and isinstance(plain, list) and len(plain) == 1:
+            plain = plain * 2  # a list names layers; a number alone means all layers before it
+        return {field.name: checked_setting(cls, field.name, plain, name)}
+    if ours in hyperparameters:
+        if plain is None and not parse_hint(hints_of(Hyperparameters)[ours]).is_optional:
+            return {}
+        return {ours: checked_setting(Hyperparameters, ours, plain, name)}
+    reason = advice(command_of(cls).name, name) or f"unknown{suggestion(name, [*fields, *hyperparameters], 0.75)}"
+    raise UserError(f"{name}: {reason}")
+
+
+def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
+    """Returns the value of the setting ``name`` of ``owner``, converted and checked. ``value``: a `plain_value`, or
+    the words of a command line. Raises UserError that begins with ``location``."""
+    field = owner.__dataclass_fields__[name]
+    bounds = field.metadata["bounds"]
+    if owner is not Hyperparameters:
+        value = _converted(value, field, type_of(field, owner), location)
+    elif isinstance(value, str):
+        from utils.config.yaml_files import parse_yaml_value  # not needed for --help
+
+        value = parse_yaml_value(value, location)
+    return check(value, hints_of(owner)[name], location, bounds)
+
+
+def _converted(value: Any, field: dataclasses.Field, kind: Any, location: str) -> Any:
+    """Converts a value to the type of a setting: numbers to text and text to numbers, one value to a list, 0 and 1 to
+    false and true, true and false of a setting that is no switch to the value of its flag alone and its default, and
+    words to the case of the choices. Returns others unchanged, for `check` to refuse.
+
+    Raises UserError for two sides of an image, and for formats of other programs.
+    """
+    choices = field.metadata["bounds"].choices
+    if typing.get_origin(kind) is list:
+        (element_type,) = typing.get_args(kind)
+        elements = value if isinstance(value, list) else [value]
+        return [_converted(element, field, element_type, location) for element in elements]
+    if kind is bool:
+        return number_as_bool(value)
+    if isinstance(value, bool) and field.metadata["const"] is not None:
+        return field.metadata["const"] if value else default_of(field)
+    if field.name == "device" and isinstance(value, list):
+        return ",".join(map(str, value))
+    if field.name == "imgsz" and field.type == "int":
+        sides = value.split(",") if isinstance(value, str) else value
+        if isinstance(sides, list) and len(sides) == 2:
+            if sides[0] != sides[1]:
+                sizes = f"{sides[0]} {sides[1]}"
+                raise UserError(f"{location} {sizes}: give the longer side alone; train.py --rect trains on rectangles")
+            value = sides[0]
+    if field.name == "track" and isinstance(value, str):
+        value = value.removesuffix(".yaml")  # Ultralytics names trackers by files, botsort.yaml
+    if choices == tuple(EXPORT_FORMATS) and isinstance(value, str) and value in FOREIGN_FORMATS:
+        raise UserError(f"{location} {value}: {FOREIGN_FORMATS[value]}")
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if kind is int and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return int(value)
+    return next((c for c in choices or () if isinstance(value, str) and c.lower() == value.lower()), value)

@@ -1,20 +1,13 @@
-"""Values of keyword arguments as plain data, which JSON and YAML can hold, and their types."""
+"""Values of Python as plain data, which JSON and YAML can hold, and their types."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import typing
 from collections.abc import KeysView, Mapping, Sequence, ValuesView
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from utils.config.flags import in_own_case
-from utils.config.settings import Hyperparameters
 from utils.errors import UserError
-from utils.schema import check, hints_of, parse_hint, type_of
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from utils.schema import check, parse_hint
 
 
 def plain_value(name: str, value: Any) -> Any:
@@ -54,39 +47,10 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     kind, is_optional, bounds = parse_hint(hint)
     plain = plain_value(name, value)
     if kind is bool:
-        plain = _number_as_bool(plain)
+        plain = number_as_bool(plain)
     return None if plain is None and is_optional else check(plain, kind, name, bounds)
 
 
-def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
-    """Returns the value of the setting ``name`` of ``owner``, converted as on a command line, and checked. ``value``:
-    a `plain_value`, or the words of a command line. Raises UserError that begins with ``location``."""
-    field = owner.__dataclass_fields__[name]
-    bounds = field.metadata["bounds"]
-    if owner is not Hyperparameters:
-        value = in_own_case(_as_setting(value, type_of(field, owner)), bounds.choices)
-    elif isinstance(value, str):
-        from utils.config.yaml_files import parse_yaml_value  # not needed for --help
-
-        value = parse_yaml_value(value, location)
-    return check(value, hints_of(owner)[name], location, bounds)
-
-
-def _as_setting(value: Any, kind: Any) -> Any:
-    """Converts a plain value to the type of a setting: numbers to text and text to numbers, one value to a list, and 0
-    and 1 to false and true. Returns others unchanged, for `check` to refuse."""
-    if typing.get_origin(kind) is list:
-        (element_type,) = typing.get_args(kind)
-        return [_as_setting(element, element_type) for element in (value if isinstance(value, list) else [value])]
-    if kind is bool:
-        return _number_as_bool(value)
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if kind is int and isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return int(value)
-    return value
-
-
-def _number_as_bool(plain: Any) -> Any:
+def number_as_bool(plain: Any) -> Any:
+    """Returns false and true for 0 and 1, and other values unchanged."""
     return bool(plain) if plain in (0, 1) else plain

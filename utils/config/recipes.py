@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from utils.config.aliases import split_recipe
+from utils.config.aliases import our_name, split_recipe
 from utils.config.flags import flag_name
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig
 from utils.config.yaml_files import load_yaml, parse_yaml_value
@@ -59,8 +59,7 @@ def unknown_key(key: str) -> str:
     """Returns a message about ``key``, which is not a hyper-parameter."""
     if key in TrainConfig.__dataclass_fields__:
         return f"'{key}': is a flag, not a hyper-parameter; give it as {flag_name(key)}"
-    name = "lr0" if key == "lr" else key  # torch's name of the learning rate, to which lrf is as close as lr0
-    return f"unknown key '{key}'{suggestion(name, HYPERPARAMETERS)}"
+    return f"unknown key '{key}'{suggestion(our_name(key, HYPERPARAMETERS), HYPERPARAMETERS)}"
 
 
 def read_recipe(

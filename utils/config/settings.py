@@ -78,6 +78,7 @@ def setting(
     on_resume: OnResume = "fixed",
     is_path: bool = False,
     positional: str = "",
+    is_keyword: bool = True,
 ) -> Any:
     """Creates a dataclass field with the metadata that its flag or YAML key needs.
 
@@ -90,6 +91,8 @@ def setting(
         is_path: the value may be the path of a file that must not change before a run, a search or a cross-validation
             continues; it is stored as an absolute path, and the file may move.
         positional: the name in --help of an argument without a flag; "": the setting is a flag.
+        is_keyword: whether it is one of the ``**settings`` of a function of the package lockstep. Others are its own
+            parameters, or have no use there.
     """
     is_required = default is factory is MISSING
     metadata = {
@@ -101,6 +104,7 @@ def setting(
         "on_resume": on_resume,
         "is_path": is_path,
         "positional": positional,
+        "is_keyword": is_keyword,
     }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
@@ -308,7 +312,9 @@ class DataFlags(LossLimit, _RunConfig):
 class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
-    data: str = setting("demo", help=f"{DATA_HELP}; train.py needs it, or --resume", is_path=True, on_resume="machine")
+    data: str = setting(
+        "demo", help=f"{DATA_HELP}; train.py needs it, or --resume", is_path=True, on_resume="machine", is_keyword=False
+    )
     fraction: float = setting(
         1.0, Bounds(1e-6, 1), help="train on a random fraction of the training images, drawn with --seed"
     )
@@ -335,7 +341,11 @@ class TrainConfig(DataFlags):
         scope="recipe",
     )
     override: list[str] = setting(
-        factory=list, aliases=("--set",), help="hyper-parameters that override --hyp", scope="recipe"
+        factory=list,
+        aliases=("--set",),
+        help="hyper-parameters that override --hyp",
+        scope="recipe",
+        is_keyword=False,  # each hyper-parameter is one
     )
     epochs: int = setting(100, Bounds(1), help="number of epochs", on_resume="extends")
     time: float = setting(
@@ -359,6 +369,7 @@ class TrainConfig(DataFlags):
         help="resume a checkpoint; without a value: the newest run; auto: start or resume --project/--name",
         scope="run",
         on_resume="command",
+        is_keyword=False,
     )
     cache: str = setting(
         "none",
@@ -446,7 +457,10 @@ class TrainConfig(DataFlags):
     seed: int = setting(0, Bounds(0), help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
     callbacks: str = setting(
-        "", help="MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end", on_resume="extends"
+        "",
+        help="MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end",
+        on_resume="extends",
+        is_keyword=False,
     )
     tracker: list[str] = setting(
         factory=list,
@@ -487,8 +501,8 @@ class RunSettings:
 class ValConfig(_DetectionsConfig, DataFlags):
     """The flags of val.py."""
 
-    weights: str = setting(help="checkpoint or exported file to evaluate")
-    data: str = setting("", help="data set YAML; empty: the checkpoint's")
+    weights: str = setting(help="checkpoint or exported file to evaluate", is_keyword=False)
+    data: str = setting("", help="data set YAML; empty: the checkpoint's", is_keyword=False)
     task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
     imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
@@ -560,7 +574,7 @@ class DetectConfig(_DetectionsConfig):
 class ExportConfig(Downloads):
     """The flags of export.py."""
 
-    weights: str = setting(help="checkpoint, or a public name such as yolov8n")
+    weights: str = setting(help="checkpoint, or a public name such as yolov8n", is_keyword=False)
     format: list[str] = setting(
         factory=lambda: ["onnx"],
         bounds=Bounds(choices=tuple(EXPORT_FORMATS), is_filled=True),

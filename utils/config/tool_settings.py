@@ -17,7 +17,7 @@ _OUTPUT = Bounds(is_output=True)
 class CheckConfig:
     """The flags of ``python -m tools.check``."""
 
-    data: str = setting(positional="DATA", help=DATA_HELP)
+    data: str = setting(positional="DATA", help=DATA_HELP, is_keyword=False)
     split: list[str] = setting(factory=list, help="splits to check; default: all")
     imgsz: int = setting(
         0,
@@ -30,7 +30,9 @@ class CheckConfig:
     min_score: float = setting(0.3, Bounds(0, 1), help="minimum score of the label errors that are reported")
     device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
-    json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", scope="run")
+    json: bool = setting(
+        False, help="print all issues as JSON, and nothing else, to stdout", scope="run", is_keyword=False
+    )
     out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run")
     plots: bool = setting(True, help="write report.html", scope="run")
 

@@ -17,6 +17,7 @@ from multiprocessing import connection, resource_tracker
 from typing import Any
 
 from utils.errors import BUG, USER_ERROR, PeerFailure, PeerLost, Stopped, UserError
+from utils.logger import early_lines, log_when_configured
 from utils.machine.resources import available_cores, available_memory
 from utils.process.child import STOP_CODES, result_variables
 from utils.process.launch import torchrun_variables
@@ -52,7 +53,7 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
     ranks = []
     for rank in range(processes):
         variables = torchrun_variables(rank, processes, port) | result_variables()
-        ranks.append(context.Process(target=_run_rank, args=(variables, function, tuple(args))))
+        ranks.append(context.Process(target=_run_rank, args=(variables, early_lines(), function, tuple(args))))
     signals: list[int] = []
     first_at = 0.0
 
@@ -132,12 +133,14 @@ def _end(ranks: Sequence[multiprocessing.process.BaseProcess], *, stop: bool) ->
             process.join()
 
 
-def _run_rank(variables: Mapping[str, str], function: Callable[..., object], args: tuple) -> None:
-    """Runs ``function(*args)`` with these environment variables, and exits as `run_main` does."""
+def _run_rank(variables: Mapping[str, str], lines: Sequence[str], function: Callable[..., object], args: tuple) -> None:
+    """Runs ``function(*args)`` with these environment variables, and exits as `run_main` does. ``lines``: see
+    `log_when_configured`."""
     exit_on_interrupt()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     end_with_parent()()
     os.environ |= variables
+    log_when_configured(*lines)
     # Otherwise a spawned process would also spawn its loader workers, each of which would import torch again.
     multiprocessing.set_start_method(None, force=True)
 

@@ -139,7 +139,7 @@ def test_each_setting_without_effect_gets_one_line(ctx, override, settings, expe
 def test_settings_that_a_head_does_not_read_get_one_line():
     anchors = AnchorHead(*LEVELS, 3)
     given = ("obj=2", "anchor_t=3", "box=5")
-    assert len(lines_with(AnchorFreeHead(*LEVELS), ONE, *given, autoanchor=False)) == 3
+    assert len(lines_with(AnchorFreeHead(*LEVELS), ONE, *given, autoanchor=False)) == 2
     assert lines_with(anchors, ONE, *given, autoanchor=False) == []
     assert set(lines(ONE, *given, autoanchor=False)) == {
         "--set anchor_t does nothing: the model's loss does not use it",

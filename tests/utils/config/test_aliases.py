@@ -25,9 +25,10 @@ from utils.errors import UserError
         (TrainConfig, "--cfg yolov5s.yaml --local_rank=0", TrainConfig(model="yolov5s.yaml")),
         (TrainConfig, "--local-rank 0 --epochs 3", TrainConfig(epochs=3)),
         (TrainConfig, "--img 640 640 --epochs 3", TrainConfig(imgsz=640, epochs=3)),  # colabtools#3464
+        (TrainConfig, "--img=640 640 --epochs 3", TrainConfig(imgsz=640, epochs=3)),
         (
             ValConfig,
-            "--weights best.pt --data a.yaml --img 640 --half --task test",
+            "--model best.pt --data a.yaml --img 640 --half --task test --verbose",
             ValConfig(weights="best.pt", data="a.yaml", imgsz=640, amp="fp16", task="test"),
         ),
         (
@@ -50,6 +51,11 @@ from utils.errors import UserError
             "--weights best.pt --include onnx openvino --simplify --device 0",
             ExportConfig(weights="best.pt", format=["onnx", "openvino"]),
         ),
+        (
+            ExportConfig,
+            "--weights best.pt --include=onnx openvino --imgsz=640 480",
+            ExportConfig(weights="best.pt", format=["onnx", "openvino"], imgsz=[640, 480]),
+        ),
     ],
 )  # fmt: skip
 def test_command_lines_of_yolov5_work(cls, line, expected):
@@ -68,6 +74,10 @@ def test_command_lines_of_yolov5_work(cls, line, expected):
                 device="0,1", amp="off",
             ),
         ),
+        (TrainConfig, "train --data a.yaml --epochs 3", "train.py", TrainConfig(data="a.yaml", epochs=3)),
+        (TrainConfig, "train resume model=path/last.pt", "train.py", TrainConfig(resume="path/last.pt")),
+        (TrainConfig, "train data=a freeze=[3] classes=0,2 cache=False imgsz=640,640", "train.py",
+         TrainConfig(data="a", freeze=[3, 3], classes=["0", "2"])),
         (TrainConfig, "model=yolo11n.yaml cos_lr=True val=False", "train.py",
          TrainConfig(model="yolo11n.yaml", cos_lr=True, val_every=0)),
         (DetectConfig, "predict model=best.pt source=b conf=0.4 save=False", "detect.py",
@@ -85,11 +95,13 @@ def test_a_line_of_the_yolo_command_is_answered_with_the_line_to_type(cls, line,
     assert parse_config(type(config), written.split()) == config
 
 
-def test_settings_without_an_equivalent_are_named():
+def test_settings_without_an_equivalent_and_wrong_values_are_named_beside_the_line():
     with pytest.raises(UserError) as error:
-        parse_config(TrainConfig, ["epochs=3", "mask_ratio=4", "pretrained=True"])
-    assert "mask_ratio=4" in str(error.value)
-    assert "--weights" in str(error.value)
+        parse_config(TrainConfig, ["epochs=3", "mask_ratio=4", "pretrained=True", "imgsz=480,640", "batch=x"])
+    line, reasons = str(error.value).split(" (without ")
+    assert line.endswith("write python train.py --epochs 3")
+    for part in ("mask_ratio", "--weights", "longer side", "batch: must be a whole number"):
+        assert part in reasons
 
 
 @pytest.mark.parametrize(
@@ -97,8 +109,14 @@ def test_settings_without_an_equivalent_are_named():
     [
         (TrainConfig, "--evolve 300", "tools.search"),
         (TrainConfig, "--epohcs 3", "--epochs"),
-        (TrainConfig, "--lr 0.001", "--set: lr0="),  # yolov5#12399
-        (TrainConfig, "--lr0=0.001", "--set: lr0="),
+        (TrainConfig, "--lr 0.001", "write --set lr0=0.001"),  # yolov5#12399
+        (TrainConfig, "--lr0=0.001", "write --set lr0=0.001"),
+        (TrainConfig, "--close-mosiac 3", "--close-mosaic"),
+        (TrainConfig, "-- foo", "arguments: foo$"),
+        (TrainConfig, "--export onnx engine", "trtexec"),
+        (ValConfig, "--weights a --save-txt", "^--save-txt: detect.py --save-txt"),
+        (ValConfig, "--weights a --save-hybrid", "^--save-hybrid: "),
+        (DetectConfig, "--weights a --source b --augment", "^--augment: val.py --tta scores several views; detection"),
         (TrainConfig, "--imgsz 1280 640", "--rect"),  # ultralytics#13857
         (DetectConfig, "--weights a --source b --save-csv", "--save-json"),
         (ExportConfig, "--weights a.pt --format engine", "trtexec"),

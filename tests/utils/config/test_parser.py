@@ -11,8 +11,8 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS, Command
-from utils.config.flags import build_parser, shown_name
-from utils.config.parser import parse_command, parse_config
+from utils.config.flags import build_parser, flags_of, shown_name
+from utils.config.parser import parse_command, parse_config, settings_word
 from utils.config.settings import (
     TOPICS,
     DetectConfig,
@@ -127,6 +127,37 @@ def test_flags_that_are_left_out_are_named_once_there_is_a_log(capsys):
     for _ in range(2):
         configure_logging(True)
     assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        [],
+        ["--noplots", "--cos-lr", "--workers", "-1", "--batch-size", "-1"],
+        ["--set", "lr0=0.01", "mosaic=0", "--freeze", "1", "2", "--resume", "--cache", "--imgsz", "96"],
+        ["--classes", "cat", "[b]", "--export", "onnx", "torchscript", "--freeze", "3"],
+        ["--project", '["a"]', "--fitness=-x", "--callbacks=-1:f", "--cache-dir=a"],
+        ["--resume", "a b/last.pt", "--cls-pw", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
+        ["--data", "caf\udce9.yaml"],
+    ],
+)
+def test_a_process_that_is_started_gets_all_settings_and_flags_say_those_that_differ_from_the_defaults(line):
+    config = parse_config(TrainConfig, line)
+    word = settings_word(config)
+    assert word.isascii()  # any system can pass it on
+    command = parse_command(TrainConfig, [word])
+    assert command.config == config
+    assert command.explicit_flags == {field.name for field in dataclasses.fields(config)}  # a resumed run takes all
+    assert parse_config(TrainConfig, flags_of(config)) == config
+
+
+def test_a_process_that_is_started_may_get_some_settings():
+    word = settings_word(TrainConfig(epochs=3, export=[], patience=7), ["epochs", "export"])
+    command = parse_command(TrainConfig, [word])
+    assert command.config == TrainConfig(epochs=3)
+    assert command.explicit_flags == {"epochs", "export"}  # a resumed run takes these, also those at their defaults
+    with refused("settings: epochs: must be at least 1, got 0"):
+        parse_command(TrainConfig, ['@{"epochs": 0}'])
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])

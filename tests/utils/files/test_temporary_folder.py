@@ -40,6 +40,7 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path):
         assert left.is_dir()  # of another name
     with temporary_folder(target) as folder:
         assert os.listdir(tmp_path) == [folder.name]
+        assert folder.stat().st_mode & 0o777 == 0o700  # other users neither read nor write in it
     assert not os.listdir(tmp_path)
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.repository import ROOT
+from utils.logger import configure_logging, log_when_configured
 from utils.process.spawn import spawn
 
 # Rank 1 does what the argument says; rank 0 waits, unless there is nothing to wait for.
@@ -66,6 +67,18 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert done.stderr.count("rror: ") == bool(line), done.stderr
     assert done.stdout == ("begun\n" if code else "begun\nall done\n")
     assert time.monotonic() - started < 50
+
+
+def say() -> None:
+    configure_logging(os.environ["RANK"] == "0")
+
+
+def test_lines_that_wait_for_the_log_are_logged_by_the_first_process(capfd):
+    """Such as flags of other programs that are left out: the settings are parsed before the processes start."""
+    log_when_configured("--local-rank: left out")
+    spawn(say, 2)
+    configure_logging(True)
+    assert capfd.readouterr().out.count("--local-rank: left out\n") == 2  # here, and in the process of rank 0
 
 
 @pytest.mark.parametrize(("seconds", "number", "code"), [(0.0, signal.SIGINT, 130), (0.7, signal.SIGTERM, 75)])
