@@ -70,8 +70,8 @@ class DetectionSettings:
             object.__setattr__(self, name, checked)  # the dataclass is frozen
 
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
-        """Returns the settings changed by ``keywords``; None changes nothing. Keywords of other programs are accepted if
-        they are False, 0 or None. Raises UserError for unknown ones."""
+        """Returns the settings changed by ``keywords``; None changes nothing. Keywords of other programs are accepted
+        if they are False, 0 or None. Raises UserError for unknown ones."""
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             is_off = value is None or (isinstance(value, int | float | np.generic) and not value)
