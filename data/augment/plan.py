@@ -89,6 +89,7 @@ class SamplePlanner:
         *,
         seed: int,
         single_image: bool = False,
+        is_rgb: bool = True,
         pool: PartnerPool | None = None,
     ) -> None:
         """
@@ -96,6 +97,7 @@ class SamplePlanner:
             source_hw: int (N, 2), sizes of all source images as the renderer will read them.
             single_image: whether to omit mosaic and mixup (for rectangular batches, whose canvas fits one image's
                 aspect).
+            is_rgb: whether images have colors; otherwise operations with ``color_settings`` are left out.
             pool: images for mosaic and mixup of samples without a block; None for all N alike.
         """
         self._source_hw = source_hw
@@ -105,7 +107,8 @@ class SamplePlanner:
         self._pool = pool or PartnerPool(np.ones(len(source_hw)))
         self._mosaic = Mosaic(hyp)
         self._transforms = [kind(hyp) for kind in GEOMETRIC]
-        self._operations = [operation for operation in (kind(hyp) for kind in PIXEL) if operation.is_active]
+        operations = [kind(hyp) for kind in PIXEL if is_rgb or not kind.color_settings]
+        self._operations = [operation for operation in operations if operation.is_active]
 
     def draw(self, keys: Sequence[SampleKey], run_epochs: int) -> list[SamplePlan]:
         """Draws the plans of samples, whose canvas sizes may differ.

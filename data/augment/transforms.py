@@ -89,6 +89,8 @@ class GeometricTransform(Augmentation, ABC):
 class PixelOperation(Augmentation, ABC):
     """Base class of augmentations that change pixel values."""
 
+    color_settings: ClassVar[tuple[str, ...]] = ()  # hyper-parameters of an operation that needs RGB images
+
     @property
     @abstractmethod
     def is_active(self) -> bool:
@@ -101,7 +103,7 @@ class PixelOperation(Augmentation, ABC):
     @staticmethod
     @abstractmethod
     def apply(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Applies one layer's ``parameters`` (k,) to ``image`` (H, W, 3) RGB, uint8 or uint16.
+        """Applies one layer's ``parameters`` (k,) to ``image`` (H, W, channels), uint8 or uint16; three are RGB.
 
         Returns ``image``, changed in place, or ``out``, of the same shape, filled with the result.
         """
@@ -186,6 +188,7 @@ class ColorJitter(PixelOperation):
     name = "color"
     num_uniforms = 3
     columns = SharedColumns.COLOR
+    color_settings = ("hsv_h", "hsv_s", "hsv_v")
 
     @property
     def is_active(self) -> bool:

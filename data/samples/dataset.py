@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -117,11 +116,11 @@ class AugmentedImages(LoadImagesAndLabels):
         """
         super().__init__(reader)
         hyp = hyp or Hyperparameters()
-        if self.sample_index.pixels.channels != 3:  # color jitter needs RGB
-            hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
         self.weights = np.ones(len(self)) if weights is None else weights
-        pool = PartnerPool(self.weights)
-        self.planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
+        is_rgb = self.sample_index.pixels.channels == 3
+        self.planner = SamplePlanner(
+            reader.source_hw, hyp, seed=seed, single_image=rect, is_rgb=is_rgb, pool=PartnerPool(self.weights)
+        )
         self._read = reader.read
         if reader.image_cache is None and hyp.mosaic_block and not rect:  # cached images need no second copy
             # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.

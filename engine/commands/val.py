@@ -193,6 +193,7 @@ def score(
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         tiles=tile_stitcher(loader, model.nms_iou, settings),
+        chosen_confidence=config.chosen_confidence,
         protocol=tables.protocol_text(
             canvases, box_voting=selections[0].box_voting, tile=tiles.size if tiles else 0, tta=config.tta
         ),
@@ -249,6 +250,12 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     get_logger().info("%s on the %s split (%s):", Path(config.weights).name, config.task, result.protocol)
     for line in (*tables.format_table(rows), *tables.format_summary(result, names)):
         get_logger().info("%s", line)
+    if config.chosen_confidence is not None:
+        get_logger().warning(
+            "AP counts only detections above --conf-thres %g: it is not comparable with that of the default, %g",
+            config.conf_thres,
+            ValConfig.conf_thres,
+        )
     for sentence in error_sentences(result, split_errors(evaluation.shown), names):
         get_logger().info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)

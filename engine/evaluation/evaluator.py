@@ -55,6 +55,7 @@ class Evaluator:
     tiles: TileStitcher | None = None  # joins the detections in tiles, if the loaders yield tiles instead of images
     criterion: Criterion | None = None  # as in training; adds validation losses to the result
     fuses: bool = False  # fuse the model, a `Detector`, for each run
+    chosen_confidence: float | None = None  # of P, R and F1; None: the best, see `score_detections`
     protocol: str = ""  # how AP is measured, for the result; see `protocol_text`
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
 
@@ -162,15 +163,15 @@ class Evaluator:
         plain = best_threshold(self.ground_truth, _sorted_table(arrays, "detected_unvoted"), self.num_classes)
         for_ap = _sorted_table(arrays, "for_ap")
         detected = _sorted_table(arrays, "detected")
-        result, sizes, matches, shown = score_detections(self.ground_truth, for_ap, self.num_classes, detected, plain)
-        result = replace(result, protocol=self.protocol)
+        scores = score_detections(self.ground_truth, for_ap, self.num_classes, detected, plain, self.chosen_confidence)
+        result = replace(scores.result, protocol=self.protocol)
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
             in_order = np.argsort(arrays["first_images"])  # an order that does not depend on the number of ranks
             total, normalizer, *parts = arrays["losses"][in_order].sum(0).tolist()
             sums = {"total": total, **dict(zip(self.criterion.names, parts))}
             result.extras.update({f"val/{name}": value / max(normalizer, 1.0) for name, value in sums.items()})
-        return Evaluation(result, sizes, matches, shown, for_ap, detected, preview)
+        return Evaluation(result, *scores[1:], for_ap, detected, preview)
 
     def _check_visits(self, visited: np.ndarray) -> None:
         """Raises RuntimeError unless the loaders of all ranks have yielded each image once."""

@@ -46,13 +46,16 @@ class ConfidenceCurves:
     precision: np.ndarray  # float64 (C, S); also nan where there is no detection
     recall: np.ndarray  # float64 (C, S)
     f1: np.ndarray  # float64 (C, S)
-    # Index in `CONFIDENCES` of the threshold: the middle of those around the best mean F1 that lose at most its
-    # standard error. With few objects the best one itself is chance (benchmarks/LOG.md, "Threshold").
-    best: int
+    # The threshold: the middle of the confidences around the best mean F1 that lose at most its standard error. With
+    # few objects the best one itself is chance (benchmarks/LOG.md, "Threshold"). None: none gives a true positive.
+    threshold: float | None
+    shown: int  # index in `CONFIDENCES` of the metrics: of ``threshold``, or of the confidence that the user has chosen
 
     @classmethod
-    def of(cls, matches: Matches) -> ConfidenceCurves:
-        """Computes the curves of the detections of ``matches``."""
+    def of(cls, matches: Matches, chosen: float | None = None) -> ConfidenceCurves:
+        """Computes the curves of the detections of ``matches``, or only of those above the confidence ``chosen``."""
+        if chosen is not None:
+            matches = matches.above(chosen)
         classes = matches.num_classes
         targets = matches.targets()[:, ALL_SIZES]
         steps = CONFIDENCES.size
@@ -75,14 +78,11 @@ class ConfidenceCurves:
         recall[targets == 0] = np.nan
         f1 = f1_score(precision, recall)
         mean_f1 = nanmean(f1, axis=0)
-        best = mean_f1.max()
-        standard_error = np.sqrt(best * (1 - best) / max(targets.sum(), 1))
-        return cls(precision, recall, f1, middle_of_best(mean_f1, standard_error))
-
-    @property
-    def threshold(self) -> float | None:
-        """The confidence at `best`; None if no confidence gives a true positive."""
-        return float(CONFIDENCES[self.best]) if nanmean(self.f1[:, self.best]) > 0 else None
+        peak = mean_f1.max()
+        standard_error = np.sqrt(peak * (1 - peak) / max(targets.sum(), 1))
+        best = middle_of_best(mean_f1, standard_error)
+        threshold = float(CONFIDENCES[best]) if mean_f1[best] > 0 else None
+        return cls(precision, recall, f1, threshold, best if chosen is None else 0)  # all are above the chosen one
 
 
 class Metric(NamedTuple):
@@ -97,9 +97,9 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("precision", "P", "precision", lambda curves, _: curves.precision[:, curves.best]),
-    Metric("recall", "R", "recall", lambda curves, _: curves.recall[:, curves.best]),
-    Metric("f1", "F1", "F1", lambda curves, _: curves.f1[:, curves.best]),
+    Metric("precision", "P", "precision", lambda curves, _: curves.precision[:, curves.shown]),
+    Metric("recall", "R", "recall", lambda curves, _: curves.recall[:, curves.shown]),
+    Metric("f1", "F1", "F1", lambda curves, _: curves.f1[:, curves.shown]),
     Metric("AP50", "AP50", "AP50", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_50]),
     Metric("AP75", "AP75", "AP75", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_75]),
     Metric("AP", "AP", "AP", lambda _, interpolated: interpolated[:, ALL_SIZES]),
@@ -121,6 +121,7 @@ def score_detections(
     num_classes: int,
     detected: DetectionTable | None = None,
     plain_confidence: float | None = None,
+    chosen_confidence: float | None = None,
 ) -> Scores:
     """Scores detections against labels.
 
@@ -128,19 +129,28 @@ def score_detections(
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
-    Precision, recall, F1 and the confusion matrix are those of one matching at IoU 0.5, above the threshold of
-    `ConfidenceCurves.best`. Undefined scores are nan, and the means leave them out: all those of classes without
+    Precision, recall, F1 and the confusion matrix are those of one matching at IoU 0.5, above the chosen confidence or
+    `ConfidenceCurves.threshold`. Undefined scores are nan, and the means leave them out: all those of classes without
     objects, and the precision of a class without a detection, whose recall and F1 are 0.
 
     Args:
         for_ap: detections whose AP is computed.
         detected: detections as detect.py finds them, for all other scores; None: the same.
         plain_confidence: `best_threshold` of those without box voting, which the result holds; None: unknown.
+        chosen_confidence: of precision, recall, F1 and the confusion matrix; None: the one with the best mean F1.
     """
+
+    def curves_and_shown(matches: Matches) -> tuple[ConfidenceCurves, float, Matches]:
+        """Returns the curves, the confidence above which detections are shown, and the matches of these."""
+        curves = ConfidenceCurves.of(matches, chosen_confidence)
+        best = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
+        confidence = best if chosen_confidence is None else chosen_confidence
+        return curves, confidence, matches.above(confidence)
+
     # Matches take gigabytes for a large split: of ``detected``, only those above the threshold are kept.
-    curves_and_shown = None if detected is None else _curves_and_shown(match_detections(gt, detected, num_classes))
+    of_detected = None if detected is None else curves_and_shown(match_detections(gt, detected, num_classes))
     matches = match_detections(gt, for_ap, num_classes)
-    curves, shown_confidence, shown = curves_and_shown or _curves_and_shown(matches)
+    curves, shown_confidence, shown = of_detected or curves_and_shown(matches)
     outcomes = sort_by_class(matches)
     precision = interpolated_precision(outcomes, matches.targets())
     values = {m.name: m.values(curves, precision) for m in METRICS}
@@ -166,13 +176,6 @@ def score_detections(
     return Scores(result, _size_scores(outcomes, matches.targets(), precision), matches, shown)
 
 
-def _curves_and_shown(matches: Matches) -> tuple[ConfidenceCurves, float, Matches]:
-    """Returns the curves, the confidence above which detections are shown, and the matches of these."""
-    curves = ConfidenceCurves.of(matches)
-    confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
-    return curves, confidence, matches.above(confidence)
-
-
 def _size_scores(outcomes: DetectionOutcomes, targets: np.ndarray, precision: np.ndarray) -> SizeScores:
     """Computes COCO's scores for its four sizes. Means over the classes that have objects equal pycocotools'.
 
@@ -192,7 +195,7 @@ def _size_scores(outcomes: DetectionOutcomes, targets: np.ndarray, precision: np
 
 
 def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
-    """Finds the threshold of the detections in ``table``, see `ConfidenceCurves.best`; None if none is correct."""
+    """Finds the threshold of the detections in ``table``, see `ConfidenceCurves`; None if none is correct."""
     return ConfidenceCurves.of(match_detections(gt, table, num_classes)).threshold
 
 

@@ -29,8 +29,9 @@ class EvalResult:
 
     metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py
     class_metrics: dict[str, np.ndarray]  # float64 (C,), by the same names
-    threshold: float | None  # see `ConfidenceCurves.best`; None: no confidence gives a true positive
-    shown_confidence: float  # `threshold`, or detect.py's default if that is None; also for precision, recall and F1
+    threshold: float | None  # see `ConfidenceCurves`; None: no confidence gives a true positive
+    # Of precision, recall, F1 and what is shown: the user's choice, else `threshold`, else detect.py's default.
+    shown_confidence: float
     ap_small: float  # IoU 0.50:0.95
     ap_medium: float
     ap_large: float
@@ -75,7 +76,7 @@ class EvalResult:
 
     @property
     def missed_at_best_confidence(self) -> np.ndarray:
-        """Classes that have true positives at a low confidence, but none at `threshold`: int64 (n,)."""
+        """Classes that have true positives at a low confidence, but none at `shown_confidence`: int64 (n,)."""
         return np.flatnonzero((self.class_metrics["recall"] == 0) & (self.curve_recall[:, 0] > 0))
 
 

@@ -87,8 +87,9 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     drawn = by_ap[:FEW_CLASSES] if is_many else by_ap
     ap_names = [f"{name} {value:.3f}" for name, value in zip(names, ap50)]
     mark = None
-    if result.threshold is not None:
-        mark = Mark(result.threshold, f"threshold {result.threshold:.3f}: F1 {result.metrics['f1']:.3f}")
+    if result.metrics["f1"] > 0:
+        shown = result.shown_confidence
+        mark = Mark(shown, f"threshold {shown:.3f}: F1 {result.metrics['f1']:.3f}")
 
     def chart(title: str, x: np.ndarray, y: np.ndarray, axes: tuple[str, str], mark: Mark | None = None) -> Chart:
         is_pr = x is result.pr_recall
@@ -144,7 +145,7 @@ def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -
 def errors_picture(errors: ErrorSplit) -> Picture:
     """Draws the cost of each kind of error (TIDE), with their number."""
     texts = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
-    labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}")
+    labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 above the threshold is {errors.ap:.3f}")
     return bar_chart_picture(KINDS, errors.cost, texts, labels)
 
 

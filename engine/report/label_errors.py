@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from engine.evaluation.analysis import BACKGROUND_IOU
 from engine.evaluation.matching import Objects, overlapping_pairs
 from engine.report.issues import CheckedSplit, Issue, LabelBox
 from utils.boxes import xyxy_to_xywh
@@ -26,8 +27,9 @@ def find_label_errors(
 
     A detection is confident if it scores at least the mean of the best detections of its class's labels, as in
     confident learning (Northcutt, Jiang, Chuang 2021). If it overlaps no label by `SAME_OBJECT`, that of its object is
-    missing, with its confidence as the score. If it is the best on a label of another class, this class is wrong; the
-    score is how much it exceeds the best detection of the label's own class.
+    missing, with its confidence as the score, unless it overlaps a label of its class by `BACKGROUND_IOU`: then it is
+    misplaced. If it is the best on a label of another class, this class is wrong; the score is how much it exceeds the
+    best detection of the label's own class.
 
     Crowd regions explain detections; they and repeated rows are not examined.
 
@@ -41,7 +43,8 @@ def find_label_errors(
     row_of = split.index.rows_of_ground_truth()
     table = table.take(np.argsort(table.image_index, kind="stable"))
     objects = Objects(truth.image_of_box, truth.boxes_xywh_px, truth.crowd)
-    pairs = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, SAME_OBJECT)
+    near = overlapping_pairs(table.image_index, table.boxes_xyxy_px, objects, BACKGROUND_IOU)
+    pairs = near.take(near.overlap >= SAME_OBJECT)
     score = table.scores[pairs.detection]
     is_own_class = table.classes[pairs.detection] == truth.classes[pairs.target]
     own_score = np.zeros(len(truth.classes))  # best of each label's own class
@@ -64,7 +67,8 @@ def find_label_errors(
     for label, detection in best.items():
         errors.append((float(table.scores[detection] - own_score[label]), detection, int(row_of[label])))
 
-    is_confident[pairs.detection] = False  # explained by a label
+    is_misplaced = (table.classes[near.detection] == truth.classes[near.target]) & ~truth.crowd[near.target]
+    is_confident[near.detection[(near.overlap >= SAME_OBJECT) | is_misplaced]] = False  # explained by a label
     rows = np.flatnonzero(is_confident)
     rows = rows[_is_best_of_object(table.take(rows))]
     errors += [(float(table.scores[row]), row, -1) for row in rows.tolist()]

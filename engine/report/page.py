@@ -15,7 +15,7 @@ import torch
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ap_error, confused_pairs, split_errors
-from engine.evaluation.metrics import METRICS
+from engine.evaluation.metrics import METRICS, nanmean
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.report.figures import (
     AP_CHART,
@@ -194,7 +194,7 @@ class ReportPage:
         pair_rows: list[list[str | float]]
         pair_rows = [[names[t], names[p], n, float(n / totals[t])] for n, p, t in pairs[:MAX_PAIRS]]
         return Validated(result, errors, error, len(label_errors)), {
-            "facts": _facts(result, error, is_training=subject.epochs > 0),
+            "facts": _facts(result, error, subject.config),
             "sentences": list(error_sentences(result, errors, names)),
             "worst": worst_images(split, evaluation.shown),
             "worst_legend": WORST_LEGEND,
@@ -225,7 +225,7 @@ def write_validation_report(folder: Path, subject: Subject, evaluation: Evaluati
     write_preview(evaluation.preview, subject.validated.names, result.shown_confidence, folder / "predictions.jpg")
 
 
-def _facts(result: EvalResult, error: float, *, is_training: bool) -> list[tuple[str, str]]:
+def _facts(result: EvalResult, error: float, config: TrainConfig | ValConfig) -> list[tuple[str, str]]:
     """Returns the numbers at the top of the page, as pairs of name and value."""
     objects = int(result.class_targets.sum())
     images = ("validated on", f"{counted(result.num_images, 'image')}, {counted(objects, 'object')}")
@@ -236,17 +236,27 @@ def _facts(result: EvalResult, error: float, *, is_training: bool) -> list[tuple
     facts += [("AP50", f"{result.metrics['AP50']:.3f}"), images]
     if result.threshold is None:
         return [*facts, ("threshold", "no detection is correct at any confidence")]
-    name = "threshold, which detect.py uses" if is_training else "best threshold, for detect.py --conf-thres"
-    found = f"{result.metrics['recall']:.0%} of the objects; {result.metrics['precision']:.0%} of detections are right"
-    return [*facts, (name, f"{result.threshold:.3f}"), ("found above it", found)]
+    name = "threshold, which detect.py uses"
+    if isinstance(config, ValConfig):
+        is_chosen = config.chosen_confidence is not None
+        name = (
+            "--conf-thres, below which AP counts nothing" if is_chosen else "best threshold, for detect.py --conf-thres"
+        )
+    detections = int(result.confusion[:-1].sum())
+    right = int(result.confusion[:-1].trace())
+    found = (
+        f"{right / objects:.0%} of the objects; {right / max(detections, 1):.0%} of {detections:,} detections are right"
+    )
+    return [*facts, (name, f"{result.shown_confidence:.3f}"), ("found above it", found)]
 
 
 def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     """Lists the scores of all classes together, then of each class, the worst first."""
     values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *result.class_best], 1).tolist()
     order = np.argsort(np.nan_to_num(result.class_metrics["AP"], nan=2.0), kind="stable")
+    best_f1 = float(nanmean(result.curve_f1, axis=0).max())
     rows: list[list[str | float | None]]
-    rows = [["all", int(result.class_targets.sum()), *result.metrics.values(), result.metrics["f1"], result.threshold]]
+    rows = [["all", int(result.class_targets.sum()), *result.metrics.values(), best_f1, result.threshold]]
     rows += [[names[c], int(result.class_targets[c]), *values[c]] for c in order.tolist()]
     return page.HtmlTable(
         ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ MIN_COST = 0.01  # AP50; kinds of errors that cost less are not mentioned
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
 MIN_RISE = 0.005  # of AP in the last third of a run, that more epochs may continue
 FEW_BOXES = 50  # training boxes of a class
+MIN_F1_RISE = 0.1  # of a class at a threshold of its own, which is mentioned
+MIN_OBJECTS = 10  # validation objects of a class, for its threshold to be more than chance
 IMBALANCED = 10  # ratio of boxes of the most frequent class to the rarest
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
 # What a kind of error is, and what to do about it.
@@ -141,6 +144,7 @@ def advice(
         if cost[largest] >= MIN_COST and not (largest == CLASS and flips):
             yield f"Against the largest error: {SENTENCES[KINDS[largest]][1]}."
         yield from flips
+        yield from _own_thresholds(validated.result, subject.validated.names)
         if validated.label_errors:
             yield f"Check {counted(validated.label_errors, 'label')} that the model contradicts, below."
     fitness = history.get(subject.fitness.column, np.zeros(0))
@@ -180,6 +184,21 @@ def _flips(subject: Subject, result: EvalResult) -> Iterator[str]:
                     f"A flipped image exchanges {one} and {other}, of which {counted(count, 'object')} "
                     f"{'is' if count == 1 else 'are'} mistaken for the other: train with --set {flip}=0{condition}."
                 )
+
+
+def _own_thresholds(result: EvalResult, names: Sequence[str]) -> Iterator[str]:
+    """Yields which classes have their best threshold far from that of all classes, and how to use it."""
+    shared = result.class_metrics["f1"]
+    best, confidence = result.class_best
+    far = np.flatnonzero((best - shared >= MIN_F1_RISE) & (result.class_targets >= MIN_OBJECTS))
+    far = far[np.argsort(shared[far] - best[far], kind="stable")]
+    if far.size:
+        found = [f"{names[c]} (F1 {best[c]:.2f} at {confidence[c]:.3f}, not {shared[c]:.2f})" for c in far.tolist()]
+        flags = f"--classes {shlex.quote(names[far[0]])} --conf-thres {confidence[far[0]]:.3f}"
+        yield (
+            f"The threshold of all classes, {result.shown_confidence:.3f}, is far from the best one of "
+            f"{listed(found, 3)}: detect.py {flags} shows a class alone, at its own."
+        )
 
 
 def _overfits(history: Mapping[str, np.ndarray]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+from data.augment.plan import PIXEL
 from data.render.user_transforms import UserTransforms
 from engine.export.formats import require_packages
 from engine.optim.schedule import step_plan
@@ -150,13 +151,14 @@ def unused_settings(ctx: DistributedContext, settings: RunSettings, model: Detec
     length = counted(config.epochs, "epoch")
     mixes_images = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
     early = last_early_validation(epochs, config.val_every)
+    color = " ".join(name for operation in PIXEL for name in operation.color_settings)
     table: list[tuple[str, bool, str]] = [
         (" ".join(sorted(head.unused_hyperparameters)), True, ": the model's loss does not use it"),
         ("one2one", not head.is_dual, ": the model's loss does not use it"),
         ("distill", not (config.keep_old or config.teacher), " without --teacher or --keep-old"),
         ("cls_pw", head.num_classes == 1, ": the model has one class"),
         ("autoanchor", head.anchors is None, ": the model has no anchors"),
-        ("hsv_h hsv_s hsv_v", model.channels != 3, ": images without three channels have no color"),
+        (color, model.channels != 3, ": images without three channels have no color"),
         ("mosaic", config.rect and hyp.mosaic > 0, ": --rect leaves mosaic and mixup out"),
         ("mixup", config.rect and hyp.mixup > 0, ": --rect leaves mosaic and mixup out"),
         ("mosaic_block", not mixes_images, ": no image is made of several"),

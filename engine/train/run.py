@@ -128,6 +128,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
 
     # What the weights know of the training objects.
     probe = None
+    comparable_weights = None  # starting weights that can be scored as they are
     if plan.checkpoint is None:
         needs_similar = steps.planned_steps <= FEW_STEPS and not (config.model or config.keep_old)
         probe = probe_weights(ctx, settings, samples, model, needs_similar=needs_similar)
@@ -136,6 +137,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
             get_logger().info("as the run has only %s, it keeps the class layers of %s", length, config.weights)
             starting_model = build_starting_model(ctx, config, names, spec.pixels.channels, similar=probe.similar)
             model = starting_model.model
+        if starting_model.is_complete:
+            comparable_weights = {name: tensor.to("cpu", copy=True) for name, tensor in model.state_dict().items()}
         fit_anchors(ctx, settings, model, train, probe)
     criterion = build_criterion(ctx, settings, model, loss_weights, teacher)
     val_loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
@@ -228,6 +231,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         control=RunControl(ctx, signals),
         checkpointer=checkpointer,
         eval_ranks=eval_ranks,
+        starting_weights=comparable_weights,
         hooks=hooks,
     )
 

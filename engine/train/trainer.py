@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.prefetcher import Prefetcher
@@ -108,6 +110,8 @@ class Trainer:
         val_loader, evaluator, fitness: validate an epoch, and make one score of the result.
         unscored: the newest epoch if it has no scores yet, as a checkpoint stores it; it is validated first.
         eval_ranks: the processes that validate (``--eval-ranks``); None: the training processes do.
+        starting_weights: of a new run, on the host, to be scored at its end; None if they have not all been loaded, as
+            those of new classes, and for a run that continues.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class Trainer:
         control: RunControl,
         checkpointer: Checkpointer,
         eval_ranks: EvalRanks | None,
+        starting_weights: Mapping[str, Tensor] | None = None,
         hooks: Sequence[Hook],
     ) -> None:
         self.run = run
@@ -143,6 +148,8 @@ class Trainer:
         self._evaluator = evaluator
         self._fitness = fitness
         self._eval_ranks = eval_ranks
+        self._starting_weights = starting_weights
+        self.starting_fitness = math.nan  # on rank 0, once the run is complete; nan: unknown
         self._unscored: Epoch | None = None
         if unscored is not None:
             self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing, unscored.has_own_file)
@@ -182,6 +189,8 @@ class Trainer:
                 if not self.control.agree_on_abort():
                     self._score_epoch()  # a callback may have ended the run while an epoch was validated
                 self.checkpointer.flush()
+                if not self.control.agree_on_abort():
+                    self._score_starting_weights()
                 self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
         finally:
             self.checkpointer.wait()
@@ -347,6 +356,17 @@ class Trainer:
             self.step.criterion.set_closing(epoch.is_closing)
             epoch.evaluation = self._evaluator.run(model, self.val_loader, should_stop=should_stop)
         return self.control.after_validation()
+
+    def _score_starting_weights(self) -> None:
+        """Scores the weights that the run has started from: last, so that no bit of the run depends on it."""
+        if self._starting_weights is None or self.progress.best_epoch < 0:
+            return
+        model = copy.deepcopy(self.step.ema.module)
+        model.load_state_dict(self._starting_weights)
+        evaluator = replace(self._evaluator, criterion=None)
+        evaluation = evaluator.run(model, self.val_loader, should_stop=self.control.should_stop)
+        if evaluation is not None:
+            self.starting_fitness = self._fitness.score_of(evaluation.result)
 
     def _send(self, epoch: Epoch, eval_ranks: EvalRanks) -> None:
         """Leaves the averaged weights of an epoch to the evaluating processes, in a file."""

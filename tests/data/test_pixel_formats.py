@@ -11,6 +11,8 @@ import pytest
 import torch
 import yaml
 
+from data.augment import plan
+from data.augment.transforms import ColorJitter
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
@@ -89,6 +91,23 @@ def test_colors_of_16_bits_are_changed_as_those_of_8_bits(rgb, made):
     without = Hyperparameters(mixup=0.5, **NO_COLOR)
     gray, same = (rendered(made[PixelFormat(1)], keys(), hyp=h) for h in (hyp, without))
     assert all(np.array_equal(a.image, b.image) for a, b in zip(gray, same))
+
+
+def test_an_added_operation_says_whether_it_needs_colors(rgb, made, monkeypatch):
+    class Black(ColorJitter):
+        name = "black"
+        is_active = True
+
+        @staticmethod
+        def apply(image, parameters, out):
+            image[:] = 0
+            return image
+
+    monkeypatch.setattr(plan, "PIXEL", (Black,))
+    assert not rendered(rgb, keys(1))[0].image.any()
+    assert rendered(made[PixelFormat(1)], keys(1))[0].image.any()
+    Black.color_settings = ()
+    assert not rendered(made[PixelFormat(1)], keys(1))[0].image.any()
 
 
 def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):

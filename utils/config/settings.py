@@ -509,7 +509,12 @@ class ValConfig(_DetectionsConfig, DataFlags):
     rect: bool | None = setting(
         None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
     )
-    conf_thres: float = setting(0.001, Bounds(0, 1), aliases=("--conf",), help="confidence threshold")
+    conf_thres: float = setting(
+        0.001,
+        Bounds(0, 1),
+        aliases=("--conf",),
+        help="count only detections above it; other values than the default are also the threshold of P, R and F1",
+    )
     iou_thres: float | None = setting(
         None,
         Bounds(0, 1),
@@ -521,6 +526,11 @@ class ValConfig(_DetectionsConfig, DataFlags):
     )
     save_json: bool = setting(True, help="write predictions.json in COCO format")
     project: str = setting("runs/val", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
+
+    @property
+    def chosen_confidence(self) -> float | None:
+        """The confidence of precision, recall and F1 that ``--conf-thres`` gives; None: the one with the best F1."""
+        return None if self.conf_thres == ValConfig.conf_thres else self.conf_thres
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,19 @@ def test_classes_that_the_model_hardly_knows_are_not_judged(make, ap50):
     assert find_label_errors(split, table, weak) == []
 
 
+def test_a_box_that_misses_its_label_is_not_a_missing_label():
+    """The report calls it misplaced. One of another class beside a label is a missing label."""
+    image, boxes, classes, table = scene()
+    shifted = make_table(
+        image=[2, 2], boxes=boxes[[17, 16]] + [60, 0, 60, 0], scores=[0.99] * 2, classes=classes[[17, 16]]
+    )
+    split = split_of(image, boxes, classes)
+    assert find_label_errors(split, DetectionTable.concatenate([table, shifted]), GOOD) == []
+    shifted.classes[:] = 1 - shifted.classes
+    errors = find_label_errors(split, DetectionTable.concatenate([table, shifted]), GOOD)
+    assert [error.kind for error in errors] == [MISSING_LABEL] * 2
+
+
 def test_crowd_regions_explain_detections_and_repeated_rows_are_left_to_the_scan():
     for change in ("crowd", "repeated"):
         split, table = swapped(17)

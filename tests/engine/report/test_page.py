@@ -124,6 +124,10 @@ def test_numbers_are_those_of_the_metrics_and_hostile_names_are_text(tmp_path):
     summary = page.sections["Result"]
     assert f"{result.ap:.3f} ±" in summary
     assert f"{result.threshold:.3f}" in summary
+    right = float((result.class_metrics["recall"] * result.class_targets).sum())
+    shown = int((scored.detected.scores > result.threshold).sum())
+    found = f"{right / result.class_targets.sum():.0%} of the objects; {right / shown:.0%} of {shown:,} detections"
+    assert found in summary
     assert [row[:2] + row[-1:] for row in page.tables["Checkpoints"][1:]] == [
         ["best.pt", "1", "0.310"],
         ["last.pt", "2", "0.420"],

@@ -31,12 +31,14 @@ def index(boxes: list[int], side: float, names: tuple[str, ...] = ("a", "b", "c"
     return replace(made, tile=tile)
 
 
-def scored(*targets: int, ap: float = 0.5) -> EvalResult:
+def scored(*targets: int, ap: float = 0.5, f1: float = 0.5) -> EvalResult:
     classes = len(targets)
     curve = np.zeros((classes, 2))
     return EvalResult(
         metrics={"AP": ap, "AP50": ap, "f1": 0.5, "precision": 0.5, "recall": 0.5},
-        class_metrics={"AP": np.linspace(ap, ap / 2, classes), "recall": np.full(classes, 0.5)},
+        class_metrics={
+            "AP": np.linspace(ap, ap / 2, classes), "recall": np.full(classes, 0.5), "f1": np.full(classes, f1)
+        },
         threshold=0.4, shown_confidence=0.4, ap_small=np.nan, ap_medium=np.nan,
         ap_large=np.nan, class_targets=np.array(targets), confusion=np.zeros((classes + 1, classes + 1), np.int64),
         curve_confidence=np.array([0.0, 1]), curve_precision=curve + 0.5,
@@ -109,6 +111,9 @@ def test_errors_are_named_by_their_cost_with_their_number_and_class():
     [
         ({}, (), ("a",)),
         ({"label_errors": 3}, ("3 labels",), ()),
+        # A class whose own threshold is much better than that of all: its F1 there is 0.5.
+        ({"result": scored(9, 50, f1=0.3)}, ("of b (F1 0.50", "--classes b --conf-thres 0.000"), ()),
+        ({"result": scored(50, f1=0.41)}, (), ("--conf-thres",)),
         ({"result": scored(0, 0), "label_errors": 3}, ("Label the objects",), ("3 labels",)),
         # More epochs, if AP rises by more than chance.
         (

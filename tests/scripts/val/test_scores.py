@@ -88,7 +88,8 @@ class FixedBoxes(nn.Module):
         return torch.tensor([boxes])
 
 
-def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precision_is_empty(tmp_path):
+def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precision_is_empty(tmp_path, capsys):
+    """The threshold is the best one, or that of ``--conf-thres``."""
     images, size, names = 3, 64, ["a", "b", "c"]
     for kind in ("images", "labels"):
         (tmp_path / kind / "val").mkdir(parents=True)
@@ -114,3 +115,13 @@ def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precis
     counts = np.array(results["confusion"]["counts"])
     assert (counts.diagonal() / np.maximum(counts.sum(0), 1)).tolist() == [1, 1, 0, 0]  # recall
     assert counts.sum(1).tolist() == [images, 2 * images, 0, images]  # detections; objects that are not found
+    assert "--conf-thres" not in capsys.readouterr().out
+    chosen = ["--conf-thres", "0.07", "--name", "chosen", "--noplots"]  # above it, four more of a and b are wrong
+    val.main(flags((data, weights), tmp_path, "--trust", "--data", data, *chosen))
+    results = read(tmp_path / "runs/chosen", "results")
+    assert [row["P"] for row in results["classes"]] == pytest.approx([1 / 5, 1 / 6, None])
+    assert [row["R"] for row in results["classes"]] == [1, 1, 0]
+    assert results["f1"] == pytest.approx((2 / 6 + 2 / 7) / 3)
+    assert results["confusion"]["confidence"] == 0.07
+    assert np.sum(results["confusion"]["counts"], 1).tolist() == [5 * images, 6 * images, 0, images]
+    assert "AP counts only detections above --conf-thres 0.07" in capsys.readouterr().out
