@@ -249,7 +249,7 @@ class ValSettings(DetectionsSettings, DataFlags, total=False):
     rect: bool | None
     """rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"""
     conf_thres: float | None
-    """confidence threshold"""
+    """count only detections above it; other values than the default are also the threshold of P, R and F1"""
     iou_thres: float | None
     """NMS IoU threshold; default: by head for AP (0.7, 0.65, 0.6 or no NMS), and detect.py's for P, R and F1"""
     tta: bool | None
@@ -282,7 +282,7 @@ class ExportSettings(Downloads, total=False):
     nms: bool | None
     """export the one-to-many head of NMS-free models, which needs NMS"""
     iou_thres: float | None
-    """IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"""
+    """IoU threshold of NMS; default: detect.py's (0.45) in end2end files, by head for the AP of raw ones"""
     opset: int | None
     """ONNX opset; torch's exporter writes no valid files below 18"""
     data: str | PathLike[str] | None

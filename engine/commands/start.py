@@ -83,12 +83,9 @@ def _export(outcome: TrainingOutcome) -> None:
 
 def validate(config: ValConfig) -> None:
     """Implements val.py."""
-    from engine.commands.input_files import check_validation  # slow for --help
-
     launch = read_launch()
     if launch is None:
         check_processes(config.spawn, config.device)
-        check_validation(config)
     if config.spawn > 1 and launch is None:
         spawn(validate, config.spawn, (config,))
         return

@@ -45,7 +45,7 @@ from utils.strings import counted
 CPU = torch.device("cpu")
 BATCH = 8
 COMPARED_SCORE = 0.05  # boxes and scores are compared where one of the models has a higher score
-LEARNED_AP = 0.2  # AP of a class that a file may not lose
+LEARNED_AP = 0.05  # AP of a class that a file may not lose
 MAX_LOST_F1 = 0.05  # the threshold is the best one of the checkpoint, not of the file
 
 
