@@ -123,6 +123,17 @@ def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIn
         get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
 
 
+def warn_of_unused_classes(train: DatasetIndex) -> None:
+    """Warns about classes of which the training split has no object, unless no image says anything about them, such as
+    about the old classes of --keep-old."""
+    boxes = train.boxes_per_class(len(train.names)).tolist()
+    ignored = train.names_ignored_everywhere()
+    unused = [name for name, count in zip(train.names, boxes) if not count and name not in ignored]
+    if unused:
+        count = f"{len(unused)} of {counted(len(train.names), 'class')}"
+        get_logger().warning("train: no object of %s, which cannot be learned: %s", count, listed(unused, 5))
+
+
 def real_paths(index: DatasetIndex) -> Iterator[str]:
     """Yields the path of each image, following symbolic links to folders but not to images."""
     real_folders: dict[str, str] = {}

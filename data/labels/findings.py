@@ -251,7 +251,8 @@ class ScanReport:
             share = total.number / max(self.images if kind.unit == "image" else self.objects, 1)
             is_warning = is_loss_large if kind.costs else share >= WARNED_SHARE
             level = logging.WARNING if is_warning else logging.INFO
-            lines.append((level, f"{_with_number(total)} ({kind.meaning})"))
+            consequence = "left out: " if kind.costs else ""
+            lines.append((level, f"{_with_number(total)} ({consequence}{kind.meaning})"))
         if self.advice:
             lines.append((logging.WARNING, self.advice))
         return lines

@@ -56,16 +56,20 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
     return done + max(math.floor((total_s - seconds) / seconds * done + 0.05), 0)
 
 
-def few_steps_warning(steps: StepPlan, *, from_weights: bool) -> str:
-    """Returns a warning about a run with so few steps that its detector will be poor, and the number of epochs that are
-    enough; "" if it has enough."""
-    min_steps = MIN_STEPS_FROM_WEIGHTS if from_weights else MIN_STEPS
+def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
+    """Returns a warning about a run with so few steps that its detector will be poor, and what gives enough: smaller
+    batches, if they are larger than the default, or a number of epochs; "" if it has enough."""
+    min_steps = MIN_STEPS_FROM_WEIGHTS if config.weights else MIN_STEPS
     if steps.total >= min_steps:
         return ""
-    kind = "fine-tuning" if from_weights else "training from random weights"
-    epochs = -(-min_steps // steps.per_epoch)
+    kind = "fine-tuning" if config.weights else "training from random weights"
     length = counted(steps.total, "step")
-    return f"the run has only {length}; {kind} needs about {min_steps}: --epochs {epochs}"
+    smaller = ""
+    if steps.accumulate == 1 and config.batch_size > TrainConfig.batch_size:
+        length += f" of --batch-size {config.batch_size}"
+        smaller = f"smaller batches (--batch-size {TrainConfig.batch_size}), or "
+    epochs = -(-min_steps // steps.per_epoch)
+    return f"the run has only {length}; {kind} needs about {min_steps}: {smaller}--epochs {epochs}"
 
 
 def random_weights_warning(images: int, *, weights: str, model: str) -> str:

@@ -130,7 +130,7 @@ def advice(
     config = subject.config
     if isinstance(config, TrainConfig):
         if subject.batches and not config.time:
-            few = few_steps_warning(step_plan(config, subject.batches), from_weights=bool(config.weights))
+            few = few_steps_warning(step_plan(config, subject.batches), config)
             if few:
                 yield f"Train longer: {few}."
         if subject.train is not None and config.data != DEMO:

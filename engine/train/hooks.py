@@ -160,6 +160,7 @@ class EndLog(Hook):
             log.info("%s, after epoch %d (%s):", model, self._epoch, self._result.protocol)
             for line in format_table(result_rows(self._result, self._truth, self._names)):
                 log.info("%s", line)
+            log.info("P, R and F1 at confidence %.3f, which detect.py uses", self._result.shown_confidence)
         done = counted(progress.epoch, "epoch")
         best = trainer.checkpointer.best
         if progress.best_epoch < 0 or not best.is_file():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from data.dataset.spec import DEMO, DatasetSpec, class_names
 from data.folds.held_out import hold_out_validation
 from data.index.index import DatasetIndex
-from data.index.messages import warn_of_shared_images
+from data.index.messages import warn_of_shared_images, warn_of_unused_classes
 from data.loading.build import build_run_val_loader, build_train_loader, data_facts, open_train_samples
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.open import open_data
@@ -147,6 +147,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         for line in unused_settings(ctx, settings, model, tile=spec.tile):
             get_logger().warning("%s", line)
         warn_of_shared_images(spec, train, val_loader.index)
+        warn_of_unused_classes(train)
         warn_of_small_boxes(train, imgsz=config.imgsz, stride=model.stride)
 
     # The step. The number of steps decides the last open settings.
@@ -444,7 +445,7 @@ def log_start(
         "; the first one compiles the model" if config.compile else "",
     )
     if step.ctx.is_main:
-        few_steps = few_steps_warning(steps, from_weights=bool(config.weights))
+        few_steps = few_steps_warning(steps, config)
         if few_steps and not config.time:
             log.warning("%s", few_steps)
         if is_new and config.data != DEMO:

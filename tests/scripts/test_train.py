@@ -16,6 +16,7 @@ import yaml
 import detect
 import train
 import val
+from models.postprocess.selection import DEFAULT_CONFIDENCE
 from models.weights.load import load_detector
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.preloaded import python
@@ -196,7 +197,10 @@ def test_a_run_that_is_worse_than_its_starting_weights_says_so(inputs, tmp_path,
     given += ["--optimizer", "SGD", "--set", "lr0=1", "warmup_epochs=0"]
     capsys.readouterr()
     call(train.main, *given, "--name", "worse")
-    assert line in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert line in out
+    confidence = read_checkpoint(tmp_path / "worse/best.pt")["progress"]["confidence"]
+    assert f"at confidence {DEFAULT_CONFIDENCE if confidence is None else confidence:.3f}, which detect.py uses" in out
     call(train.main, "--resume", tmp_path / "worse" / "last.pt", "--epochs", "2")
     call(train.main, *given, "--single-cls")
     assert "started from" not in capsys.readouterr().out

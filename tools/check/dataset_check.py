@@ -100,7 +100,10 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     workers = available_cores() if config.workers < 0 else config.workers
     splits, issues = scan_splits(spec, config.split, workers=workers)
     issues += refused_splits(splits)
-    issues += [issue for split in splits for issue in scan_issues(split)]
+    found: dict[tuple[str, str, str], Issue] = {}  # once, if splits share a folder
+    for issue in (issue for split in splits for issue in scan_issues(split)):
+        found.setdefault((issue.kind, issue.where, issue.text), issue)
+    issues += found.values()
     issues += image_issues(splits, max(workers, 1))
     issues += [issue for split in splits for issue in box_pairs(split)]
     issues += box_sizes(splits, imgsz)

@@ -124,7 +124,8 @@ def test_errors_are_named_by_their_cost_with_their_number_and_class():
         ({"epochs": 6, "history": {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}, "ap_error": 0.2}, (), ("--resume",)),
         ({"epochs": 7, "history": {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}}, (), ("--resume",)),
         ({"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}}, (), ("--resume",)),
-        ({"epochs": 4, "batches": 9, "settings": {"weights": "a.pt"}}, ("--epochs 12",), ()),
+        ({"epochs": 4, "batches": 9, "settings": {"weights": "a.pt"}}, ("--epochs 12",), ("--batch-size",)),
+        ({"epochs": 4, "batches": 1, "settings": {"weights": "a.pt", "batch_size": 512}}, ("--batch-size 16",), ()),
         # Overfitting is a rising validation loss.
         (
             {"epochs": 6, "history": {"train/x": [3, 2.5, 2, 1.5, 1.2, 1], "val/x": [3, 2.5, 2, 2, 2.2, 2.5]}},

@@ -71,6 +71,15 @@ def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
         assert names(trainer) == expected
 
 
+def test_classes_without_an_object_are_named(folder, capsys):
+    data = folder / "set/data.yaml"
+    data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": ["light", "blue", "dark"]}))
+    for labels in folder.glob("set/labels/*/*.txt"):
+        labels.write_text(labels.read_text().replace("1 ", "2 "))
+    with built():
+        assert "warning: train: no object of 1 of 3 classes, which cannot be learned: blue\n" in capsys.readouterr().out
+
+
 def test_the_loaders_and_the_step_are_those_of_the_settings():
     with built("--epochs", "3", "--nominal-batch", "8", "--optimizer", "AdamW") as trainer:
         assert (len(trainer.loader), len(trainer.loader.index)) == (3, 10)

@@ -14,7 +14,7 @@ import yaml
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import BAD_IMAGE, FITTED, KINDS, NO_LABEL, ORPHAN
+from data.labels.findings import BAD_IMAGE, FITTED, KINDS, NO_LABEL, ORPHAN, UNKNOWN_CLASS
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.scripts import error_of
@@ -192,6 +192,13 @@ def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path,
     assert any(KINDS[ORPHAN].remedy in row for row in rows)
     assert {"labels/train/3_old.txt", "labels/train/x\ufffd[2Jy.txt"} <= {cell for row in rows for cell in row}
     assert "\x1b" not in html + out
+
+
+def test_a_finding_in_the_folder_of_two_splits_is_one_issue(data, capsys):
+    data.write("train/0", "2 0.5 0.5 0.3 0.3\n" + ROWS)
+    data.yaml.write_text(yaml.safe_dump({"train": "images/train", "val": "images/train", "names": NAMES}))
+    (issue,) = (issue for issue in issues_of(capsys, data) if issue["kind"] == UNKNOWN_CLASS)
+    assert issue["where"] == "labels/train/0.txt:1"
 
 
 def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
