@@ -58,7 +58,6 @@ class InferenceModel(nn.Module):
     squares: bool  # images are padded to squares
     confidence: float | None  # threshold chosen by F1 in validation with box voting; None: unknown
     plain_confidence: float | None  # the same without box voting
-    ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
     _warned_sizes: frozenset[int] = frozenset()
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -150,8 +149,7 @@ class CheckpointModel(InferenceModel):
         self.nms_iou = detector.nms_iou
         self.validation_iou = detector.head.validation_iou
         self.squares = detector.head.squares
-        self.ignores_nms = not detector.spec.get("end2end")
-        self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
+        self.is_unscored_branch = bool(detector.spec.get("end2end")) and self.nms_iou is not None
         # Training stores the thresholds of the branch that it validates.
         stored = {} if self.is_unscored_branch else info.get("progress", {})
         thresholds = {name: value for name, value in stored.items() if isinstance(value, float) and 0 <= value <= 1}

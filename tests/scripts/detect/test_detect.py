@@ -172,7 +172,7 @@ def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, c
     stored = (everything[gap] + everything[gap + 1]) / 2
     capsys.readouterr()
     assert scores({"confidence": stored}) == [s for s in everything if s > stored]
-    assert f"confidence threshold {stored:.4g}: the best F1" in capsys.readouterr().out
+    assert f"confidence threshold {stored:.4g}: chosen by F1" in capsys.readouterr().out
     assert scores({"confidence": stored}, "--conf", "0") == everything
     assert "confidence threshold" not in capsys.readouterr().out
     for unknown in ({}, {"confidence": None}, {"confidence": float("nan")}, {"confidence": "high"}):
