@@ -58,6 +58,7 @@ class InferenceModel(nn.Module):
     squares: bool  # images are padded to squares
     confidence: float | None  # threshold chosen by F1 in validation with box voting; None: unknown
     plain_confidence: float | None  # the same without box voting
+    is_unscored_branch: bool = False  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
     _warned_sizes: frozenset[int] = frozenset()
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -128,7 +129,6 @@ class InferenceModel(nn.Module):
 class CheckpointModel(InferenceModel):
     """A detector of a checkpoint, fused, on its device in NHWC memory format."""
 
-    is_unscored_branch: bool  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
 
     def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
         """``detector``: fused, see `Detector.fuse`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.inference.model import CheckpointModel, InferenceModel
+from engine.inference.model import InferenceModel
 from models.postprocess.tiles import Tiles
 from utils.config.flags import as_flag, unused_lines
 from utils.config.settings import DetectConfig, ValConfig, changed_settings
@@ -13,7 +13,7 @@ def unused_settings(config: ValConfig | DetectConfig, model: InferenceModel, til
     into which images are cut; None: whole images."""
     needs_nms = model.nms_iou is not None
     table: list[tuple[str, bool, str]] = [
-        ("nms", isinstance(model, CheckpointModel) and not model.is_unscored_branch, ": the model has one branch"),
+        ("nms", not model.is_unscored_branch, ": the model has one branch"),
         ("box_voting", not needs_nms, ": its detections need no NMS"),
         ("overlap tile_full_image", tiles is None, ": images are not cut into tiles"),
         ("tile_full_image", tiles is not None and tiles.scaled, ": the tiles of the training have no whole image"),

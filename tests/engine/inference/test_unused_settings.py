@@ -12,9 +12,9 @@ from models.postprocess.tiles import Tiles
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig, ValConfig
 
-WITH_NMS = {"ignores_nms": False, "nms_iou": 0.7, "input_hw": None, "names": ["cat", "dog"]}
+WITH_NMS = {"is_unscored_branch": True, "nms_iou": 0.7, "input_hw": None, "names": ["cat", "dog"]}
 NMS_FREE = WITH_NMS | {"nms_iou": None}
-ONE_BRANCH = WITH_NMS | {"ignores_nms": True}
+ONE_BRANCH = WITH_NMS | {"is_unscored_branch": False}
 ONE_CLASS = WITH_NMS | {"names": ["cat"]}
 FIXED_SIZE = WITH_NMS | {"input_hw": (640, 640)}
 VAL = (ValConfig, "--weights a.pt")
