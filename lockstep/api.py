@@ -30,6 +30,7 @@ from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConf
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
+from utils.logger import configure_logging, restored_logging
 from utils.process.child import start_child
 from utils.process.launch import require_one_process
 from utils.program import command_prefix
@@ -159,8 +160,10 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     parsed = _parse("export", {"weights": checked_value("weights", weights, str)}, settings)
     # In a process of its own: torch's exporters keep each model that they have exported.
     words = [*command_prefix("export"), settings_word(parsed.config, parsed.explicit_flags)]
-    with start_child(words, stop=signal.SIGINT) as child:
-        result = child.wait()
+    with restored_logging():
+        configure_logging(True)  # for what `_parse` has left out
+        with start_child(words, stop=signal.SIGINT) as child:
+            result = child.wait()
     if result.is_stopped:
         raise KeyboardInterrupt
     result.check()

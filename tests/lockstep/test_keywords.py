@@ -73,6 +73,12 @@ def test_mistakes_are_one_line_that_names_the_keyword(keywords, named):
     assert "\n" not in str(error.value)
 
 
+def test_keywords_without_effect_are_left_out_as_on_a_command_line():
+    config = parse_keywords(ExportConfig, {"weights": "a.pt"}, {"device": 0, "simplify": True, "half": True}).config
+    assert config == parse_config(ExportConfig, ["--weights", "a.pt", "--device", "0", "--simplify", "--half"])
+    assert config == ExportConfig(weights="a.pt", half=True)
+
+
 @pytest.mark.parametrize(("cls", "keyword"), [(ValConfig, "box"), (ExportConfig, "lr0"), (CheckConfig, "epochs")])
 def test_settings_of_other_commands_are_refused(cls, keyword):
     with pytest.raises(lockstep.Error, match=keyword):

@@ -7,12 +7,13 @@ Flags and help (flags.py), checks (parser.py) and the stored settings follow fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
+from utils.config.export_formats import EXPORT_FORMATS, formats_with, refuse_other_formats, titles_of_programs
+from utils.errors import UserError
 from utils.schema import UNBOUNDED, Bounds
 
 AUTO = "auto"  # the value of --resume that means the folder --project/--name, whether a run is there or not
@@ -25,6 +26,7 @@ MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 IMGSZ_ALIASES = ("--img", "--img-size")
+_TWO_SIDES = {"nargs": "+"}  # YOLOv5 and YOLOv7 take --img 640 640
 _AMP = ("auto", "off", "bf16", "fp16")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
@@ -74,6 +76,8 @@ def setting(
     factory: Callable[[], Any] | Any = MISSING,
     aliases: tuple[str, ...] = (),
     const: Any = None,
+    flag: Mapping[str, Any] | None = None,
+    convert: Callable[[Any, str], Any] | None = None,
     scope: Scope = "result",
     on_resume: OnResume = "fixed",
     is_path: bool = False,
@@ -87,6 +91,9 @@ def setting(
         bounds: the allowed values. Strings that are logged in one line must have ``is_line``.
         aliases: other names of the flag.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
+        flag: arguments for argparse that do not follow from the others.
+        convert: a function that is given what the user has written, and its name for a UserError, and returns what is
+            meant: one word of a command line, or several as a list, or a `plain_value`.
         scope, on_resume: see `Scope` and `OnResume`.
         is_path: the value may be the path of a file that must not change before a run, a search or a cross-validation
             continues; it is stored as an absolute path, and the file may move.
@@ -100,6 +107,8 @@ def setting(
         "bounds": bounds._replace(is_filled=True) if is_required else bounds,  # --weights="$W" of a script without W
         "aliases": aliases,
         "const": const,
+        "flag": flag or {},
+        "convert": convert,
         "scope": scope,
         "on_resume": on_resume,
         "is_path": is_path,
@@ -107,6 +116,32 @@ def setting(
         "is_keyword": is_keyword,
     }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+def one_side(value: Any, location: str) -> Any:
+    """Returns the side of an image that is given by one number, or two. Raises UserError if these differ."""
+    sides = value.split(",") if isinstance(value, str) else value
+    if not isinstance(sides, list) or len(sides) != 2:
+        return value
+    if sides[0] != sides[1]:
+        sizes = f"{sides[0]} {sides[1]}"
+        raise UserError(f"{location} {sizes}: give the longer side alone; train.py --rect trains on rectangles")
+    return sides[0]
+
+
+def joined_devices(value: Any, _location: str) -> Any:
+    """Returns a list of devices, ``[0, 1]``, as text."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _named_layers(value: Any, _location: str) -> Any:
+    """Returns the setting ``freeze``: the list ``[3]`` names a layer, and a number alone means all layers before it."""
+    return value * 2 if isinstance(value, list) and len(value) == 1 else value
+
+
+def _tracker_name(value: Any, _location: str) -> Any:
+    """Returns the name of an object tracker, which Ultralytics names by a file, ``botsort.yaml``."""
+    return value.removesuffix(".yaml") if isinstance(value, str) else value
 
 
 def default_of(field: dataclasses.Field) -> Any:
@@ -283,7 +318,11 @@ class DataFlags(LossLimit, _RunConfig):
         "", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine", on_resume="machine"
     )
     device: str = setting(
-        "", help="cpu, mps, 0 or 0,1; empty: the best available device", scope="machine", on_resume="command"
+        "",
+        convert=joined_devices,
+        help="cpu, mps, 0 or 0,1; empty: the best available device",
+        scope="machine",
+        on_resume="command",
     )
     workers: int = setting(
         -1,
@@ -343,6 +382,7 @@ class TrainConfig(DataFlags):
     override: list[str] = setting(
         factory=list,
         aliases=("--set",),
+        flag={"action": "extend", "metavar": "KEY=VALUE"},
         help="hyper-parameters that override --hyp",
         scope="recipe",
         is_keyword=False,  # each hyper-parameter is one
@@ -361,7 +401,14 @@ class TrainConfig(DataFlags):
         help="images per global batch; -1: as many as fit",
         on_resume="extends",
     )
-    imgsz: int = setting(640, Bounds(64), aliases=IMGSZ_ALIASES, help="size of square training images, pixels")
+    imgsz: int = setting(
+        640,
+        Bounds(64),
+        aliases=IMGSZ_ALIASES,
+        flag=_TWO_SIDES,
+        convert=one_side,
+        help="size of square training images, pixels",
+    )
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
         None,
@@ -423,7 +470,9 @@ class TrainConfig(DataFlags):
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(
-        factory=list, help="layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers"
+        factory=list,
+        convert=_named_layers,
+        help="layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers",
     )
     label_smoothing: float = setting(0.0, Bounds(0, 0.5), help="label smoothing of the classes")
     fitness: str = setting(
@@ -450,6 +499,7 @@ class TrainConfig(DataFlags):
     export: list[str] = setting(
         factory=list,
         bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
+        convert=refuse_other_formats,
         help="export best.pt to these formats at the end; tested before the first epoch",
         scope="run",
         on_resume="extends",
@@ -505,7 +555,14 @@ class ValConfig(_DetectionsConfig, DataFlags):
     data: str = setting("", help="data set YAML; empty: the checkpoint's", is_keyword=False)
     task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
-    imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
+    imgsz: int = setting(
+        0,
+        Bounds(0),
+        aliases=IMGSZ_ALIASES,
+        flag=_TWO_SIDES,
+        convert=one_side,
+        help="longer image side, pixels; 0: the checkpoint's",
+    )
     rect: bool | None = setting(
         None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
     )
@@ -539,7 +596,14 @@ class DetectConfig(_DetectionsConfig):
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
-    imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
+    imgsz: int = setting(
+        0,
+        Bounds(0),
+        aliases=IMGSZ_ALIASES,
+        flag=_TWO_SIDES,
+        convert=one_side,
+        help="longer image side, pixels; 0: the checkpoint's",
+    )
     conf_thres: float | None = setting(
         None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one with the best F1, or 0.25"
     )
@@ -555,9 +619,12 @@ class DetectConfig(_DetectionsConfig):
         None,
         Bounds(choices=OBJECT_TRACKERS),
         const="bytetrack",
+        convert=_tracker_name,
         help="give ids to objects in videos and ordered images; without a value: bytetrack",
     )
-    device: str = setting("", help="cpu, mps or 0; empty: the best available device", scope="machine")
+    device: str = setting(
+        "", convert=joined_devices, help="cpu, mps or 0; empty: the best available device", scope="machine"
+    )
     save_txt: bool = setting(
         False, help="write labels in YOLO txt format; with --track, tracks in MOT Challenge format"
     )
@@ -588,6 +655,7 @@ class ExportConfig(Downloads):
     format: list[str] = setting(
         factory=lambda: ["onnx"],
         bounds=Bounds(choices=tuple(EXPORT_FORMATS), is_filled=True),
+        convert=refuse_other_formats,
         aliases=("--include",),
         help="one or more file formats",
     )

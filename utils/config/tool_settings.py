@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.settings import DATA_HELP, IMGSZ_ALIASES, TRUST_HELP, Downloads, LossLimit, TrainConfig, setting
+from utils.config.settings import (
+    DATA_HELP,
+    IMGSZ_ALIASES,
+    TRUST_HELP,
+    Downloads,
+    LossLimit,
+    TrainConfig,
+    joined_devices,
+    one_side,
+    setting,
+)
 from utils.schema import Bounds
 
 ANNOTATION_FORMATS = ("cvat", "labelme", "csv", "huggingface", "imagefolder")  # tools.convert.to_coco.FORMATS
@@ -23,12 +33,18 @@ class CheckConfig:
         0,
         Bounds(64, sentinel=0),
         aliases=IMGSZ_ALIASES,
+        convert=one_side,
         help=f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}",
     )
     weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds")
     trust: bool = setting(False, help=TRUST_HELP)
     min_score: float = setting(0.3, Bounds(0, 1), help="minimum score of the label errors that are reported")
-    device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
+    device: str = setting(
+        "",
+        convert=joined_devices,
+        help="cpu, mps or 0, for --weights; empty: the best available device",
+        scope="machine",
+    )
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
     json: bool = setting(
         False, help="print all issues as JSON, and nothing else, to stdout", scope="run", is_keyword=False
