@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import cv2
 import numpy as np
 
-from engine.inference.detect_files import ResultFiles, written_suffix
+from engine.inference.detect_files import ResultFiles
 from engine.inference.detector import DetectionSettings, FrameResult, ImageDetector, open_detection
 from engine.inference.model import autocast_type, open_weights, warn_of_unused_flags
-from engine.inference.results import Results, Window, describe_counts
+from engine.inference.results import Results, Window, describe_counts, written_suffix
 from engine.inference.sources import FileProblem, Frame, ReadAhead
 from engine.inference.tracks import ObjectTracks
 from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import encode_image
-from utils.errors import UserError, one_line, os_reason
+from utils.errors import UserError, one_line
 from utils.files.new_folder import check_run_dir
 from utils.logger import LINE_EVERY_S, configure_logging, get_logger, terminal_bars
-from utils.machine.packages import require_installed
 from utils.machine.threads import map_ahead
 from utils.strings import counted
 
@@ -38,12 +35,10 @@ LOGGED_FRAMES = 5  # each of the first frames gets a line; the later ones share 
 def detect(config: DetectConfig) -> Path | None:
     """Runs the detector over the source. Returns the folder with the results, None if there are no files to write.
 
-    Files that cannot be read, or whose results cannot be written, are logged and skipped if there are several; a
+    Files that cannot be read, or whose drawings cannot be written, are logged and skipped if there are several; a
     UserError at the end counts them. At an error or a signal, the files of all frames before it are complete.
     """
     check_run_dir(config.project, config.name, config.exist_ok)
-    if config.track:
-        require_installed(["trackers"], f"--track {config.track}", "leave out --track")
     configure_logging(True)
     model = open_weights(
         config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust
@@ -87,27 +82,26 @@ def detect(config: DetectConfig) -> Path | None:
         if isinstance(item, FileProblem) or (config.nosave and not config.view_img):
             return item, None, b""
         frame, result = item
+        drawing = result.drawn(
+            conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness
+        )
+        if config.nosave or frame.is_video:
+            return item, drawing, b""
         try:
-            drawing = result.drawn(
-                conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness
-            )
-            if config.nosave or frame.is_video:
-                return item, drawing, b""
             return item, drawing, encode_image(drawing, written_suffix(frame.path), frame.path)
-        except Exception as error:
-            return problem_of(error, frame.path), None, b""
+        except UserError as error:  # too large for the format
+            return FileProblem(frame.path, str(error), is_skipped=True), None, b""
 
     def write(drawn: DrawnFrame) -> DrawnFrame:
         """Logs and writes the next frame, and notes the problems."""
         item, drawing, encoded = drawn
         if isinstance(item, FrameResult) and item.frame.path not in failed:
             seen.add(item.frame.path)
-            files.open_folder()
             try:
                 log.add(*item)
                 files.add(*item, drawing, encoded)
-            except Exception as error:
-                item = problem_of(error, item.frame.path)
+            except UserError as error:
+                item = FileProblem(item.frame.path, str(error), is_skipped=True)
         if isinstance(item, FileProblem) and item.path not in failed:  # a video may have failed already
             item.log()
             if item.is_skipped:
@@ -134,19 +128,6 @@ def detect(config: DetectConfig) -> Path | None:
         first = next(iter(failed.values()))
         raise UserError(f"{len(failed)} of {len(seen | failed.keys())} files could not be used (first: {first})")
     return files.folder
-
-
-def problem_of(error: Exception, path: str) -> FileProblem:
-    """Returns why a file failed. Raises ``error`` if its cause is not that file: a full disk, or a bug."""
-    if isinstance(error, UserError):
-        reason = str(error)
-    elif isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
-        reason = f"{path}: its results cannot be written ({os_reason(error)})"
-    elif isinstance(error, MemoryError | cv2.error):
-        reason = f"{path}: drawing or writing failed ({getattr(error, 'err', '') or error})"
-    else:
-        raise error
-    return FileProblem(path, reason, is_skipped=True)
 
 
 class FrameLog:

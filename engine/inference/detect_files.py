@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,8 +16,8 @@ import cv2
 import numpy as np
 
 from engine.evaluation.coco_classes import coco_category_ids
-from engine.inference.results import WRITABLE, Results, numbered, safe_name
-from engine.inference.sources import Frame, is_video, source_files
+from engine.inference.results import Results, safe_name, written_suffix
+from engine.inference.sources import Frame, is_video, sequence_of, source_files
 from utils.boxes import xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
@@ -24,89 +25,86 @@ from utils.files.new_folder import increment_path
 from utils.files.safe_io import write_whole
 from utils.files.url import url_path
 from utils.labels import image_ids_of
-from utils.logger import get_logger
-from utils.strings import counted
 
 SPARE_BYTES = 1 << 20
 
 
 class ResultFiles:
-    """Writes the files that the flags request into a new folder. For the frames of videos, STEM is STEM_FRAME:
+    """Writes the files that the flags request into a new folder. NAME is that of `result_names`, and NAME_FRAME for the
+    frames of videos:
 
-    - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
-    - ``save_txt``: labels/STEM.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number;
-      with ``track``: tracks/STEM.txt in MOT Challenge's format, where STEM is a video's or a folder's;
-    - ``save_json``: predictions.json; image ids are stems, or numbers if all stems of the source are numbers; category
+    - NAME.jpg or another suffix of images, or NAME.mp4, with the boxes, unless ``nosave``;
+    - ``save_txt``: labels/NAME.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number;
+      with ``track``: tracks/NAME.txt in MOT Challenge's format, where NAME is a video's or a folder's;
+    - ``save_json``: predictions.json; image ids are names, or numbers if all names of the source are numbers; category
       ids are COCO's for a model of its classes, else the numbers of the classes;
-    - ``save_crop``: crops/CLASS/STEM_NUMBER.jpg.
+    - ``save_crop``: crops/CLASS/NAME_NUMBER.jpg; a folder in NAME is above CLASS.
     """
 
-    def __init__(self, names: dict[int, str], config: DetectConfig) -> None:
-        self.folder: Path | None = None
+    def __init__(self, class_names: dict[int, str], config: DetectConfig) -> None:
+        self.folder: Path | None = None  # created with the first file
         self._config = config
-        sources = source_files(config.source)
-        target = os.path.realpath(Path(config.project, config.name))
-        for path in sources if config.exist_ok else ():
+        files = source_files(config.source)
+        target = Path(config.project, config.name).resolve()
+        for path in files if config.exist_ok else ():
             # A link may be in the folder, or lead to it.
-            if any(Path(os.path.realpath(place)).is_relative_to(target) for place in (path.parent, path)):
+            if any(place.resolve().is_relative_to(target) for place in (path.parent, path)):
                 reason = "is in the folder of the results and could be overwritten"
                 raise UserError(f"{path}: {reason}; choose another --project or --name")
-        self._category_ids = coco_category_ids(tuple(names.values())) or tuple(names)
-        self._stem_of = UniqueStems(sources)
-        self._track_stem_of = UniqueStems()
-        self._track_files: set[Path] = set()
+        self._category_ids = coco_category_ids(tuple(class_names.values())) or tuple(class_names)
+        self._names = result_names(files)
+        self._track_names = result_names(_track_path(sequence_of(path)) for path in files)
+        names = tuple(self._names.values())
+        self._image_ids = {} if any(map(is_video, files)) else dict(zip(names, image_ids_of(names)))
+        self._begun_tracks: set[Path] = set()
         self._json: BinaryIO | None = None
-        stems = [path.stem for path in sources]
-        has_numbers = bool(stems) and not any(map(is_video, sources)) and image_ids_of(stems) != tuple(stems)
-        self._image_ids = dict(zip(stems, image_ids_of(stems))) if has_numbers else {}
         self._video: cv2.VideoWriter | None = None
         self._video_path = Path()
         self._video_size = (0, 0)  # width, height
-        self._last_index: dict[str, int] = {}  # index of the newest frame written, by path
-
-    def open_folder(self) -> None:
-        """Creates the folder, unless there is one, or the flags request no files."""
-        config = self._config
-        has_files = not config.nosave or config.save_txt or config.save_json or config.save_crop
-        if has_files and self.folder is None:
-            self.folder = increment_path(config.project, config.name, config.exist_ok)
+        self._video_index = 0  # of the newest frame in the video
 
     def add(self, frame: Frame, result: Results, drawing: np.ndarray | None, encoded: bytes) -> None:
         """Writes the files of a frame. ``drawing``: uint8 (H, W, 3) RGB for the frame of a video; ``encoded``: an image
         file."""
         config = self._config
-        folder = self.folder
-        if folder is None:
+        if config.nosave and not (config.save_txt or config.save_json or config.save_crop):
             return
-        stem = self._stem_of(frame.path, is_video=frame.is_video)
-        frame_stem = f"{stem}_{frame.index:06d}" if frame.is_video else stem
+        if self.folder is None:
+            self.folder = increment_path(config.project, config.name, config.exist_ok)
+        folder = self.folder
+        name = self._names.get(frame.path) or _stream_name(frame.path)
+        frame_name = f"{name}_{frame.index:06d}" if frame.is_video else name
         if config.save_txt and result.boxes.is_track:
-            track_stem = self._track_stem_of(frame.sequence, is_video=True)
-            self._add_tracks(folder / "tracks" / f"{track_stem}.txt", frame, result)
+            track_name = self._track_names.get(_track_path(frame.sequence), name)
+            self._add_tracks(folder / "tracks" / f"{track_name}.txt", frame, result)
         elif config.save_txt:
-            result.save_txt(folder / "labels" / f"{frame_stem}.txt", save_conf=config.save_conf)
+            result.save_txt(folder / "labels" / f"{frame_name}.txt", save_conf=config.save_conf)
         if config.save_json:
-            self._add_predictions(folder / "predictions.json", frame_stem, frame, result)
+            self._add_predictions(folder / "predictions.json", frame_name, frame, result)
         if config.save_crop:
-            result.save_crop(folder / "crops", f"{frame_stem}.jpg")
-        if not config.nosave and not frame.is_video:
-            write_whole(folder / (stem + written_suffix(frame.path)), encoded)
-        elif not config.nosave and drawing is not None:
-            self._add_to_video(folder / f"{stem}.mp4", frame, drawing)
+            result.save_crop((folder / "crops" / frame_name).parent, f"{frame_name}.jpg")
+        if config.nosave:
+            return
+        if not frame.is_video:
+            path = folder / f"{name}{written_suffix(frame.path)}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, encoded)
+        elif drawing is not None:
+            self._add_to_video(folder / f"{name}.mp4", frame, drawing)
 
     def _add_tracks(self, path: Path, frame: Frame, result: Results) -> None:
         """Appends the lines of a frame: its number from 1, id, left, top, width, height, score and three times -1."""
         boxes = result.boxes.array.astype(np.float64)
         rows = np.concatenate([boxes[:, 4:5], xyxy_to_xywh(boxes[:, :4]), boxes[:, 5:6]], 1)
         template = f"{frame.index + 1},%d,%.3f,%.3f,%.3f,%.3f,%.6f,-1,-1,-1\n"
-        path.parent.mkdir(exist_ok=True)
-        with open(path, "a" if path in self._track_files else "w", encoding="utf-8") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a" if path in self._begun_tracks else "w", encoding="utf-8") as file:
             file.write("".join(template % tuple(row) for row in rows.tolist()))
-        self._track_files.add(path)
+        self._begun_tracks.add(path)
 
-    def _add_predictions(self, path: Path, frame_stem: str, frame: Frame, result: Results) -> None:
+    def _add_predictions(self, path: Path, frame_name: str, frame: Frame, result: Results) -> None:
         """Appends rows to the list in predictions.json, which `close` ends."""
-        common: dict[str, Any] = {"image_id": self._image_ids.get(frame_stem, frame_stem), "file": frame.path}
+        common: dict[str, Any] = {"image_id": self._image_ids.get(frame_name, frame_name), "file": frame.path}
         if frame.is_video:
             common["frame"] = frame.index
         boxes = result.boxes
@@ -131,6 +129,7 @@ class ResultFiles:
         stream's speed. Raises OSError while the disk still has space for the index of the video: on a full disk, OpenCV
         would leave a file that cannot be played, without an error.
         """
+        path.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(path.parent).free < SPARE_BYTES + image.nbytes:
             self._close_video()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -150,13 +149,14 @@ class ResultFiles:
             self._video = video
             self._video_path = path
             self._video_size = (width, height)
+            self._video_index = frame.index - stride
         if image.shape[1::-1] != self._video_size:
             image = cv2.resize(image, self._video_size, interpolation=cv2.INTER_AREA)
         bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        last = self._last_index.get(frame.path, frame.index - stride)
-        self._last_index[frame.path] = frame.index
-        for _ in range(max(round((frame.index - last) / stride), 1) if frame.is_live else 1):
+        repeats = max(round((frame.index - self._video_index) / stride), 1) if frame.is_live else 1
+        for _ in range(repeats):
             self._video.write(bgr)
+        self._video_index = frame.index
 
     def _close_video(self) -> None:
         """Finishes the open video, which cannot be played before that."""
@@ -165,71 +165,45 @@ class ResultFiles:
             self._video = None
 
     def close(self) -> None:
-        """Finishes the files that hold several frames, and warns of files whose results have another name: moved next
-        to the images, such labels would match no image."""
+        """Finishes the files that hold several frames."""
         self._close_video()
         if self._json is not None:
             with self._json as file:
                 file.write(b"]" if file.tell() == 1 else b"\n]")
-        renamed = self._stem_of.renamed
-        if renamed:
-            path, stem = next(iter(renamed.items()))
-            get_logger().warning(
-                "the results of %s have another name, because another file has the same one or some systems forbid it; "
-                "the first: %s -> %s",
-                counted(len(renamed), "file"),
-                path,
-                stem,
-            )
 
 
-def written_suffix(path: str) -> str:
-    """Returns the suffix of an image's drawing: the image's own, or .jpg for formats that cannot be written."""
-    suffix = Path(url_path(path) if "://" in path else path).suffix
-    return suffix if suffix.lower() in WRITABLE else ".jpg"
+def result_names(files: Iterable[str | Path]) -> dict[str, str]:
+    """Names each file for its results, by path, so that no file's results replace another's.
 
-
-class UniqueStems:
-    """Assigns each source a file stem of its own: the source's stem, made safe, with a number if it is taken.
-
-    A stem that was changed never equals that of another file, because labels/STEM.txt belongs to that image. Names are
-    compared without case, as some file systems do.
+    The names are the files' stems; if those of two images or two videos are equal, the paths without suffix below the
+    folder that holds all files, so that labels/NAME.txt is where a data set has the label of the image. A file whose
+    name another one still has keeps its suffix, as does a video with frames among the files, which ffmpeg calls
+    clip_000001.jpg, too.
     """
+    paths = {str(file): Path(os.path.abspath(file)) for file in files}
+    names = {file: path.stem for file, path in paths.items()}
 
-    def __init__(self, files: Iterable[str | Path] = ()) -> None:
-        """``files``: those that will be named."""
-        self.renamed: dict[str, str] = {}  # stems of the files that did not get their own, by path
-        self._stems: dict[str, str] = {}  # by source
-        self._taken: set[str] = set()
-        self._own = {Path(file).stem.casefold() for file in files}
+    def key(file: str) -> tuple[str, bool]:
+        """Returns what is equal for files with the same results: those of a video have numbers of frames."""
+        return names[file].casefold(), is_video(paths[file])
 
-    def __call__(self, source: str, *, is_video: bool = False) -> str:
-        """Returns the stem of ``source``, always the same one. Frames of a video are STEM_000123."""
-        if source not in self._stems:
-            own = _stem_of(source, is_video=is_video)
-
-            def is_free(stem: str) -> bool:
-                key = stem.casefold()
-                if key in self._taken or (stem != own and key in self._own):
-                    return False
-                frame = re.escape(key) + r"_\d{6,}"
-                return not is_video or not any(re.fullmatch(frame, name) for name in self._own)
-
-            stem = numbered(safe_name(own), is_free)
-            self._taken.add(stem.casefold())
-            self._stems[source] = stem
-            if stem != own and Path(source).stem == own:
-                self.renamed[source] = stem
-        return self._stems[source]
+    if len(set(map(key, paths))) < len(paths):
+        root = os.path.commonpath([path.parent for path in paths.values()])
+        names = {file: path.relative_to(root).with_suffix("").as_posix() for file, path in paths.items()}
+    counts = Counter(map(key, paths))
+    frames = [re.fullmatch(r"(.*)_[0-9]{6,}", name) for name, _ in counts]
+    taken = {(frame[1], True) for frame in frames if frame} | {name for name, count in counts.items() if count > 1}
+    return {file: name + paths[file].suffix if key(file) in taken else name for file, name in names.items()}
 
 
-def _stem_of(source: str, *, is_video: bool) -> str:
+def _stream_name(source: str) -> str:
+    """Names a webcam or URL for its results."""
     if source.isdigit():
         return f"webcam{source}"
-    if "://" in source:
-        name = Path(url_path(source)).stem
-        return (source.split("://", 1)[1] if is_video or not name else name)[:100]
-    path = Path(source)
-    if path.is_dir():  # a sequence of images; MOT Challenge calls its folders SEQUENCE/img1
-        return path.parent.name if path.name == "img1" else path.name
-    return path.stem
+    return safe_name(Path(url_path(source)).stem or source.partition("://")[2])[:100]
+
+
+def _track_path(sequence: str) -> str:
+    """Returns the file that stands for a sequence in `result_names`. The images of MOT Challenge's sequences are in
+    SEQUENCE/img1."""
+    return sequence if is_video(Path(sequence)) else sequence.removesuffix("/img1") + ".txt"

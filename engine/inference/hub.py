@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.detect_files import UniqueStems, written_suffix
+from engine.inference.detect_files import result_names
 from engine.inference.images import Color, Source
 from engine.inference.model import open_weights
 from engine.inference.predictor import Predictor
-from engine.inference.results import ResultList, Results, Window
+from engine.inference.results import ResultList, Results, Window, written_suffix
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.new_folder import increment_path
@@ -34,13 +34,14 @@ class Yolov5Results(ResultList):
     """The results of several images: a list of `Results` with the attributes of YOLOv5's ``Detections``.
 
     ``xyxy``, ``xyxyn``, ``xywh``, ``xywhn``, ``pred`` (xyxy): box, confidence and class, a tensor float32 (N, 6) for
-    each image. ``names``: class names by number. ``ims``: the images, uint8 (H, W, 3) RGB, with boxes after `render`.
-    ``t``: mean milliseconds per image of preprocessing, inference and postprocessing.
+    each image. ``n``: number of images. ``names``: class names by number. ``ims``: the images, uint8 (H, W, 3) RGB,
+    with boxes after `render`. ``t``: mean milliseconds per image of preprocessing, inference and postprocessing.
     """
 
     def __init__(self, results: Sequence[Results], names: dict[int, str]) -> None:
         super().__init__(results)
         self.names = names
+        self.n = len(self)
         self.ims = [result.image for result in results]
         self.xyxy, self.xyxyn, self.xywh, self.xywhn = (self._rows(form) for form in _COLUMNS)
         self.pred = self.xyxy
@@ -49,8 +50,8 @@ class Yolov5Results(ResultList):
 
     def _rows(self, form: str) -> list[Tensor]:
         """Returns boxes in a form of `Boxes`, confidence and class."""
-        columns = ((getattr(result.boxes, form), result.boxes.data[:, -2:]) for result in self)
-        return [torch.cat([torch.as_tensor(column) for column in pair], 1) for pair in columns]
+        all_boxes = [result.boxes for result in self]
+        return [torch.cat([getattr(boxes, form), torch.as_tensor(boxes.data[:, -2:])], 1) for boxes in all_boxes]
 
     def pandas(self) -> SimpleNamespace:
         """Returns ``xyxy``, ``xyxyn``, ``xywh`` and ``xywhn`` as DataFrames, one for each image. Columns: the box,
@@ -88,15 +89,39 @@ class Yolov5Results(ResultList):
     def save(self, labels: bool = True, save_dir: str | Path = SAVE_DIR, exist_ok: bool = False) -> None:
         """Writes each image with its boxes into a new folder: ``save_dir`` or, unless ``exist_ok``, the first of
         SAVE_DIR2, SAVE_DIR3, ... that does not exist."""
-        folder = Path(save_dir)
-        if folder.name in ("", ".."):
-            raise UserError(f"save_dir={str(save_dir)!r}: is not the name of a new folder")
-        folder = increment_path(folder.parent, folder.name, exist_ok)
-        stem_of = UniqueStems(result.path for result in self)
+        folder = _new_folder(save_dir, exist_ok)
+        names = result_names(result.path for result in self)
         for result in self:
-            path = folder / (stem_of(result.path) + written_suffix(result.path))
+            path = folder / (names[result.path] + written_suffix(result.path))
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_image(str(path), result.drawn(labels=labels))
         print(f"Saved {counted(len(self), 'image')} to {folder}")
+
+    def crop(self, save: bool = True, save_dir: str | Path = SAVE_DIR, exist_ok: bool = False) -> list[dict[str, Any]]:
+        """Returns each detection as a dict: ``box`` (4,), ``conf`` and ``cls``, tensors as in ``xyxy``; ``label``; and
+        ``im``, its `Results.crops` as BGR. With ``save``, also writes them into ``crops`` of a folder as in `save`."""
+        if save:
+            folder = _new_folder(save_dir, exist_ok)
+            names = result_names(result.path for result in self)
+            for result in self:
+                path = folder / "crops" / names[result.path]
+                result.save_crop(path.parent, f"{path.name}.jpg")
+            print(f"Saved the crops of {counted(len(self), 'image')} to {folder}")
+        return [
+            {
+                "box": row[:4],
+                "conf": row[4],
+                "cls": row[5],
+                "label": f"{self.names[int(row[5])]} {row[4]:.2f}",
+                "im": crop[..., ::-1],
+            }
+            for result, rows in zip(self, self.xyxy)
+            for row, crop in zip(rows, result.crops())
+        ]
+
+    def tolist(self) -> list[Yolov5Results]:
+        """Returns the results of each image."""
+        return [Yolov5Results([result], self.names) for result in self]
 
     def __str__(self) -> str:
         lines = []
@@ -108,6 +133,14 @@ class Yolov5Results(ResultList):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}\n{self}"
+
+
+def _new_folder(save_dir: str | Path, exist_ok: bool) -> Path:
+    """Creates the folder of `Yolov5Results.save`. Raises UserError for a path that ends without a name."""
+    folder = Path(save_dir)
+    if folder.name in ("", ".."):
+        raise UserError(f"save_dir={str(save_dir)!r}: is not the name of a new folder")
+    return increment_path(folder.parent, folder.name, exist_ok)
 
 
 def _setting(name: str) -> property:

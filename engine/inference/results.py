@@ -7,13 +7,12 @@ image, highest confidence first.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -29,6 +28,7 @@ from utils.detections import DetectionTable
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
+from utils.files.url import url_path
 from utils.machine.packages import require_package
 
 Rows: TypeAlias = "Tensor | np.ndarray"
@@ -254,18 +254,20 @@ class Results:
         write_whole(txt_file, "".join(template % tuple(row) + "\n" for row in np.concatenate(columns, 1).tolist()))
         return str(txt_file)
 
-    def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
-        """Writes each box's pixels to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``. Boxes outside the
-        image have none. Crops have the margin of YOLOv5 and Ultralytics: a side is multiplied by `CROP_GAIN` and
-        lengthened by `CROP_MARGIN_PX`; fractions of pixels are cut off."""
-        folder_of_class = class_folders(self.names)
+    def crops(self) -> list[np.ndarray]:
+        """Cuts out the pixels of each box, uint8 (h, w, 3) RGB; without pixels for boxes outside the image. Crops have
+        the margin of YOLOv5 and Ultralytics: a side is multiplied by `CROP_GAIN` and lengthened by `CROP_MARGIN_PX`;
+        fractions of pixels are cut off."""
         center, side = np.split(xyxy_to_cxcywh(self.boxes.array[:, :4].astype(np.float64)), 2, 1)
         half = (side * CROP_GAIN + CROP_MARGIN_PX) / 2
         corners = np.concatenate([center - half, center + half], 1).astype(int)  # rounds towards zero
-        for row, (c, (x0, y0, x1, y1)) in enumerate(zip(self.boxes.classes, corners.clip(0).tolist())):
-            crop = self.image[y0:y1, x0:x1]
+        return [self.image[y0:y1, x0:x1] for x0, y0, x1, y1 in corners.clip(0).tolist()]
+
+    def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
+        """Writes `crops` to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
+        for row, (c, crop) in enumerate(zip(self.boxes.classes, self.crops())):
             if crop.size:
-                path = Path(save_dir) / folder_of_class[c] / f"{Path(file_name).stem}_{row}.jpg"
+                path = Path(save_dir, safe_name(self.names[c]), f"{Path(file_name).stem}_{row}.jpg")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_image(path, crop)
 
@@ -307,26 +309,16 @@ def describe_counts(counts: Mapping[int, int], names: Mapping[int, str]) -> str:
     return ", ".join(f"{names[c]} {count:,}" for c, count in sorted(counts.items())) or "nothing found"
 
 
-def class_folders(names: Mapping[int, str]) -> dict[int, str]:
-    """Returns a folder name for each class: its name, made safe, with a number if an earlier class has the same."""
-    folders: dict[int, str] = {}
-    taken: set[str] = set()
-    for c, name in names.items():
-        folders[c] = numbered(safe_name(name), lambda folder: folder.casefold() not in taken)
-        taken.add(folders[c].casefold())
-    return folders
-
-
 def safe_name(name: str) -> str:
     """Converts ``name`` to a file name without separators, control characters, and characters that some systems
     forbid."""
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", name).strip(". ") or "_"
 
 
-def numbered(name: str, is_free: Callable[[str], bool]) -> str:
-    """Returns ``name``, or the first of NAME-2, NAME-3, ... that is free."""
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(filter(is_free, names))
+def written_suffix(path: str) -> str:
+    """Returns the suffix of an image's drawing: the image's own, or .jpg for formats that cannot be written."""
+    suffix = Path(url_path(path) if "://" in path else path).suffix
+    return suffix if suffix.lower() in WRITABLE else ".jpg"
 
 
 class Window:

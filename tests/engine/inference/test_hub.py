@@ -134,3 +134,26 @@ def test_drawn_images(results, tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.png", "b.jpg"]
     with pytest.raises(UserError, match=r"save_dir='\.': is not the name of a new folder"):
         results.save(save_dir=".")
+
+
+def test_crops_and_single_results(results, files, tmp_path, monkeypatch, capsys):
+    """As YOLOv5's page of torch.hub describes them."""
+    assert (results.n, len(results.tolist())) == (2, 2)
+    single = results.tolist()[1]
+    assert (single.n, single.xyxy[0].tolist()) == (1, results.xyxy[1].tolist())
+    monkeypatch.chdir(tmp_path)
+    crops = results.crop()
+    assert len(crops) == 10
+    assert all(crop["box"].tolist() == row[:4] for crop, row in zip(crops, torch.cat(results.xyxy).tolist()))
+    image = cv2.imread(files[0])
+    for row, crop in enumerate(crops[:5]):
+        name = results.names[int(crop["cls"])]
+        assert crop["label"] == f"{name} {crop['conf']:.2f}"
+        x, y = ((crop["box"][:2] + crop["box"][2:]) / 2).int().tolist()
+        assert (image[y, x] == crop["im"]).all(-1).any()
+        written = cv2.imread(f"runs/detect/exp/crops/{name}/a_{row}.jpg")
+        assert written.shape == crop["im"].shape
+        assert np.abs(written.astype(int) - crop["im"]).mean() < 8  # JPEG
+    assert capsys.readouterr().out == "Saved the crops of 2 images to runs/detect/exp\n"
+    results.crop(save=False)
+    assert [path.name for path in (tmp_path / "runs/detect").iterdir()] == ["exp"]

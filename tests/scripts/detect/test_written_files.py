@@ -1,36 +1,63 @@
-"""Names of written files are unique and safe; videos of any frame rate and size can be written."""
+"""Names of written files differ and are safe; videos of any frame rate and size can be written."""
+
+import shutil
 
 import cv2
 import numpy as np
 import pytest
 
-from engine.inference.detect_files import ResultFiles, UniqueStems, written_suffix
-from engine.inference.results import Boxes, Results
+from engine.inference.detect_files import ResultFiles, result_names
+from engine.inference.results import Boxes, Results, written_suffix
 from engine.inference.sources import Frame
-from tests.scripts.detect.detection import frames_of
+from tests.helpers.http_server import serve_folder
+from tests.scripts.detect.detection import frames_of, names_in, read, read_txt, run
 from utils.config.settings import DetectConfig
 
 
-def test_stems_are_unique_and_safe():
-    stem = UniqueStems()
-    sources = ["x/a.jpg", "y/a.png", "z/A.mp4", "x/a.jpg", "0", "http://h/p/a%20b.jpg?v=1", "http://h/", "a/...jpg"]
-    stems = [stem(source) for source in sources]
-    assert stems[:7] == ["a", "a-2", "A-3", "a", "webcam0", "a b", "h_"]
-    assert stem("rtsp://me@cam:8554/live?x=1", is_video=True) == "me_cam_8554_live_x=1"
-    for is_video in (True, False):  # file systems take 255 bytes
-        address = f"https://host/{'0' * 500}.mp4?signature={'0' * 500}{is_video}"
-        assert len(stem(address, is_video=is_video)) == 100
-    assert all(s and not set(s) & set("/\\:*?") for s in stems)
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["x/a.jpg", "y/b.png", "c.mp4"], ["a", "b", "c"]),
+        (["x/a.jpg", "y/a.png", "y/v1.2.jpg"], ["x/a", "y/a", "y/v1.2"]),  # labels/train and labels/val of a data set
+        (["z/x/a.jpg", "z/x/A.png", "z/b.jpg"], ["x/a.jpg", "x/A.png", "b"]),
+        (["clip.mp4", "clip_000001.jpg"], ["clip.mp4", "clip_000001"]),
+        (["a.jpg", "a.mp4"], ["a", "a"]),  # whose files differ in any case
+        ([], []),
+    ],
+)
+def test_names_of_results_differ(files, names):
+    assert list(result_names(files).items()) == list(zip(files, names))
+
+
+def test_images_of_one_name_in_two_folders_keep_their_labels(weights, pictures, tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "images" / split).mkdir(parents=True)
+        shutil.copy(pictures / ("a.png" if split == "train" else "a.jpg"), tmp_path / "images" / split / "a.png")
+    folder = run(weights, tmp_path / "images/*/*.png", tmp_path, "--save-txt", "--save-json", "--save-crop")
+    files = names_in(folder)
+    assert {"train/a.png", "val/a.png", "labels/train/a.txt", "labels/val/a.txt"} <= set(files)
+    assert {row["image_id"] for row in read(folder)} == {"train/a", "val/a"}
+    assert sum(name.startswith("crops/train/") for name in files) == sum(
+        name.startswith("crops/val/") for name in files
+    )
+    first, second = (read_txt(folder / "labels" / split / "a.txt") for split in ("train", "val"))
+    assert not np.array_equal(first, second)
+
+
+def test_the_result_of_a_url_has_a_safe_name(weights, pictures, tmp_path, monkeypatch):
+    shutil.copy(pictures / "a.png", tmp_path / "a b:c.png")
+    with serve_folder(tmp_path, monkeypatch) as address:
+        folder = run(weights, f"{address}/a%20b%3Ac.png?v=1", tmp_path, "--save-txt")
+    assert names_in(folder) == ["a b_c.png", "labels/a b_c.txt"]
 
 
 def write_video(folder, fps, *sides):
     """Writes a frame of each side; returns the path."""
-    config = DetectConfig(weights="best.pt", source="0", project=str(folder))
+    config = DetectConfig(weights="best.pt", source="rtsp://camera/clip", project=str(folder))
     files = ResultFiles({0: "disc"}, config)
-    files.open_folder()
     for index, side in enumerate(sides):
         image = np.zeros((side, side, 3), np.uint8)
-        frame = Frame("clip.mp4", image, index, fps, is_video=True, total=len(sides))
+        frame = Frame(config.source, image, index, fps, is_video=True, total=len(sides))
         result = Results(image, frame.path, {0: "disc"}, Boxes(np.zeros((0, 6)), (side, side)), {})
         files.add(frame, result, image, b"")
     files.close()
