@@ -35,8 +35,9 @@ LOGGED_FRAMES = 5  # each of the first frames gets a line; the later ones share 
 def detect(config: DetectConfig) -> Path | None:
     """Runs the detector over the source. Returns the folder with the results, None if there are no files to write.
 
-    Files that cannot be read, or whose drawings cannot be written, are logged and skipped if there are several; a
-    UserError at the end counts them. At an error or a signal, the files of all frames before it are complete.
+    Files that cannot be read, and images whose drawings are too large for their format, are logged and skipped if there
+    are several; a UserError at the end counts them. At another error, or a signal, the files of all frames before it
+    are complete.
     """
     check_run_dir(config.project, config.name, config.exist_ok)
     configure_logging(True)
@@ -62,8 +63,8 @@ def detect(config: DetectConfig) -> Path | None:
     # The window shows a frame before the next one is processed.
     ahead = ReadAhead(0 if config.view_img else detector.images_at_once())
     tracks = ObjectTracks(config.track, threshold, vid_stride=config.vid_stride) if config.track else None
-    failed: dict[str, str] = {}  # files that could not be used, and why
-    seen: set[str] = set()  # files that had frames
+    paths: set[str] = set()  # of all files
+    skipped: list[FileProblem] = []
     found = open_detection(
         config.source,
         detector,
@@ -72,7 +73,6 @@ def detect(config: DetectConfig) -> Path | None:
         tracks=tracks,
         vid_stride=config.vid_stride,
         max_frames=config.max_frames,
-        skipped=failed,
     )
     names = dict(enumerate(model.names))
     files = ResultFiles(names, config)
@@ -89,23 +89,21 @@ def detect(config: DetectConfig) -> Path | None:
             return item, drawing, b""
         try:
             return item, drawing, encode_image(drawing, written_suffix(frame.path), frame.path)
-        except UserError as error:  # too large for the format
+        except UserError as error:
             return FileProblem(frame.path, str(error), is_skipped=True), None, b""
 
     def write(drawn: DrawnFrame) -> DrawnFrame:
-        """Logs and writes the next frame, and notes the problems."""
+        """Logs and writes the next frame, or notes the problem."""
         item, drawing, encoded = drawn
-        if isinstance(item, FrameResult) and item.frame.path not in failed:
-            seen.add(item.frame.path)
-            try:
-                log.add(*item)
-                files.add(*item, drawing, encoded)
-            except UserError as error:
-                item = FileProblem(item.frame.path, str(error), is_skipped=True)
-        if isinstance(item, FileProblem) and item.path not in failed:  # a video may have failed already
+        if isinstance(item, FileProblem):
             item.log()
+            paths.add(item.path)
             if item.is_skipped:
-                failed[item.path] = item.reason
+                skipped.append(item)
+        else:
+            paths.add(item.frame.path)
+            log.add(*item)
+            files.add(*item, drawing, encoded)
         return item, drawing, b""
 
     with contextlib.ExitStack() as stack:
@@ -124,9 +122,9 @@ def detect(config: DetectConfig) -> Path | None:
     log.summarize()
     if files.folder is not None:
         get_logger().info("results are in %s", files.folder)
-    if failed:
-        first = next(iter(failed.values()))
-        raise UserError(f"{len(failed)} of {len(seen | failed.keys())} files could not be used (first: {first})")
+    if skipped:
+        first = skipped[0].reason
+        raise UserError(f"{len(skipped)} of {len(paths)} files could not be used (first: {first})")
     return files.folder
 
 

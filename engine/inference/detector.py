@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, NamedTuple
@@ -108,7 +108,7 @@ def _checked_classes(classes: Any) -> list[int | str] | None:
     plain = plain_value("classes", classes)
     if plain is None:
         return None
-    chosen = list(plain) if isinstance(plain, list | dict) else [plain]
+    chosen = plain if isinstance(plain, list) else [plain]
     if not all(isinstance(c, int | str) and not isinstance(c, bool) for c in chosen):
         raise UserError(f"classes: must be a list of class numbers or names, got {classes!r}")
     return chosen
@@ -307,7 +307,6 @@ def detect_frames(
     *,
     ahead: ReadAhead,
     tracks: ObjectTracks | None = None,
-    skipped: Collection[str] = (),
 ) -> Generator[FrameResult | FileProblem, None, None]:
     """Yields the results of the frames of a source, in order, and the problems of its files at their places. An error
     of the source is raised after the frames before it.
@@ -318,7 +317,6 @@ def detect_frames(
             another thread. If it is 0, frames are processed one by one, each before the next one is read.
         tracks: keeps only the detections that belong to tracks, which may be below the threshold of ``settings``;
             None: objects are not tracked.
-        skipped: files whose frames are left out from now on; another thread may add to them.
 
     The generator must be closed by the thread that uses it; that ends its threads and releases the source.
     """
@@ -333,10 +331,6 @@ def detect_frames(
         try:
             for item in source:
                 if isinstance(item, Frame):
-                    if item.path in skipped and item.is_live:  # it would never end by itself
-                        break
-                    if item.path in skipped:
-                        continue
                     count += 1
                     ahead.note(item)
                 batch.append(item)
@@ -380,7 +374,6 @@ def open_detection(
     tracks: ObjectTracks | None = None,
     vid_stride: int = 1,
     max_frames: int = 0,
-    skipped: Collection[str] = (),
 ) -> Generator[FrameResult | FileProblem, None, None]:
     """Opens ``source``, as `open_source` does, and returns the results of its frames, as `detect_frames` yields
     them."""
@@ -390,7 +383,7 @@ def open_detection(
         threads=detector.threads,
         ahead=ahead,
         pixels=detector.model.pixels,
-        in_sequences=tracks is not None,
+        is_tracked=tracks is not None,
     )
     frames = open_source(source, options)
-    return detect_frames(frames, detector, settings, ahead=ahead, tracks=tracks, skipped=skipped)
+    return detect_frames(frames, detector, settings, ahead=ahead, tracks=tracks)

@@ -246,13 +246,13 @@ class ExportedModel(InferenceModel):
             boxes, objectness, scores = output.split((4, 1, num_classes), -1)
             return cxcywh_to_xyxy(boxes), objectness * scores
         boxes, scores, classes = output.split((4, 1, 1), -1)
-        unknown = ~((classes > -0.5) & (classes < num_classes - 0.5)) & (scores > 0)
+        numbers = classes.round().long()
+        unknown = ((numbers < 0) | (numbers >= num_classes)) & (scores > 0)
         if unknown.any():
-            number = classes[unknown][0].item()
-            raise UserError(f"{self.path}: predicts class {number:g}, but its classes are 0 to {num_classes - 1}")
+            number = numbers[unknown][0].item()
+            raise UserError(f"{self.path}: predicts class {number}, but its classes are 0 to {num_classes - 1}")
         columns = scores.new_zeros((*scores.shape[:2], num_classes))  # each score in the column of its class
-        numbers = classes.nan_to_num().round().long().clamp(0, num_classes - 1)
-        return boxes, columns.scatter(-1, numbers, scores)
+        return boxes, columns.scatter(-1, numbers.clamp(0, num_classes - 1), scores)
 
 
 def open_model(path: str | Path, *, device: torch.device, nms: bool = False, trust: bool = False) -> InferenceModel:
@@ -275,7 +275,7 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
         detector, info = load_detector(path)
         return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
     if not path.is_file() and not path.is_dir():
-        raise UserError(f"{path}: {'is a pipe or device, not a file' if os.path.exists(path) else 'no such file'}")
+        raise UserError(f"{path}: no such file")
     if EXPORT_FORMATS[name].runs_code and not trust:
         raise UserError(
             f"{path}: opening {titles_of_programs()} files may run code in them; if you trust its source, use "

@@ -99,9 +99,7 @@ class SourceOptions(NamedTuple):
     threads: int = 1  # threads that decode image files; a video is decoded in one
     ahead: Callable[[], int] = lambda: 0  # returns how many frames of files may be decoded in advance
     pixels: PixelFormat = RGB8
-    # For tracking: the images of a folder come one after another, frame2.jpg before frame10.jpg. Otherwise files are
-    # sorted by name, and lists keep their order.
-    in_sequences: bool = False
+    is_tracked: bool = False  # objects are tracked, so that a single image is refused
 
 
 DEFAULT_OPTIONS = SourceOptions()
@@ -118,7 +116,8 @@ def is_stream(source: str) -> bool:
 
 def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY_SUFFIX}) -> list[Path]:
     """Lists the images, with ``suffixes``, and videos of a source: a file, a folder, a glob, or a .txt list, whose
-    paths are relative to it. Webcams and URLs have no files. Raises UserError if there is no such file."""
+    paths are relative to it. A list keeps its order; other files are sorted by folder and name, frame2.jpg before
+    frame10.jpg. Webcams and URLs have no files. Raises UserError if there is no such file."""
     if is_stream(source):
         return []
     known = suffixes | VIDEO_SUFFIXES
@@ -140,13 +139,13 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
     is_folder = bool(source.strip()) and path.is_dir()
     entries = path.iterdir() if is_folder else map(Path, glob.glob(str(path), recursive=True))
     visible = (entry for entry in entries if not entry.name.startswith("."))  # macOS's ._x.jpg is no image
-    files = sorted(entry for entry in visible if entry.suffix.lower() in known and not entry.is_dir())
+    files = [entry for entry in visible if entry.suffix.lower() in known and not entry.is_dir()]
     if not files:
         if is_folder:
             raise UserError(f"{source}: no image or video in this folder; its subfolders: --source '{source}/**/*'")
         kinds = "an image, folder, glob, video, list, webcam or URL"
         raise UserError(f"{source or '--source'}: no such file or folder; a source is {kinds}")
-    return files
+    return sorted(files, key=lambda file: (file.parent, _by_number(file), file.name))
 
 
 def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameStream:
@@ -160,10 +159,8 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
     suffixes = image_suffixes(options.pixels)
     is_image = is_http(source) and os.path.splitext(url_path(source))[1].lower() in suffixes
     files = source_files(source, suffixes)
-    if options.in_sequences:
-        files.sort(key=lambda file: (sequence_of(file), _by_number(file)))
-        if is_image or (len(files) == 1 and not is_video(files[0])):
-            raise UserError(f"{name}: is one image; objects are tracked in videos, streams and folders of images")
+    if options.is_tracked and (is_image or (len(files) == 1 and not is_video(files[0]))):
+        raise UserError(f"{name}: is one image; objects are tracked in videos, streams and folders of images")
     if files:
         return _file_frames(files, source, options)
     if is_image:  # OpenCV would read it as a video of one frame

@@ -28,8 +28,7 @@ TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRA
 class ObjectTracks:
     """Assigns track ids to detections, frame by frame.
 
-    Each sequence of frames (`Frame.sequence`) has its own tracker and ids from 1 on. Its frames must come in order, and
-    one after another: when another sequence begins, its tracker is dropped.
+    Each sequence of frames (`Frame.sequence`) has its own tracker and ids from 1 on. Its frames must come in order.
     """
 
     def __init__(self, tracker: TrackerSource, threshold: float, *, vid_stride: int = 1) -> None:
@@ -44,8 +43,7 @@ class ObjectTracks:
         self._source = tracker
         self._threshold = threshold
         self._vid_stride = vid_stride
-        self._tracker: Tracker | None = None  # tracker of the current sequence
-        self._sequence: str | None = None  # sequence of the newest frame
+        self._trackers: dict[str, Tracker] = {}  # by sequence
 
     @property
     def lowest_confidence(self) -> float:
@@ -59,9 +57,8 @@ class ObjectTracks:
         """
         import supervision
 
-        if self._tracker is None or frame.sequence != self._sequence:
-            self._tracker = self._new_tracker(frame)
-            self._sequence = frame.sequence
+        if frame.sequence not in self._trackers:
+            self._trackers[frame.sequence] = self._new_tracker(frame)
         detections = supervision.Detections(
             xyxy=table.boxes_xyxy_px,
             confidence=table.scores,
@@ -73,7 +70,7 @@ class ObjectTracks:
         image = as_rgb8(frame.image)[..., ::-1] if needs_image else None
         # A live stream skips frames while the model runs, so its trackers need the time in seconds.
         timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
-        tracked = self._tracker.update(detections, frame=image, timestamp=timestamp)
+        tracked = self._trackers[frame.sequence].update(detections, frame=image, timestamp=timestamp)
         rows = np.asarray(tracked.data.get("row", ()), np.int64)
         ids = np.asarray(tracked.tracker_id, np.int64)
         order = np.argsort(rows)

@@ -74,7 +74,7 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
     for name in ("000000000139.png", "42.png"):
         shutil.copy(pictures / "a.png", folder / name)
     output = run(weights, folder, tmp_path, "--save-json", "--nosave")
-    assert [r["image_id"] for r in read(output)] == [139] * 5 + [42] * 5
+    assert [r["image_id"] for r in read(output)] == [42] * 5 + [139] * 5
     reference = coco.COCO()
     images, categories = ([{"id": number} for number in ids] for ids in ((139, 42), (0, 1)))
     reference.dataset = {"info": {}, "images": images, "categories": categories, "annotations": []}
