@@ -43,7 +43,6 @@ from models.postprocess.detections import Selected, select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
-from models.weights.download import fetch_weights
 from utils.config.export_formats import format_of
 from utils.config.settings import Hyperparameters, ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
@@ -129,15 +128,16 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 
 def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
     """Opens ``config.weights``. Raises UserError for flags that do not fit them; warns of those that do nothing."""
-    weights = config.weights
-    if format_of(weights) is not None:
-        path = Path(weights)
-        if config.tta:
-            raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
-    else:
-        path = fetch_weights(weights, ctx=ctx, offline=config.offline)
-    # With several views, an object has several boxes, which only NMS reduces to one.
-    model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
+    if config.tta and format_of(config.weights) is not None:
+        raise UserError(f"{config.weights}: --tta: only checkpoints are evaluated with several views; leave it out")
+    model = open_model(
+        config.weights,
+        device=ctx.device,
+        nms=config.nms or config.tta,  # with several views, an object has several boxes, which only NMS reduces to one
+        trust=config.trust,
+        offline=config.offline,
+        ctx=ctx,
+    )
     warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting)
     resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model

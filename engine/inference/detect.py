@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.inference.detect_files import ResultFiles
 from engine.inference.detector import DetectionSettings, FrameResult, ImageDetector, open_detection
-from engine.inference.model import autocast_type, open_weights, warn_of_unused_flags
+from engine.inference.model import autocast_type, open_model, warn_of_unused_flags
 from engine.inference.results import Results, Window, describe_counts, written_suffix
 from engine.inference.sources import FileProblem, Frame, ReadAhead
 from engine.inference.tracks import ObjectTracks
@@ -41,9 +41,7 @@ def detect(config: DetectConfig) -> Path | None:
     """
     check_run_dir(config.project, config.name, config.exist_ok)
     configure_logging(True)
-    model = open_weights(
-        config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust
-    )
+    model = open_model(config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust)
     settings = DetectionSettings(
         imgsz=config.imgsz,
         conf=config.conf_thres,

@@ -70,16 +70,15 @@ class DetectionSettings:
             object.__setattr__(self, name, checked)  # the dataclass is frozen
 
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
-        """Returns the settings changed by ``keywords``; None and an ``imgsz`` of 0 change nothing. Keywords of other
-        programs are accepted if they are False, 0 or None. Raises UserError for unknown ones."""
+        """Returns the settings changed by ``keywords``; None changes nothing. Keywords of other programs are accepted
+        if they are False, 0 or None. Raises UserError for unknown ones."""
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             is_off = value is None or (isinstance(value, int | float | np.generic) and not value)
             if name not in known and not is_off:
                 hint = python_hint("argument", name) or f"the settings are {', '.join(known)}"
                 raise UserError(f"{name}={value!r}: unknown{suggestion(name, known) or f'; {hint}'}")
-        changed = replace(self, **{name: keywords[name] for name in known if keywords.get(name) is not None})
-        return changed if changed.imgsz else replace(changed, imgsz=self.imgsz)
+        return replace(self, **{name: keywords[name] for name in known if keywords.get(name) is not None})
 
     def resolve(self, model: InferenceModel) -> ResolvedSettings:
         """Fills in the defaults of ``model``. Raises UserError for values that the model does not take."""
@@ -327,17 +326,14 @@ def detect_frames(
 
     def batches() -> Iterator[list[Frame | FileProblem]]:
         batch: list[Frame | FileProblem] = []
-        count = 0  # frames in the batch
         try:
             for item in source:
                 if isinstance(item, Frame):
-                    count += 1
                     ahead.note(item)
                 batch.append(item)
-                if count >= max(ahead(), 1):
+                if len(batch) >= max(ahead(), 1):
                     yield batch
                     batch = []
-                    count = 0
         except Exception:
             if batch:
                 yield batch  # before the error is raised

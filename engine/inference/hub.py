@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.inference.detect_files import result_names
 from engine.inference.images import Color, Source
-from engine.inference.model import open_weights
+from engine.inference.model import open_model
 from engine.inference.predictor import Predictor
 from engine.inference.results import ResultList, Results, Window, written_suffix
 from utils.drawing.draw import write_image
@@ -240,5 +240,5 @@ def load_yolov5(
         raise UserError("autoshape=False: models take images here; the network is their attribute model.model")
     if not pretrained:
         raise UserError("pretrained=False: models are opened for detection; train.py --model trains a new one")
-    model = open_weights(path, device="" if device is None else device, nms=nms, trust=trust)
+    model = open_model(path, device="" if device is None else device, nms=nms, trust=trust)
     return Yolov5Model(model, **options)

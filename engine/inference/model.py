@@ -255,25 +255,43 @@ class ExportedModel(InferenceModel):
         return boxes, columns.scatter(-1, numbers.clamp(0, num_classes - 1), scores)
 
 
-def open_model(path: str | Path, *, device: torch.device, nms: bool = False, trust: bool = False) -> InferenceModel:
-    """Opens a model for inference on ``device``.
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device = "",
+    nms: bool = False,
+    trust: bool = False,
+    offline: bool = False,
+    ctx: DistributedContext | None = None,
+) -> InferenceModel:
+    """Opens a model for inference.
 
     Args:
-        path: a checkpoint (.pt, .pth, .safetensors), or a file or folder of one of `EXPORT_FORMATS`. ``~`` is the
-            user's home.
+        path: a checkpoint (.pt, .pth, .safetensors), a file or folder of one of `EXPORT_FORMATS`, or the name of public
+            weights. ``~`` is the user's home.
+        device: "cpu", "mps", a GPU's number, or "" for the best available device.
         nms: use the one-to-many branch of an NMS-free head, whose detections need NMS. Exported files have one branch.
         trust: open files of formats whose files may run code.
+        offline: do not download public weights.
+        ctx: the processes that call this; None: one.
 
-    Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, and ``nms`` for
-    an exported file that needs none.
+    Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, a device that
+    does not exist, and ``nms`` for an exported file that needs none.
     """
-    path = Path(os.path.expanduser(path))
-    name = format_of(path)
+    nms = bool(checked_value("nms", nms, bool | None))
+    trust = bool(checked_value("trust", trust, bool | None))  # "no" must not trust a file
+    devices = parse_devices(str(device))
+    if len(devices) > 1:
+        raise UserError(f"--device {device}: detection runs on one device; name one")
+    name_or_path = os.path.expanduser(os.fspath(path))
+    name = format_of(name_or_path)
     if name is None:
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder without an exported model")
+        if not os.path.exists(name_or_path) and not get_logger().hasHandlers():
+            configure_logging(True)  # a download prints its address and license
+        path = fetch_weights(name_or_path, ctx=ctx or DistributedContext.single(), offline=offline)
         detector, info = load_detector(path)
-        return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, device)
+        return CheckpointModel(detector.fuse(one_to_one=not nms), info, path, devices[0])
+    path = Path(name_or_path)
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path}: no such file")
     if EXPORT_FORMATS[name].runs_code and not trust:
@@ -281,41 +299,13 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
             f"{path}: opening {titles_of_programs()} files may run code in them; if you trust its source, use "
             "--trust (in Python: trust=True)"
         )
-    metadata, session = open_exported(path, device)
+    metadata, session = open_exported(path, devices[0])
     if nms and metadata.nms_iou is None:
         raise UserError(
             f"{path}: --nms: its detections need no NMS; leave it out or, if the checkpoint has two branches, export "
             "the other one with export.py --nms"
         )
-    return ExportedModel(session, metadata, path, device)
-
-
-def open_weights(
-    path: str | os.PathLike[str],
-    *,
-    device: str | int | torch.device = "",
-    nms: bool = False,
-    trust: bool = False,
-    offline: bool = False,
-) -> InferenceModel:
-    """Opens a file, or public weights, which are downloaded unless ``offline``. ``nms``, ``trust``: see `open_model`.
-    Raises UserError for values that are not true or false: "no" must not trust a file."""
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
-    devices = parse_devices(str(device))
-    if len(devices) > 1:
-        raise UserError(f"--device {device}: detection runs on one device; name one")
-    path = os.fspath(path)
-    if not os.path.exists(path) and format_of(path) is None:
-        if not get_logger().hasHandlers():
-            configure_logging(True)  # a download prints its address and license
-        path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)
-    return open_model(
-        path,
-        device=devices[0],
-        nms=bool(checked_value("nms", nms, bool | None)),
-        trust=bool(checked_value("trust", trust, bool | None)),
-    )
+    return ExportedModel(session, metadata, path, devices[0])
 
 
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:

@@ -11,7 +11,7 @@ import torch
 
 from engine.inference.detector import DetectionSettings, ImageDetector, detect_frames, open_detection
 from engine.inference.images import Color, Source, as_frames, as_images
-from engine.inference.model import InferenceModel, autocast_type, open_weights
+from engine.inference.model import InferenceModel, autocast_type, open_model
 from engine.inference.results import ResultList, Results
 from engine.inference.sources import FileProblem, ReadAhead
 from engine.inference.tracks import ObjectTracks, TrackerSource
@@ -90,7 +90,7 @@ class Predictor:
             batch_size: maximum number of images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: accepted for programs that name the device in each call; must equal the model's.
-            settings: fields of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
+            settings: fields of `DetectionSettings`, for this call; None: the predictor's.
         """
         if device is not None:
             self.check_device(device)
@@ -235,5 +235,5 @@ def load(
         trust: as for `open_model`.
         settings: fields of `DetectionSettings`.
     """
-    model = open_weights(path, device=device, nms=nms, trust=trust)
+    model = open_model(path, device=device, nms=nms, trust=trust)
     return Predictor(model, amp=amp, color=color, tiles=tiles, **settings)

@@ -17,7 +17,7 @@ from data.index.messages import log_split, no_object, problems
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.open import open_data, problem_of_output
 from engine.commands.val import score
-from engine.inference.model import InferenceModel, open_weights, resolve_imgsz
+from engine.inference.model import InferenceModel, open_model, resolve_imgsz
 from engine.inference.model_data import check_channels
 from engine.report.issues import CheckedSplit, Issue, LabelBox, by_kind, learned_names
 from engine.report.label_errors import find_label_errors, unjudged_classes
@@ -80,7 +80,7 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     model = None
     imgsz = config.imgsz or TrainConfig.imgsz
     if config.weights:
-        model = open_weights(config.weights, device=config.device, trust=config.trust)
+        model = open_model(config.weights, device=config.device, trust=config.trust)
         imgsz = resolve_imgsz(config.imgsz, model)
     spec = open_data(DataSource(config.data), DistributedContext.single())
     if model is not None:

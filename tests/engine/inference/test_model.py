@@ -10,7 +10,7 @@ import torch
 
 from engine.export.formats import Session
 from engine.export.metadata import ExportMetadata
-from engine.inference.model import ExportedModel, open_model, open_weights
+from engine.inference.model import ExportedModel, open_model
 from engine.inference.predictor import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_for_validation
@@ -56,7 +56,7 @@ def test_an_exported_file_may_be_in_the_home_folder(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "best.torchscript").write_bytes(b"damaged")
     with refused(f"{tmp_path}/best.torchscript: not an archive ..."):
-        open_weights("~/best.torchscript", device="cpu", trust=True)
+        open_model("~/best.torchscript", device="cpu", trust=True)
 
 
 def test_a_file_that_takes_no_square_tiles_says_how_to_use_it():
