@@ -28,7 +28,7 @@ from utils.class_names import class_numbers
 from utils.config.aliases import python_hint
 from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
-from utils.detections import Detections, DetectionTable
+from utils.detections import Detections
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
@@ -116,7 +116,7 @@ def _checked_classes(classes: Any) -> list[int | str] | None:
 class Canvases(NamedTuple):
     """Images of one canvas size, letterboxed."""
 
-    rows: list[int]  # numbers of the images in a call
+    numbers: list[int]  # of the images in a call
     pixels: Tensor  # uint8 or uint16 (B, h, w, C), pinned for a GPU
     image_hw: list[tuple[int, int]]  # sizes of the images, pixels
     fits: list[Letterbox]
@@ -124,15 +124,17 @@ class Canvases(NamedTuple):
 
 
 class ImageDetections(NamedTuple):
-    """The detections of an image, in its pixels."""
+    """The detections of an image."""
 
-    table: DetectionTable
+    # float64 (N, 6), highest score first: x1, y1, x2, y2 in pixels of the image, score, class. Of tracked objects
+    # (N, 7), with the id before the score.
+    rows: np.ndarray
     speed: dict[str, float]  # milliseconds by stage
 
-    def result(self, frame: Frame, names: Mapping[int, str], tracks: np.ndarray | None = None) -> Results:
-        """Returns them as the result of ``frame``. ``tracks``: ids (N,) of their tracks."""
+    def result(self, frame: Frame, names: Mapping[int, str]) -> Results:
+        """Returns them as the result of ``frame``."""
         height, width = frame.image.shape[:2]
-        boxes = Boxes.of_table(self.table, (height, width), tracks)
+        boxes = Boxes(torch.from_numpy(self.rows.astype(np.float32)), (height, width))
         return Results(as_rgb8(frame.image), frame.path, names, boxes, self.speed)
 
 
@@ -174,23 +176,23 @@ class ImageDetector:
         canvas size (`images_at_once`). Another thread can do it while the model runs."""
         model = self.model
         rule = model.canvases(settings.imgsz)
-        rows_of_canvas: dict[tuple[int, int], list[int]] = {}
-        for row, image in enumerate(images):
+        images_of_canvas: dict[tuple[int, int], list[int]] = {}
+        for number, image in enumerate(images):
             height, width = image.shape[:2]
             canvas_hw = (height, width) if self.tiles else rule.canvas_hw((height, width))
-            rows_of_canvas.setdefault(canvas_hw, []).append(row)
+            images_of_canvas.setdefault(canvas_hw, []).append(number)
         size = self.images_at_once(batch_size)
-        for canvas_hw, all_rows in rows_of_canvas.items():
-            for start in range(0, len(all_rows), size):
+        for canvas_hw, all_numbers in images_of_canvas.items():
+            for start in range(0, len(all_numbers), size):
                 started = time.perf_counter()
-                rows = all_rows[start : start + size]
-                shape = (len(rows), *canvas_hw, model.pixels.channels)
+                numbers = all_numbers[start : start + size]
+                shape = (len(numbers), *canvas_hw, model.pixels.channels)
                 pixels = torch.empty(shape, dtype=model.pixels.torch_dtype, pin_memory=model.device.type == "cuda")
-                image_hw = [(images[row].shape[0], images[row].shape[1]) for row in rows]
+                image_hw = [(images[number].shape[0], images[number].shape[1]) for number in numbers]
                 fits = [fit_letterbox(hw, canvas_hw, None if self.tiles else settings.imgsz) for hw in image_hw]
-                for row, fit, canvas in zip(rows, fits, pixels.numpy()):
-                    letterbox(images[row], canvas_hw, fit, canvas)
-                yield Canvases(rows, pixels, image_hw, fits, time.perf_counter() - started)
+                for number, fit, canvas in zip(numbers, fits, pixels.numpy()):
+                    letterbox(images[number], canvas_hw, fit, canvas)
+                yield Canvases(numbers, pixels, image_hw, fits, time.perf_counter() - started)
 
     def detect(self, prepared: Iterable[Canvases], settings: ResolvedSettings) -> list[ImageDetections]:
         """Runs detection on letterboxed images. Returns the detections of each image, in the order of the images."""
@@ -201,15 +203,15 @@ class ImageDetector:
                 boxes, copied_at, computed_at = self._compute(canvases.pixels, settings)
             else:
                 boxes, copied_at, computed_at = self._thread.submit(self._compute, canvases.pixels, settings).result()
-            tables = [_table_of(*image) for image in zip(boxes, canvases.image_hw, canvases.fits)]
-            ms_per_image = 1e3 / len(canvases.rows)
+            found = [_in_image(*image) for image in zip(boxes, canvases.image_hw, canvases.fits)]
+            ms_per_image = 1e3 / len(canvases.numbers)
             speed = {
                 "preprocess": (canvases.seconds + copied_at - started) * ms_per_image,
                 "inference": (computed_at - copied_at) * ms_per_image,
                 "postprocess": (time.perf_counter() - computed_at) * ms_per_image,
             }
-            detected |= {row: ImageDetections(table, speed) for row, table in zip(canvases.rows, tables)}
-        return [detected[row] for row in sorted(detected)]
+            detected |= {number: ImageDetections(rows, speed) for number, rows in zip(canvases.numbers, found)}
+        return [detected[number] for number in sorted(detected)]
 
     def _compute(self, canvases: Tensor, settings: ResolvedSettings) -> tuple[np.ndarray, float, float]:
         """Runs detection on canvases (B, h, w, C). Returns x1, y1, x2, y2, score and class of the detections, float32
@@ -278,18 +280,13 @@ def _select(model: InferenceModel, raw: list[Tensor], settings: ResolvedSettings
     return select_detections(*model.decode(raw), settings.selection)
 
 
-def _table_of(rows: np.ndarray, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:
-    """Converts the detections of one image, float32 (K, 6) as `ImageDetector._compute` returns them, to its original
-    pixels. Those that are not numbers are left out; a side may be infinite, for boxes are clipped to the image."""
+def _in_image(rows: np.ndarray, image_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:
+    """Converts the detections of one image, float32 (K, 6) as `ImageDetector._compute` returns them, to those of
+    `ImageDetections`. Those that are not numbers are left out; a side may be infinite, for boxes are clipped."""
     scores = rows[:, 4]
-    rows = rows[(scores > 0) & np.isfinite(scores) & ~np.isnan(rows[:, :4]).any(-1)]
-    original = letterbox_to_original(rows[:, :4].astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
-    return DetectionTable(
-        image_index=np.zeros(len(rows), np.int64),
-        boxes_xyxy_px=clip_xyxy(original, image_hw[1], image_hw[0]),
-        scores=rows[:, 4].astype(np.float64),
-        classes=rows[:, 5].astype(np.int64),
-    )
+    rows = rows[(scores > 0) & np.isfinite(scores) & ~np.isnan(rows[:, :4]).any(-1)].astype(np.float64)
+    boxes = letterbox_to_original(rows[:, :4], fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
+    return np.concatenate([clip_xyxy(boxes, image_hw[1], image_hw[0]), rows[:, 4:]], 1)
 
 
 class FrameResult(NamedTuple):
@@ -354,11 +351,9 @@ def detect_frames(
                     yield item
                     continue
                 found = next(detected)
-                ids = None
                 if tracks is not None:
-                    table, ids = tracks.update(item, found.table)
-                    found = found._replace(table=table)
-                yield FrameResult(item, found.result(item, names, ids))
+                    found = found._replace(rows=tracks.update(item, found.rows))
+                yield FrameResult(item, found.result(item, names))
 
 
 def open_detection(

@@ -19,12 +19,10 @@ from typing import Any, TypeAlias, cast
 
 import cv2
 import numpy as np
-import torch
 from torch import Tensor
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.aliases import attribute_error
-from utils.detections import DetectionTable
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
@@ -53,13 +51,6 @@ class Boxes:
         self.orig_shape = (height, width)
         if self.data.ndim != 2 or self.data.shape[1] not in (6, 7):
             raise ValueError(f"rows of 6 or 7 numbers are expected, got the shape {tuple(data.shape)}")
-
-    @classmethod
-    def of_table(cls, table: DetectionTable, image_hw: tuple[int, int], tracks: np.ndarray | None = None) -> Boxes:
-        """Converts the detections of one image to float32 on the CPU. ``tracks``: ids (N,) of their tracks."""
-        ids = [] if tracks is None else [tracks[:, None]]
-        columns = [table.boxes_xyxy_px, *ids, table.scores[:, None], table.classes[:, None]]
-        return cls(torch.from_numpy(np.concatenate(columns, 1).astype(np.float32)), image_hw)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from engine.inference.sources import Frame
 from utils.config.settings import OBJECT_TRACKERS
-from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.machine.packages import require_package
 from utils.pixels import as_rgb8
@@ -50,20 +49,18 @@ class ObjectTracks:
         """The confidence above which the tracker needs detections: two of them associate all detections alike."""
         return self._threshold if self._source in ("ocsort", "sort") else min(self._threshold, LOW_CONFIDENCE)
 
-    def update(self, frame: Frame, table: DetectionTable) -> tuple[DetectionTable, np.ndarray]:
-        """Returns the detections of ``frame`` that belong to tracks, highest score first, and their ids, int64 (N,).
-
-        ``table`` holds the detections above `lowest_confidence`.
-        """
+    def update(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
+        """Returns the detections of ``frame`` that belong to tracks, highest score first, with their ids: float64
+        (N, 7), see `ImageDetections`. ``rows``: the detections above `lowest_confidence`, (N, 6)."""
         import supervision
 
         if frame.sequence not in self._trackers:
             self._trackers[frame.sequence] = self._new_tracker(frame)
         detections = supervision.Detections(
-            xyxy=table.boxes_xyxy_px,
-            confidence=table.scores,
-            class_id=table.classes,
-            data={"row": np.arange(len(table.scores))},
+            xyxy=rows[:, :4],
+            confidence=rows[:, 4],
+            class_id=rows[:, 5].astype(np.int64),
+            data={"row": np.arange(len(rows))},
         )
         # botsort and trackers of users may measure the camera's motion in the image, BGR.
         needs_image = self._source == "botsort" or not isinstance(self._source, str)
@@ -71,11 +68,11 @@ class ObjectTracks:
         # A live stream skips frames while the model runs, so its trackers need the time in seconds.
         timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
         tracked = self._trackers[frame.sequence].update(detections, frame=image, timestamp=timestamp)
-        rows = np.asarray(tracked.data.get("row", ()), np.int64)
+        numbers = np.asarray(tracked.data.get("row", ()), np.int64)
         ids = np.asarray(tracked.tracker_id, np.int64)
-        order = np.argsort(rows)
+        order = np.argsort(numbers)
         order = order[ids[order] >= 0]  # others have no track, or not yet
-        return table.take(rows[order]), ids[order] + 1
+        return np.insert(rows[numbers[order]], 4, ids[order] + 1, axis=1)
 
     def _new_tracker(self, frame: Frame) -> Tracker:
         """Returns the user's tracker, or one of the package with its defaults, except for the confidence thresholds.

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from data.dataset import demo
+from engine.inference.results import Boxes, Results
 from engine.inference.sources import Frame
 from engine.inference.tracks import ObjectTracks
 from utils.boxes import iou
-from utils.detections import DetectionTable
-from utils.drawing.draw import class_colors, draw_boxes, write_image
+from utils.drawing.draw import write_image
 
 SIZE = 320
 FRAMES = 150
@@ -162,15 +162,14 @@ def write_images(folder: Path, frames: list[SceneFrame]) -> Path:
     return folder
 
 
-def detections_in(frame: SceneFrame) -> DetectionTable:
-    """Returns detections like an imperfect detector's, highest score first: boxes are off by a pixel, and scores fall
-    from 0.9 for a fully visible object to less than 0.5 for one that is half hidden."""
+def detections_in(frame: SceneFrame) -> np.ndarray:
+    """Returns detections (N, 6), corners, score and class, like an imperfect detector's, highest score first: boxes are
+    off by a pixel, and scores fall from 0.9 for a fully visible object to less than 0.5 for one that is half hidden."""
     rng = np.random.default_rng(frame.number)
     scores = 0.05 + 0.85 * frame.visible**1.2 - rng.uniform(0, 0.05, len(frame.visible))
     order = np.argsort(-scores)
     boxes = np.clip(frame.boxes_xyxy_px + rng.normal(0, 1, frame.boxes_xyxy_px.shape), 0, SIZE)
-    table = DetectionTable(np.zeros(len(order), np.int64), boxes, scores, frame.classes)
-    return table.take(order)
+    return np.concatenate([boxes, scores[:, None], frame.classes[:, None]], 1)[order]
 
 
 def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -204,12 +203,11 @@ def write_picture(path: str, numbers: Sequence[int] = (40, 80, 120)) -> None:
     pictures = []
     for frame in scene(max(numbers) + 1):
         source_frame = Frame("scene.mp4", frame.image, frame.number, FPS, is_video=True)
-        detections = detections_in(frame)
-        detections, ids = tracks.update(source_frame, detections.take(detections.scores > tracks.lowest_confidence))
+        rows = detections_in(frame)
+        rows = tracks.update(source_frame, rows[rows[:, 4] > tracks.lowest_confidence])
         if frame.number in numbers:
-            columns = zip(ids, detections.classes, detections.scores)
-            labels = [f"#{track} {NAMES[c]} {score:.2f}" for track, c, score in columns]
-            pictures.append(draw_boxes(frame.image, detections.boxes_xyxy_px, labels, class_colors(ids)))
+            boxes = Boxes(rows, frame.image.shape[:2])
+            pictures.append(Results(frame.image, "scene.mp4", dict(enumerate(NAMES)), boxes, {}).drawn())
     write_image(path, np.concatenate(pictures, 1))
 
 

@@ -24,8 +24,8 @@ class KnownDetections(ImageDetector):
         return [Seen([number_in(image) for image in images])]
 
     def detect(self, prepared, settings):
-        tables = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
-        return [ImageDetections(table.take(table.scores > settings.selection.conf_thres), {}) for table in tables]
+        detected = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
+        return [ImageDetections(rows[rows[:, 4] > settings.selection.conf_thres], {}) for rows in detected]
 
     def images_at_once(self, batch_size=0):
         return 16

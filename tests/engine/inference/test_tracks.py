@@ -71,9 +71,9 @@ def by_hand(frames: list[SceneFrame], min_score: float = LOW_CONFIDENCE) -> list
     )
     found = []
     for frame in frames:
-        table = detections_in(frame)
-        table = table.take(table.scores > min_score)
-        detections = supervision.Detections(table.boxes_xyxy_px, confidence=table.scores, class_id=table.classes)
+        rows = detections_in(frame)
+        rows = rows[rows[:, 4] > min_score]
+        detections = supervision.Detections(rows[:, :4], confidence=rows[:, 4], class_id=rows[:, 5].astype(int))
         tracked = tracker.update(detections)
         tracked = tracked[tracked.tracker_id >= 0]
         order = np.argsort(-tracked.confidence)
@@ -160,8 +160,8 @@ def test_skipped_frames_of_live_streams_are_told(frames):
     ids = []
     for frame in frames[:40:4]:
         given = Frame("rtsp://camera", frame.image, frame.number, FPS, True, None, is_live=True)
-        table, found = tracks.update(given, detections_in(frame))
-        ids.append(dict(zip(table.classes.tolist(), found.tolist())))
+        rows = tracks.update(given, detections_in(frame))
+        ids.append(dict(zip(rows[:, 6].tolist(), rows[:, 4].tolist())))
     assert ids[-1] == ids[2]
 
 
