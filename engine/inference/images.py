@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.images.decode import orient, read_image, to_format, with_channels
+from data.images.decode import StoredImage, read_image, to_format
 from engine.inference.sources import VIDEO_SUFFIXES, Frame, FrameStream
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
@@ -120,7 +120,7 @@ def _from_pillow(image: Any, name: str, pixels: PixelFormat) -> np.ndarray:
         array = np.asarray(image).astype(np.uint16) if is_deep else np.asarray(image.convert(mode))
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{name}: cannot be decoded as {mode} ({error})") from None
-    return with_channels(np.ascontiguousarray(orient(to_format(array, name, pixels, is_rgb=True), orientation)))
+    return StoredImage(array, is_rgb=True, orientation=orientation).to_format(name, pixels)
 
 
 def _from_tensor(tensor: Tensor, name: str, pixels: PixelFormat) -> np.ndarray:

@@ -116,6 +116,7 @@ class Predictor:
         *,
         vid_stride: int = 1,
         color: Color | None = None,
+        tracker: TrackerSource | None = None,
         **settings: Any,
     ) -> Iterator[Results]:
         """Returns an iterator over the results of ``source``, one for each image or frame, in order.
@@ -128,12 +129,38 @@ class Predictor:
                 detect.py; or an iterable of images, each as in a call, which are processed one by one.
             vid_stride: read every n-th frame of videos and streams; not for an iterable.
             color: see `__call__`; for the arrays of an iterable.
+            tracker: see `track`; None: objects are not tracked.
             settings: fields of `DetectionSettings`.
 
         Raises UserError for settings that do not fit and a source that cannot be used: at the call if it is missing or
         cannot be opened, in the iteration if it cannot be read.
         """
-        return self._stream(source, settings, vid_stride=vid_stride, color=color, tracker=None)
+        resolved = self.settings.changed(settings).resolve(self.model)
+        vid_stride = checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
+        tracks = None
+        if tracker is not None:
+            tracks = ObjectTracks(tracker, resolved.selection.conf_thres, vid_stride=vid_stride)
+        detector = self.image_detector
+        if isinstance(source, str | os.PathLike | int):
+            text = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
+            ahead = ReadAhead(detector.images_at_once())
+            found = open_detection(text, detector, resolved, ahead=ahead, tracks=tracks, vid_stride=vid_stride)
+        elif vid_stride != 1:
+            raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
+        else:
+            frames = as_frames(source, color or self.color, self.model.pixels)
+            # The caller may make an image only when it has the result of the one before.
+            found = detect_frames(frames, detector, resolved, ahead=ReadAhead(0), tracks=tracks)
+
+        def results() -> Iterator[Results]:
+            with contextlib.closing(found):
+                for item in found:
+                    if isinstance(item, FileProblem):
+                        item.log()
+                    else:
+                        yield item.result
+
+        return results()
 
     def track(
         self,
@@ -145,59 +172,19 @@ class Predictor:
         **settings: Any,
     ) -> Iterator[Results]:
         """Returns an iterator over the results of `stream`, with the detections that belong to tracks, whose ids are in
-        ``boxes.id``.
+        ``boxes.id``. The images of a folder, and those of an iterable, are one sequence.
 
         Args:
-            source: see `stream`. A folder's images come in the order of their numbers; an iterable's images are one
-                sequence.
+            source, vid_stride, color: see `stream`.
             tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
                 package trackers for each sequence (a video, a stream, or the images of a folder).
-            vid_stride, color: see `stream`.
             settings: fields of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue
                 tracks. A tracker that a function returns has its own thresholds, and gets the detections above 0.1 as
                 well.
 
         Raises UserError like `stream`, and at the call if the package is missing.
         """
-        return self._stream(source, settings, vid_stride=vid_stride, color=color, tracker=tracker)
-
-    def _stream(
-        self,
-        source: str | os.PathLike[str] | int | Iterable[Source],
-        keywords: dict[str, Any],
-        *,
-        vid_stride: int,
-        color: Color | None,
-        tracker: TrackerSource | None,
-    ) -> Iterator[Results]:
-        """Opens a source and returns an iterator over its results. ``keywords``: settings. ``tracker``: see `track`;
-        None: objects are not tracked."""
-        settings = self.settings.changed(keywords).resolve(self.model)
-        vid_stride = checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
-        tracks = None
-        if tracker is not None:
-            tracks = ObjectTracks(tracker, settings.selection.conf_thres, vid_stride=vid_stride)
-        detector = self.image_detector
-        if isinstance(source, str | os.PathLike | int):
-            text = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
-            ahead = ReadAhead(detector.images_at_once())
-            found = open_detection(text, detector, settings, ahead=ahead, tracks=tracks, vid_stride=vid_stride)
-        elif vid_stride != 1:
-            raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
-        else:
-            frames = as_frames(source, color or self.color, self.model.pixels)
-            # The caller may make an image only when it has the result of the one before.
-            found = detect_frames(frames, detector, settings, ahead=ReadAhead(0), tracks=tracks)
-
-        def results() -> Iterator[Results]:
-            with contextlib.closing(found):
-                for item in found:
-                    if isinstance(item, FileProblem):
-                        item.log()
-                    else:
-                        yield item.result
-
-        return results()
+        return self.stream(source, tracker=tracker, vid_stride=vid_stride, color=color, **settings)
 
 
 def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
