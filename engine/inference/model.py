@@ -58,7 +58,6 @@ class InferenceModel(nn.Module):
     squares: bool  # images are padded to squares
     confidence: float | None  # threshold with the best F1 in validation with box voting; None: unknown
     plain_confidence: float | None  # the same without box voting
-    ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
     _warned_sizes: frozenset[int] = frozenset()
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -151,8 +150,7 @@ class CheckpointModel(InferenceModel):
         self.nms_iou = detector.nms_iou
         self.validation_iou = detector.head.validation_iou
         self.squares = detector.head.squares
-        self.ignores_nms = not detector.spec.get("end2end")
-        self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
+        self.is_unscored_branch = bool(detector.spec.get("end2end")) and self.nms_iou is not None
         # Training stores the thresholds of the branch that it validates.
         stored = {} if self.is_unscored_branch else info.get("progress", {})
         thresholds = {name: value for name, value in stored.items() if isinstance(value, float) and 0 <= value <= 1}
@@ -342,7 +340,7 @@ def resolve_imgsz(imgsz: int, model: InferenceModel) -> int:
 
 def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool) -> None:
     """Warns of ``--nms`` and ``--no-box-voting`` where they do nothing."""
-    if nms and model.ignores_nms:
+    if nms and isinstance(model, CheckpointModel) and not model.is_unscored_branch:
         get_logger().warning("%s: --nms does nothing: the model has one branch", model.path)
     if not box_voting and model.nms_iou is None:
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", model.path)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.inference.detect_files import ResultFiles, result_names
 from engine.inference.results import Boxes, Results, written_suffix
-from engine.inference.sources import Frame
+from engine.inference.sources import Frame, open_source
 from tests.helpers.http_server import serve_folder
 from tests.scripts.detect.detection import frames_of, names_in, read, read_txt, run
 from utils.config.settings import DetectConfig
@@ -42,6 +42,23 @@ def test_images_of_one_name_in_two_folders_keep_their_labels(weights, pictures, 
     )
     first, second = (read_txt(folder / "labels" / split / "a.txt") for split in ("train", "val"))
     assert not np.array_equal(first, second)
+
+
+def test_tracks_have_the_names_of_their_sequences(tmp_path):
+    """MOT Challenge's images are in SEQUENCE/img1."""
+    image = np.zeros((32, 32, 3), np.uint8)
+    for sequence in ("MOT17-02", "MOT17-04"):
+        (tmp_path / sequence / "img1").mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / sequence / "img1" / "000001.jpg"), image)
+    source = f"{tmp_path}/*/img1/*.jpg"
+    config = DetectConfig(weights="best.pt", source=source, project=str(tmp_path), save_txt=True, nosave=True)
+    files = ResultFiles({0: "disc"}, config)
+    for frame in open_source(source):
+        boxes = Boxes(np.array([[1, 2, 5, 8, 3, 0.5, 0]]), (32, 32))
+        files.add(frame, Results(image, frame.path, {0: "disc"}, boxes, {}), None, b"")
+    files.close()
+    assert names_in(files.folder) == ["tracks/MOT17-02.txt", "tracks/MOT17-04.txt"]
+    assert (files.folder / "tracks/MOT17-02.txt").read_text().startswith("1,3,1.000,2.000,4.000,6.000,0.5")
 
 
 def test_the_result_of_a_url_has_a_safe_name(weights, pictures, tmp_path, monkeypatch):
