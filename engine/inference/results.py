@@ -292,7 +292,7 @@ class ResultList(list[Results]):
 
     def __getattr__(self, name: str) -> Any:
         """Raises AttributeError naming the replacement, if there is one. Python calls it for missing attributes."""
-        raise attribute_error("result", "a list of results, each of which is a result,", name)
+        raise attribute_error("result", "a list of results, one for each image,", name)
 
 
 def describe_counts(counts: Mapping[int, int], names: Mapping[int, str]) -> str:
