@@ -182,23 +182,18 @@ def result_names(files: Iterable[str | Path]) -> dict[str, str]:
     """
     paths = {str(file): Path(os.path.abspath(file)) for file in files}
     names = {file: path.stem for file, path in paths.items()}
-    if max(_counts(names).values(), default=0) > 1:
+
+    def key(file: str) -> tuple[str, bool]:
+        """Returns what is equal for files with the same results: those of a video have numbers of frames."""
+        return names[file].casefold(), is_video(paths[file])
+
+    if len(set(map(key, paths))) < len(paths):
         root = os.path.commonpath([path.parent for path in paths.values()])
         names = {file: path.relative_to(root).with_suffix("").as_posix() for file, path in paths.items()}
-    counts = _counts(names)
+    counts = Counter(map(key, paths))
     frames = [re.fullmatch(r"(.*)_[0-9]{6,}", name) for name, _ in counts]
-    taken = {(frame[1], True) for frame in frames if frame} | {key for key, count in counts.items() if count > 1}
-    return {file: name + paths[file].suffix if _key(file, name) in taken else name for file, name in names.items()}
-
-
-def _counts(names: dict[str, str]) -> Counter[tuple[str, bool]]:
-    """Counts the files with the same results, given the names by file."""
-    return Counter(_key(file, name) for file, name in names.items())
-
-
-def _key(file: str, name: str) -> tuple[str, bool]:
-    """Returns what is equal for two files with the same results: a video's have the numbers of frames."""
-    return name.casefold(), is_video(Path(file))
+    taken = {(frame[1], True) for frame in frames if frame} | {name for name, count in counts.items() if count > 1}
+    return {file: name + paths[file].suffix if key(file) in taken else name for file, name in names.items()}
 
 
 def _stream_name(source: str) -> str:

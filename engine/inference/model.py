@@ -129,7 +129,6 @@ class InferenceModel(nn.Module):
 class CheckpointModel(InferenceModel):
     """A detector of a checkpoint, fused, on its device in NHWC memory format."""
 
-
     def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
         """``detector``: fused, see `Detector.fuse`."""
         super().__init__()

@@ -27,7 +27,7 @@ FEW_CLASSES = 8
 MAX_CONFUSED = 60  # classes in a confusion matrix
 AP_CHART = "AP"
 LOSS_SUFFIX = " loss"
-_AP_NAMES = ("AP", "AP50", "AP75", "AP50-95")
+_AP_NAMES = ("AP", "AP50", "AP75")
 
 
 def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:

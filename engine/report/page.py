@@ -68,8 +68,6 @@ class ReportPage:
         self._validation: dict[str, Any] | None = None  # what the page shows of it
         self._evaluation: Evaluation | None = None  # a validation that is not yet in `_validation`
         self._data: dict[str, Any] | None = None
-        self._has_failed = False  # a failure is logged once, not after each epoch
-        self.is_written = False  # whether the newest call of `write` has replaced the page
 
     def set_progress(self, *, epochs: int, best_epoch: int) -> None:
         """Sets the planned epochs of a run, which its hooks may change, and its best epoch."""
@@ -89,26 +87,10 @@ class ReportPage:
     def write(self, history: dict[str, np.ndarray]) -> None:
         """Replaces the page, results.png, labels.png, the curves, confusion_matrix.png and errors.png.
 
-        A failure is logged as a warning. ``history``: the columns of results.csv, float64 (epochs,); empty before the
-        first epoch.
+        ``history``: the columns of results.csv, float64 (epochs,); empty before the first epoch. Raises whatever fails.
         """
-        self.is_written = False
         if self._keeps_earlier and not self._epoch:
             return
-        try:
-            self._write(history)
-            self.is_written = True
-        except Exception as error:
-            if not self._has_failed:
-                get_logger().warning("%s: the report cannot be written (%s)", self.path, first_line(error))
-        self._has_failed = not self.is_written
-
-    def log_path(self) -> None:
-        """Logs the path of the page if the newest call of `write` has written it."""
-        if self.is_written:
-            get_logger().info("report: %s", self.path)
-
-    def _write(self, history: dict[str, np.ndarray]) -> None:
         subject = self._subject
         if self._data is None:
             splits = {subject.split: subject.validated}
@@ -216,13 +198,17 @@ class ReportPage:
 
 
 def write_validation_report(folder: Path, subject: Subject, evaluation: Evaluation) -> None:
-    """Writes the report and predictions.jpg of a validation."""
+    """Writes the report and predictions.jpg of a validation. A failure, as on a full disk, is a warning: the scores are
+    written."""
     report = ReportPage(folder, subject)
     report.set_validation(evaluation)
-    report.write({})
-    report.log_path()
-    result = evaluation.result
-    write_preview(evaluation.preview, subject.validated.names, result.shown_confidence, folder / "predictions.jpg")
+    confidence = evaluation.result.shown_confidence
+    try:
+        report.write({})
+        get_logger().info("report: %s", report.path)
+        write_preview(evaluation.preview, subject.validated.names, confidence, folder / "predictions.jpg")
+    except Exception as error:
+        get_logger().warning("%s: the report cannot be written (%s)", report.path, first_line(error))
 
 
 def _facts(result: EvalResult, error: float, config: TrainConfig | ValConfig) -> list[tuple[str, str]]:

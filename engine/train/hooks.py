@@ -169,10 +169,3 @@ class EndLog(Hook):
             return
         score = f"best {self._fitness} {progress.best_fitness:.4f} in epoch {progress.best_epoch}"
         log.info("done: %s; %s: %s", done, score, best)
-        if trainer.starting_fitness > progress.best_fitness:
-            log.warning(
-                "the weights that the run started from have %s %.4f on the same images, and no epoch is better: train "
-                "longer, or with a lower learning rate (--set lr0=...)",
-                self._fitness,
-                trainer.starting_fitness,
-            )

@@ -73,7 +73,8 @@ class Plots(Hook):
         self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
         self._next_batch = PICTURED_BATCHES if is_continued else 0
         if not is_continued:
-            self._page.write({})
+            with self._failing_with_warning("report.html"):
+                self._page.write({})
 
     def after_step(self, trainer: Trainer) -> None:
         """Draws train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
@@ -93,7 +94,8 @@ class Plots(Hook):
 
     def finish(self, trainer: Trainer) -> None:
         self._drawing.catch_up()
-        self._page.log_path()
+        if self._page.path.is_file():
+            get_logger().info("report: %s", self._page.path)
 
     def _draw(self, validated: Epoch | None) -> None:
         """Draws the report; of an epoch that it shows also val_predictions.jpg, and curves for TensorBoard."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -149,7 +148,6 @@ class Trainer:
         self._fitness = fitness
         self._eval_ranks = eval_ranks
         self._starting_weights = starting_weights
-        self.starting_fitness = math.nan  # on rank 0, once the run is complete; nan: unknown
         self._unscored: Epoch | None = None
         if unscored is not None:
             self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing, unscored.has_own_file)
@@ -189,8 +187,6 @@ class Trainer:
                 if not self.control.agree_on_abort():
                     self._score_epoch()  # a callback may have ended the run while an epoch was validated
                 self.checkpointer.flush()
-                if not self.control.agree_on_abort():
-                    self._score_starting_weights()
                 self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
         finally:
             self.checkpointer.wait()
@@ -357,17 +353,6 @@ class Trainer:
             epoch.evaluation = self._evaluator.run(model, self.val_loader, should_stop=should_stop)
         return self.control.after_validation()
 
-    def _score_starting_weights(self) -> None:
-        """Scores the weights that the run has started from: last, so that no bit of the run depends on it."""
-        if self._starting_weights is None or self.progress.best_epoch < 0:
-            return
-        model = copy.deepcopy(self.step.ema.module)
-        model.load_state_dict(self._starting_weights)
-        evaluator = replace(self._evaluator, criterion=None)
-        evaluation = evaluator.run(model, self.val_loader, should_stop=self.control.should_stop)
-        if evaluation is not None:
-            self.starting_fitness = self._fitness.score_of(evaluation.result)
-
     def _send(self, epoch: Epoch, eval_ranks: EvalRanks) -> None:
         """Leaves the averaged weights of an epoch to the evaluating processes, in a file."""
         if self.ctx.is_main:
@@ -477,7 +462,26 @@ class Trainer:
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main:
             remove_weights(self.run.folder)
+        self._compare_with_start()  # last, so that nothing depends on it
         return TrainingOutcome(self.run.folder, self.run.config, failure)
+
+    def _compare_with_start(self) -> None:
+        """Warns if no epoch has a better fitness than the weights that the run has started from, if it has them."""
+        if self._starting_weights is None or self.progress.best_epoch < 0:
+            return
+        model = copy.deepcopy(self.step.ema.module)
+        model.load_state_dict(self._starting_weights)
+        evaluation = replace(self._evaluator, criterion=None).run(model, self.val_loader)
+        if evaluation is None:  # on other ranks
+            return
+        fitness = self._fitness.score_of(evaluation.result)
+        if fitness > self.progress.best_fitness:
+            get_logger().warning(
+                "the weights that the run started from have %s %.4f on the same images, and no epoch is better: train "
+                "longer, or with a lower learning rate (--set lr0=...)",
+                self._fitness.name,
+                fitness,
+            )
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then says that it is complete."""

@@ -245,7 +245,6 @@ def write_report(page, history):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     page.path.write_text(f'data-epochs="{{epochs}}"')
-    page.is_written = True
 
 def export(config, *, by_training):
     if place == "export":
