@@ -26,17 +26,15 @@ MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 IMGSZ_ALIASES = ("--img", "--img-size")
-_TWO_SIDES = {"nargs": "+"}  # YOLOv5 and YOLOv7 take --img 640 640
 _AMP = ("auto", "off", "bf16", "fp16")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
-# What a setting affects, and therefore when it may change:
+# What a setting of a command that trains affects, and therefore when it may change:
 # "result": the results of a run.
-# "recipe": sources of hyper-parameters; compared by value.
-# "run": everything else in a run, such as its files and when it saves; equal on all ranks, but it may change when a
-#        search or a cross-validation continues.
+# "run": everything else in a run, such as its files and when it saves, and sources of hyper-parameters, which are
+#        compared by value; equal on all ranks, but it may change when a search or a cross-validation continues.
 # "machine": how a process does its part; it may differ even between the ranks of a run.
-Scope = Literal["result", "recipe", "run", "machine"]
+Scope = Literal["result", "run", "machine"]
 # Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
 # command line gives another, on each machine or for the whole run; "command": that of the command line, given or not.
 OnResume = Literal["fixed", "machine", "extends", "command"]
@@ -118,7 +116,7 @@ def setting(
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
-def one_side(value: Any, location: str) -> Any:
+def _one_side(value: Any, location: str) -> Any:
     """Returns the side of an image that is given by one number, or two. Raises UserError if these differ."""
     sides = value.split(",") if isinstance(value, str) else value
     if not isinstance(sides, list) or len(sides) != 2:
@@ -129,7 +127,7 @@ def one_side(value: Any, location: str) -> Any:
     return sides[0]
 
 
-def joined_devices(value: Any, _location: str) -> Any:
+def _joined_devices(value: Any, _location: str) -> Any:
     """Returns a list of devices, ``[0, 1]``, as text."""
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
@@ -142,6 +140,10 @@ def _named_layers(value: Any, _location: str) -> Any:
 def _tracker_name(value: Any, _location: str) -> Any:
     """Returns the name of an object tracker, which Ultralytics names by a file, ``botsort.yaml``."""
     return value.removesuffix(".yaml") if isinstance(value, str) else value
+
+
+# YOLOv5 and YOLOv7 take --img 640 640.
+_IMGSZ: dict[str, Any] = {"aliases": IMGSZ_ALIASES, "flag": {"nargs": "+"}, "convert": _one_side}
 
 
 def default_of(field: dataclasses.Field) -> Any:
@@ -319,7 +321,7 @@ class DataFlags(LossLimit, _RunConfig):
     )
     device: str = setting(
         "",
-        convert=joined_devices,
+        convert=_joined_devices,
         help="cpu, mps, 0 or 0,1; empty: the best available device",
         scope="machine",
         on_resume="command",
@@ -377,14 +379,14 @@ class TrainConfig(DataFlags):
     hyp: str = setting(
         "auto",
         help="scratch, finetune, keep_old, demo, debug or a YAML; auto: by --keep-old and --weights, else scratch",
-        scope="recipe",
+        scope="run",
     )
     override: list[str] = setting(
         factory=list,
         aliases=("--set",),
         flag={"action": "extend", "metavar": "KEY=VALUE"},
         help="hyper-parameters that override --hyp",
-        scope="recipe",
+        scope="run",
         is_keyword=False,  # each hyper-parameter is one
     )
     epochs: int = setting(100, Bounds(1), help="number of epochs", on_resume="extends")
@@ -401,14 +403,7 @@ class TrainConfig(DataFlags):
         help="images per global batch; -1: as many as fit",
         on_resume="extends",
     )
-    imgsz: int = setting(
-        640,
-        Bounds(64),
-        aliases=IMGSZ_ALIASES,
-        flag=_TWO_SIDES,
-        convert=one_side,
-        help="size of square training images, pixels",
-    )
+    imgsz: int = setting(640, Bounds(64), **_IMGSZ, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
         None,
@@ -555,14 +550,7 @@ class ValConfig(_DetectionsConfig, DataFlags):
     data: str = setting("", help="data set YAML; empty: the checkpoint's", is_keyword=False)
     task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
-    imgsz: int = setting(
-        0,
-        Bounds(0),
-        aliases=IMGSZ_ALIASES,
-        flag=_TWO_SIDES,
-        convert=one_side,
-        help="longer image side, pixels; 0: the checkpoint's",
-    )
+    imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool | None = setting(
         None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
     )
@@ -596,14 +584,7 @@ class DetectConfig(_DetectionsConfig):
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
-    imgsz: int = setting(
-        0,
-        Bounds(0),
-        aliases=IMGSZ_ALIASES,
-        flag=_TWO_SIDES,
-        convert=one_side,
-        help="longer image side, pixels; 0: the checkpoint's",
-    )
+    imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
         None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one with the best F1, or 0.25"
     )
@@ -622,9 +603,7 @@ class DetectConfig(_DetectionsConfig):
         convert=_tracker_name,
         help="give ids to objects in videos and ordered images; without a value: bytetrack",
     )
-    device: str = setting(
-        "", convert=joined_devices, help="cpu, mps or 0; empty: the best available device", scope="machine"
-    )
+    device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     save_txt: bool = setting(
         False, help="write labels in YOLO txt format; with --track, tracks in MOT Challenge format"
     )
@@ -644,7 +623,7 @@ class DetectConfig(_DetectionsConfig):
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, Bounds(1), help="process every n-th frame of a video")
     max_frames: int = setting(0, Bounds(0), help="stop a video or stream after n frames; 0: never")
-    project: str = setting("runs/detect", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
+    project: str = setting("runs/detect", Bounds(is_line=True, is_output=True), help="folder of runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -685,4 +664,4 @@ class ExportConfig(Downloads):
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
     check_images: int = setting(64, Bounds(1), help="number of validation images to compare on")
     calibration_images: int = setting(300, Bounds(1), help="number of training images for --int8")
-    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
+    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")

@@ -5,17 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.settings import (
-    DATA_HELP,
-    IMGSZ_ALIASES,
-    TRUST_HELP,
-    Downloads,
-    LossLimit,
-    TrainConfig,
-    joined_devices,
-    one_side,
-    setting,
-)
+from utils.config.settings import DATA_HELP, IMGSZ_ALIASES, TRUST_HELP, Downloads, LossLimit, TrainConfig, setting
 from utils.schema import Bounds
 
 ANNOTATION_FORMATS = ("cvat", "labelme", "csv", "huggingface", "imagefolder")  # tools.convert.to_coco.FORMATS
@@ -33,24 +23,16 @@ class CheckConfig:
         0,
         Bounds(64, sentinel=0),
         aliases=IMGSZ_ALIASES,
-        convert=one_side,
         help=f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}",
     )
     weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds")
     trust: bool = setting(False, help=TRUST_HELP)
     min_score: float = setting(0.3, Bounds(0, 1), help="minimum score of the label errors that are reported")
-    device: str = setting(
-        "",
-        convert=joined_devices,
-        help="cpu, mps or 0, for --weights; empty: the best available device",
-        scope="machine",
-    )
-    workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
-    json: bool = setting(
-        False, help="print all issues as JSON, and nothing else, to stdout", scope="run", is_keyword=False
-    )
-    out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run")
-    plots: bool = setting(True, help="write report.html", scope="run")
+    device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device")
+    workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core")
+    json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", is_keyword=False)
+    out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...")
+    plots: bool = setting(True, help="write report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +40,7 @@ class ConvertConfig(LossLimit):
     """The flags of ``python -m tools.convert``."""
 
     source: str = setting(positional="EXPORT", help="folder of the export, or its annotation file")
-    out: str = setting(
-        bounds=_OUTPUT, positional="OUT.json", help="file to write; out.yaml appears next to it", scope="run"
-    )
+    out: str = setting(bounds=_OUTPUT, positional="OUT.json", help="file to write; out.yaml appears next to it")
     from_: str = setting(
         "auto", Bounds(choices=("auto", *ANNOTATION_FORMATS)), help="format; auto: by what the files contain"
     )
@@ -71,11 +51,11 @@ class ShardConfig(LossLimit):
     """The flags of ``python -m tools.shard``."""
 
     data: str = setting(positional="DATA", help=DATA_HELP)
-    out: str = setting(bounds=_OUTPUT, positional="OUT", help="new folder", scope="run")
+    out: str = setting(bounds=_OUTPUT, positional="OUT", help="new folder")
     split: list[str] = setting(factory=list, help="splits to write; default: all")
     megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
-    workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
-    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
+    workers: int = setting(8, Bounds(1, 1024), help="threads that read images")
+    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +72,7 @@ class WeightsConfig(Downloads):
 class DemoConfig:
     """The flags of ``python -m tools.demo``."""
 
-    out: str = setting(bounds=_OUTPUT, positional="OUT", help="an empty or new folder", scope="run")
+    out: str = setting(bounds=_OUTPUT, positional="OUT", help="an empty or new folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +95,7 @@ class SearchConfig(KfoldConfig):
     """The flags of ``python -m tools.search``."""
 
     hyp: str = setting(
-        "all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML", scope="recipe"
+        "all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML", scope="run"
     )
     trials: int = setting(50, Bounds(1), help="number of trials, over all processes and restarts", scope="run")
     pruner: str = setting(
