@@ -59,6 +59,7 @@ _INSTEAD: dict[str, dict[str, str]] = {
         "stream": "videos and streams are always read frame by frame",
         "visualize": "feature maps are not drawn; report.html shows the worst images",
     },
+    "train": {"devices": "--spawn starts several processes, and --device names their GPUs"},
     "val": {
         "save_conf": "detect.py --save-txt --save-conf writes label files",
         "save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
