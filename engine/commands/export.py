@@ -61,13 +61,13 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     fused = detector.fuse(one_to_one=not config.nms)
     options = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)
+    model.nms_iou = options.nms_iou
     graphs = ModelGraphs(detector, options)
     spec = reference = None
     if config.check or config.int8:
         instead = "" if config.int8 else ", or export without a check with --no-check"
         source = DataSource(config.data, cache_dir=config.cache_dir)
         spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
-    metadata = describe_file(model, options, spec, checked=config.check, by_training=by_training)
     imgsz = max(options.imgsz_hw)
     if spec is not None and config.int8:
         train = _read_split(model, spec, "train", config)
@@ -79,7 +79,8 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     if spec is not None and config.check:
         val = _read_split(model, spec, "val", config)
         reader = open_samples(val, count=config.check_images, imgsz=imgsz, tile=model.tile)
-        reference = Reference(model, reader, options, metadata, weights)
+        reference = Reference(model, reader, options)
+    metadata = describe_file(model, options, spec, reference, by_training=by_training)
 
     files: list[Path] = []
     failures: dict[str, Exception] = {}
@@ -129,14 +130,13 @@ def _export_format(
             elif options.int8:
                 tolerance = INT8
             parity = reference.compare(open_model(candidate, device=CPU, trust=True), tolerance)
-            problems = parity.violations(tolerance)
-            if problems:
+            if parity.problems:
                 with _write_errors_of(path):
                     replace_path(candidate, failed)
                 earlier = f"; {path} is still the file of an earlier export" if os.path.lexists(path) else ""
                 raise FailedCheck(
-                    f"{failed}: differs too much from the checkpoint on {reference.conditions}: {'; '.join(problems)} "
-                    f"(worst image: {parity.worst_image}){earlier}; --no-check accepts it all the same"
+                    f"{failed}: differs too much from the checkpoint on {reference.conditions}: "
+                    f"{'; '.join(parity.problems)}{earlier}; --no-check accepts it all the same"
                 )
             outcome = f"{time.monotonic() - started:.0f} s; {reference.conditions}: {parity.summary}"
         with _write_errors_of(path):
@@ -192,24 +192,23 @@ def _next_command(path: Path, metadata: ExportMetadata) -> str:
 
 
 def describe_file(
-    model: CheckpointModel, options: ResolvedExport, spec: DatasetSpec | None, *, checked: bool, by_training: bool
+    model: CheckpointModel,
+    options: ResolvedExport,
+    spec: DatasetSpec | None,
+    reference: Reference | None,
+    *,
+    by_training: bool,
 ) -> ExportMetadata:
     """Returns the metadata of the files of an export.
 
-    The thresholds are those of training's validation; those of a branch that it does not validate are unknown. None
-    matches a file's output exactly: end2end files without NMS are closest to the detections for AP, everything else to
-    those of detect.py without box voting (models/postprocess/selection.py).
-
     Args:
         spec: the data of the check or calibration; None: the files name the data set of the training.
-        checked: the files get their names only after a check (with ``.failed`` if they do not pass it).
+        reference: the checkpoint's scores on the canvas of the files; None: they are not checked.
         by_training: whether ``train.py --export`` writes the files, and may replace them.
     """
     detector = model.detector
-    confidence = model.scored_confidence if options.end2end and model.nms_iou is None else model.plain_confidence
-    if confidence is None:
-        confidence = model.confidence
-    if model.is_unscored_branch:
+    confidence, voting_confidence = _thresholds(model, options, reference)
+    if confidence is None and model.is_unscored_branch:
         get_logger().info("--nms: the files state no confidence threshold: training's is of the one-to-one branch")
     stored = model.info.get("data", {})
     data = {name: str(stored[name]) for name in ("source", "root") if name in stored}
@@ -224,11 +223,11 @@ def describe_file(
         channels=model.pixels.channels,
         bits=model.pixels.bits,
         end2end=options.end2end,  # readers of YOLO exports take such an output for rows of detections
-        nms_iou=None if options.end2end else options.nms_iou,
+        nms_iou=options.nms_iou,
         validation_iou=detector.head.validation_iou,
         squares=detector.head.squares,
         confidence=confidence,
-        voting_confidence=None if options.end2end else model.confidence,
+        voting_confidence=voting_confidence,
         data=data,
         description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -243,11 +242,32 @@ def describe_file(
             "single_cls": model.has_merged_classes,
             "tile": model.tile,
             "val_images": model.stored_words("val_images"),
-            "unchecked": not checked,
+            "unchecked": reference is None,
             "by_training": by_training,
             "weights_sha256": sha256_of(model.path),
         },
     )
+
+
+def _thresholds(
+    model: CheckpointModel, options: ResolvedExport, reference: Reference | None
+) -> tuple[float | None, float | None]:
+    """Returns the thresholds with the best F1 of the output as it is, after NMS if it needs one, and of the output
+    after NMS with box voting; None: unknown, or rows of detections, for which nothing votes.
+
+    A file of fixed size sees other canvases than most checkpoints were validated on, rectangles, so its thresholds are
+    those of the checkpoint on its canvas. They are training's without a check, if no detection of the check is correct,
+    on the canvases of the training, and with tiles, which training joins to images.
+    """
+    is_trained_size = options.imgsz_hw == (model.imgsz, model.imgsz)
+    has_trained_canvas = options.dynamic or model.tile > 0 or (model.squares and is_trained_size)
+    plain = model.confidence if model.plain_confidence is None else model.plain_confidence
+    voting = model.confidence
+    result = None if reference is None else reference.result
+    if result and result.threshold is not None and (voting is None or not has_trained_canvas):
+        plain = result.plain_confidence
+        voting = result.threshold
+    return plain, None if options.end2end else voting
 
 
 def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None = None) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from engine.export.formats import quiet
 from models.detector import Detector
 from models.postprocess.nms import overlaps
+from models.postprocess.selection import detection_iou
 from utils.boxes import xyxy_to_cxcywh
 from utils.config.checks import check_image_size
 from utils.config.export_formats import EXPORT_FORMATS, formats_with
@@ -78,19 +79,25 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Res
             mistakes.add(f"--dynamic and --batch {config.batch}: a dynamic model takes any batch; leave --batch out")
         if config.dynamic and min(sides) < 2 * detector.stride:
             mistakes.add(f"--imgsz {min(sides)}: too small for --dynamic; use {2 * detector.stride} or more")
+        if config.opset < 18:
+            mistakes.add(f"--opset {config.opset}: torch's exporter writes no valid files below 18; leave it out")
         if config.iou_thres is not None and detector.nms_iou is None:
             mistakes.add("--iou-thres: the model's detections need no NMS; leave it out, or add --nms")
     for side in sides:
         check_image_size(side, detector.stride)
+    is_end2end = config.layout == "end2end"
+    nms_iou = config.iou_thres
+    if nms_iou is None:  # the threshold of rows is chosen after detect.py's NMS
+        nms_iou = detection_iou(detector.nms_iou) if is_end2end else detector.nms_iou
     return ResolvedExport(
         imgsz_hw=(sides[0], sides[-1]),
         batch=config.batch,
         dynamic=config.dynamic,
         half=config.half,
         int8=config.int8,
-        end2end=config.layout == "end2end",
+        end2end=is_end2end,
         nms=config.nms,
-        nms_iou=detector.nms_iou if config.iou_thres is None else config.iou_thres,
+        nms_iou=nms_iou,
         opset=config.opset,
     )
 

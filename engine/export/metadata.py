@@ -58,11 +58,11 @@ class ExportMetadata:
     end2end: bool = False  # rows of final detections, instead of all boxes
     channels: Annotated[int, Bounds(1, MAX_CHANNELS)] = 3
     bits: Annotated[int, Bounds(8, 16)] = 8  # bits per channel
-    nms_iou: Fraction | None = None  # None: the detections need no NMS
+    nms_iou: Fraction | None = None  # of the NMS in the file (``end2end``) or after it; None: the model needs none
     validation_iou: Fraction = FOREIGN_IOU  # as published for the model's head
     squares: bool = False  # whether images are padded to squares
-    # Thresholds with the best F1 in validation:
-    confidence: Fraction | None = None  # for the output as it is, after NMS if it needs that
+    # Thresholds with the best F1:
+    confidence: Fraction | None = None  # for the output as it is, after detect.py's NMS if it needs one
     voting_confidence: Fraction | None = None  # for the output after NMS with box voting, as detect.py applies it
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
@@ -71,6 +71,11 @@ class ExportMetadata:
     version: str = ""
     license: str = ""
     details: dict[str, Any] = field(default_factory=dict)  # further entries of the key `KEY`
+
+    @property
+    def needs_nms(self) -> bool:
+        """Whether NMS has to follow on the output."""
+        return self.nms_iou is not None and not self.end2end
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -103,7 +108,7 @@ class ExportMetadata:
         known["args"] = {"dynamic": self.dynamic}
         entries = {key: getattr(self, key) for key in _JSON_FIELDS}
         entries |= {"version": VERSION, "layout": "end2end" if self.end2end else "raw"}
-        entries |= {"needs_nms": self.nms_iou is not None, "preprocessing": self.preprocessing}
+        entries |= {"needs_nms": self.needs_nms, "preprocessing": self.preprocessing}
         strings = {key: str(value) for key, value in known.items()}
         return strings | {KEY: json.dumps(entries | self.details, ensure_ascii=False)}
 

@@ -130,7 +130,6 @@ class CheckpointModel(InferenceModel):
     """A detector of a checkpoint, fused, on its device in NHWC memory format."""
 
     is_unscored_branch: bool  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
-    scored_confidence: float | None  # as `confidence`, for the boxes whose AP is computed; None: unknown
 
     def __init__(self, detector: Detector, info: dict[str, Any], path: Path, device: torch.device) -> None:
         """``detector``: fused, see `Detector.fuse`."""
@@ -158,7 +157,6 @@ class CheckpointModel(InferenceModel):
         thresholds = {name: value for name, value in stored.items() if isinstance(value, float) and 0 <= value <= 1}
         self.confidence = thresholds.get("confidence")
         self.plain_confidence = thresholds.get("plain_confidence")
-        self.scored_confidence = thresholds.get("scored_confidence")
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return self.detector(images)
@@ -196,7 +194,7 @@ class ExportedModel(InferenceModel):
         shape = (height or stated_height, width or stated_width)
         self.input_hw = shape if height or width else None
         self.imgsz = max(shape)
-        self.nms_iou = metadata.nms_iou
+        self.nms_iou = metadata.nms_iou if metadata.needs_nms else None
         self.validation_iou = metadata.validation_iou
         self.squares = metadata.squares
         self.plain_confidence = metadata.confidence
@@ -282,7 +280,7 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
             "--trust (in Python: trust=True)"
         )
     metadata, session = open_exported(path, device)
-    if nms and metadata.nms_iou is None:
+    if nms and not metadata.needs_nms:
         raise UserError(
             f"{path}: --nms: its detections need no NMS; leave it out or, if the checkpoint has two branches, export "
             "the other one with export.py --nms"

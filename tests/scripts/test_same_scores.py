@@ -15,6 +15,7 @@ import torch
 import yaml
 
 import detect
+import export
 import train
 import val
 from models.detector import Detector, build_detector
@@ -121,10 +122,10 @@ def last_scores(run: Path) -> dict[str, float]:
     return {name.removeprefix("metrics/"): float(value) for name, value in row.items() if name.startswith("metrics/")}
 
 
-def detected(run: Path, data: Path, tmp_path: Path, *flags: object) -> list[dict]:
+def detected(weights: Path, data: Path, tmp_path: Path, *flags: object) -> list[dict]:
     """Returns what detect.py writes for the validation images."""
     call(
-        detect.main, "--weights", run / "last.pt", "--source", data.parent / "images/val", "--device", "cpu",
+        detect.main, "--weights", weights, "--source", data.parent / "images/val", "--device", "cpu",
         "--save-json", "--nosave", "--project", tmp_path, "--name", "detected", "--exist-ok", *flags,
     )  # fmt: skip
     return json.loads((tmp_path / "detected" / "predictions.json").read_text())
@@ -194,7 +195,7 @@ def test_check_finds_the_ap_of_the_training(trained, capsys):
 def test_detect_gives_what_the_threshold_promises(trained, tmp_path):
     data, run = trained
     expected = last_scores(run)
-    found = counted(detected(run, data, tmp_path), data)
+    found = counted(detected(run / "last.pt", data, tmp_path), data)
     assert found == pytest.approx([expected[name] for name in ("precision", "recall", "f1")], abs=1e-4)
 
 
@@ -202,10 +203,29 @@ def test_without_box_voting_the_threshold_is_the_best_there(trained, tmp_path):
     data, run = trained
     progress = read_checkpoint(run / "last.pt")["progress"]
     assert progress["plain_confidence"] + 0.15 < progress["confidence"]
-    shown = detected(run, data, tmp_path, "--no-box-voting")
-    everything = detected(run, data, tmp_path, "--no-box-voting", "--conf", 0.01)
+    shown = detected(run / "last.pt", data, tmp_path, "--no-box-voting")
+    everything = detected(run / "last.pt", data, tmp_path, "--no-box-voting", "--conf", 0.01)
     assert shown == [row for row in everything if row["score"] > progress["plain_confidence"]]
     best = max(
         counted([row for row in everything if row["score"] > threshold], data)[2] for threshold in np.linspace(0, 1, 41)
     )
     assert counted(shown, data)[2] >= best - 1e-9
+
+
+@pytest.mark.parametrize("flags", [[], ["--layout", "end2end"]])
+def test_an_exported_file_has_the_best_threshold_on_its_canvas(trained, tmp_path, flags: list[str]):
+    """Whatever the checkpoint's is, which is measured on rectangles."""
+    data, run = trained
+    checkpoint = read_checkpoint(run / "last.pt")
+    checkpoint["progress"] |= {"confidence": 0.95, "plain_confidence": 0.95}
+    torch.save(checkpoint, tmp_path / "last.pt")
+    call(export.main, "--weights", tmp_path / "last.pt", "--format", "torchscript", *flags)
+    (file,) = tmp_path.glob("*.torchscript")
+    for selection in ([],) if flags else ([], ["--no-box-voting"]):
+        shown = detected(file, data, tmp_path, "--trust", *selection)
+        everything = detected(file, data, tmp_path, "--trust", *selection, "--conf", 0.01)
+        best = max(
+            counted([row for row in everything if row["score"] > threshold], data)[2]
+            for threshold in np.linspace(0, 1, 41)
+        )
+        assert counted(shown, data)[2] >= best - 1e-9 > 0.5

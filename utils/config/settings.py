@@ -583,9 +583,12 @@ class ExportConfig(Downloads):
     )
     nms: bool = setting(False, help="export the one-to-many head of NMS-free models, which needs NMS")
     iou_thres: float | None = setting(
-        None, Bounds(0, 1), aliases=("--iou",), help="IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"
+        None,
+        Bounds(0, 1),
+        aliases=("--iou",),
+        help="IoU threshold of NMS; default: detect.py's (0.45) in end2end files, by head for the AP of raw ones",
     )
-    opset: int = setting(18, Bounds(18), help="ONNX opset; torch's exporter writes no valid files below 18")
+    opset: int = setting(18, help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
     check_images: int = setting(64, Bounds(1), help="number of validation images to compare on")
