@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from utils.config.settings import DetectConfig
+from utils.errors import UserError
 from utils.process.main import run_command, run_main
 
 
@@ -27,10 +28,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _detect(config: DetectConfig) -> None:
-    from engine.commands.input_files import check_detection
-
-    check_detection(config)
-    from engine.inference.detect import detect  # imports torch, once the flags and files are known to be valid
+    if config.save_conf and not config.save_txt:
+        raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
+    if config.save_conf and config.track:
+        raise UserError("--save-conf: the txt files of --track always have the confidence; leave it out")
+    from engine.inference.detect import detect  # imports torch
 
     _exit_in_order_on_signals()
     detect(config)

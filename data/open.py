@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from data.dataset.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, ShardSplit, Split, class_names
-from data.dataset.yaml_file import YAML_FOLDER, load_dataset_spec, read_yaml
+from data.dataset.yaml_file import YAML_FOLDER, load_dataset_spec
 from data.images.shards import is_shard_path
 from utils.class_names import typed_classes
 from utils.errors import UserError
@@ -51,7 +51,7 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         return stage_dataset(source, ctx, lambda: _plan_copy(source))
     if source.data == DEMO:
         from data.dataset.demo import ensure_demo
-        from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
+        from utils.distributed.context import torch_distributed_zero_first
 
         with torch_distributed_zero_first(ctx):
             return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
@@ -181,20 +181,6 @@ def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec
         message = "%d of %s used: %s; boxes of other classes are left out"
         get_logger().info(message, len(names), counted(len(spec.names), "class"), ", ".join(names))
     return spec
-
-
-def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
-    """Raises UserError for obvious mistakes in ``--data`` and ``--classes``. If only the annotations contain the class
-    names, nothing more is checked yet, because reading them may take long. Needs no torch."""
-    if data == DEMO:
-        return
-    with _permission_errors_named(data):
-        data = find_data(data)
-        values = {} if Path(data).is_dir() else read_yaml(Path(data))
-        if values.get("names") is not None or "annotations" not in values:
-            spec = load_dataset_spec(data).use_classes(typed_classes(classes))
-            for split in splits:
-                spec.check_split(split)
 
 
 def known_by_name(data: str) -> str:

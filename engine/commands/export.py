@@ -27,7 +27,7 @@ from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from models.weights.origin import origin_of
 from utils.config.commands import COMMANDS
-from utils.config.export_formats import EXPORT_FORMATS, format_of
+from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
@@ -51,8 +51,6 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     """
     configure_logging(True)
     require_packages(config.format, int8=config.int8)
-    if format_of(config.weights) is not None:
-        raise UserError(f"{config.weights}: is exported already; name a checkpoint")
     ctx = DistributedContext.single(CPU)
     weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     detector, info = load_detector(weights)

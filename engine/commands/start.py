@@ -86,12 +86,9 @@ def _export(outcome: TrainingOutcome) -> None:
 def validate(argv: Sequence[str]) -> None:
     """Implements val.py."""
     config = parse_config(ValConfig, argv)
-    from engine.commands.input_files import check_validation  # slow for --help
-
     launch = read_launch()
     if launch is None:
         check_processes(config.spawn, config.device)
-        check_validation(config)
     if config.spawn > 1 and launch is None:
         spawn(validate, config.spawn, (argv,))
         return

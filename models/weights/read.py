@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.weights.layouts import to_public_names, usual_image_size
+from utils.config.export_formats import format_of
 from utils.errors import UserError
 from utils.files.torch_file import (
     FORMAT,
@@ -77,6 +78,8 @@ def read_weights(path: str | Path) -> StoredWeights:
     """Reads the weights of a checkpoint, ours or foreign, without running code in it. Raises UserError for other
     files."""
     path = Path(path)
+    if format_of(path) is not None:
+        raise UserError(f"{path}: is an exported model; name a checkpoint, such as the .pt that it was made from")
     if path.suffix == ".safetensors" or is_safetensors(path):
         return _read_safetensors(path)
     content = read_any(path)

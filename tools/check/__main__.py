@@ -43,12 +43,9 @@ def _check(config: CheckConfig) -> None:
 
 def check(config: CheckConfig) -> dict[str, Any]:
     """Checks the data set, prints the summary or the JSON, and draws the page. Returns what the JSON contains."""
-    from engine.commands.input_files import check_scoring_files
-
     with _json_alone_on_stdout(config):
         configure_logging(True)
-        check_scoring_files(config.weights, config.data, config.split)
-        from tools.check.dataset_check import check_dataset  # imports torch, after the files are known to exist
+        from tools.check.dataset_check import check_dataset  # imports torch
 
         result = check_dataset(config)
     if not config.json:

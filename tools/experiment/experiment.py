@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.folds.held_out import scan_settings
 from data.index.load import load_index
 from data.open import open_data
-from engine.commands.input_files import check_model_and_data
 from engine.evaluation.fitness import Fitness
+from models.spec import load_spec
+from models.weights.catalog import check_weights
 from utils.config.flags import flag_name
 from utils.config.settings import default_of, field_by_alias, names_with
 from utils.config.tool_settings import KfoldConfig
@@ -85,11 +86,14 @@ def _difference(stored: Any, current: Mapping[str, Any]) -> str:
     return f"{name} {stored.get(name, 'not set')}, not {current.get(name, 'not set')}"
 
 
-def run_experiment(config: KfoldConfig, splits: Sequence[str], work: Callable[[StopSignals], None]) -> None:
-    """Checks the flags, the model, the weights and the data, which must have ``splits``, and calls ``work``. After a
-    signal, logs that the same command continues. Raises UserError for what cannot be used."""
+def run_experiment(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
+    """Checks the flags, the model and the weights, and calls ``work``. After a signal, logs that the same command
+    continues. Raises UserError for what cannot be used."""
     refuse_unsupported_flags(config)
-    check_model_and_data(config, splits)
+    if config.model:
+        load_spec(config.model)
+    for weights in filter(None, (config.weights, config.teacher)):
+        check_weights(weights)
     configure_logging(True)
     with StopSignals() as signals:
         try:
@@ -131,6 +135,7 @@ def open_experiment(config: KfoldConfig, settings_name: str, values: Mapping[str
             raise UserError(f"{folder}: contains {work}; choose another --name")
     source = DataSource(
         config.data,
+        splits=("train",) if config.folds or config.val_fraction else SPLITS,  # folds hold out the validation images
         classes=tuple(config.classes),
         cache_dir=config.cache_dir,
         output=str(folder) if config.plots else "",

@@ -29,7 +29,7 @@ def _cross_validate(config: KfoldConfig) -> None:
     from tools.experiment.experiment import run_experiment
     from tools.kfold.cross_validate import run_folds
 
-    run_experiment(config, ("train",), partial(run_folds, config))  # folds hold out the validation images
+    run_experiment(config, partial(run_folds, config))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ def _search(config: SearchConfig) -> None:
     from tools.experiment.experiment import run_experiment
     from tools.search.search import search
 
-    splits = ("train",) if config.folds or config.val_fraction else ("train", "val")
-    run_experiment(config, splits, partial(search, config))
+    run_experiment(config, partial(search, config))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def test_wrong_settings_end_the_search_at_once(root_and_flags, capsys):
     assert "no such file" in error_of(capsys, main, *flags, "--data", "nowhere.yaml", "--name", "typo")
     assert "known: all, augment, loss, optimizer" in error_of(capsys, main, *flags, "--hyp", "nothing")
     assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
+    assert "none.pt: no such" in error_of(capsys, main, *flags, "--weights", "a/none.pt", "--name", "typo")
     assert not (root / "typo").exists()
 
 
