@@ -50,8 +50,11 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
         raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
     if os.path.exists(name_or_path):
         raise UserError(f"{name_or_path}: is a pipe or device, not a file")
-    if Path(name_or_path).name != name_or_path:
-        raise UserError(f"{name_or_path}: no such file")
+    path = Path(name_or_path)
+    if path.name != name_or_path:
+        in_run = path.parent.parent / path.name  # Ultralytics's runs have a folder weights
+        is_in_run = path.parent.name == "weights" and in_run.is_file()
+        raise UserError(f"{name_or_path}: no such file{f'; our runs have {in_run}' if is_in_run else ''}")
     other_task_message = other_task(name_or_path)
     if other_task_message:
         raise UserError(other_task_message)

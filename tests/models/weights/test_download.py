@@ -180,6 +180,16 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
             fetch(name)
 
 
+def test_weights_where_ultralytics_has_them_are_named_where_our_runs_have_them(fetch, tmp_path):
+    (tmp_path / "exp").mkdir()
+    wanted = tmp_path / "exp" / "weights" / "best.pt"
+    with refused(f"{wanted}: no such file"):
+        fetch(str(wanted))
+    (tmp_path / "exp" / "best.pt").touch()
+    with refused(f"{wanted}: no such file; our runs have {tmp_path / 'exp' / 'best.pt'}"):
+        fetch(str(wanted))
+
+
 def test_urls_with_equal_file_names_do_not_collide(fetch, server):
     one = fetch(server.url)
     two = fetch(server.url + "?v=2")
