@@ -158,7 +158,6 @@ def score_detections(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         threshold=curves.threshold,
-        scored_confidence=ConfidenceCurves.of(matches).threshold,
         plain_confidence=plain_confidence,
         shown_confidence=shown_confidence,
         ap_small=float(nanmean(precision[:, SMALL])),

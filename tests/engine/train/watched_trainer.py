@@ -138,7 +138,6 @@ class Scores:
             metrics=metrics,
             threshold=None,
             plain_confidence=None,
-            scored_confidence=None,
             class_ap=np.ones(1),
             extras={},
         )
