@@ -127,17 +127,16 @@ def _export_format(
                 tolerance = FLOAT16
             elif options.int8:
                 tolerance = INT8
-            parity = reference.compare(open_model(candidate, device=CPU, trust=True))
-            problems = parity.violations(tolerance)
-            if problems:
+            parity = reference.compare(open_model(candidate, device=CPU, trust=True), tolerance)
+            if parity.problems:
                 with _write_errors_of(path):
                     replace_path(candidate, failed)
                 earlier = f"; {path} is still the file of an earlier export" if os.path.lexists(path) else ""
                 raise FailedCheck(
-                    f"{failed}: differs too much from the checkpoint on {reference.conditions}: {'; '.join(problems)}"
-                    f"{earlier}; --no-check accepts it all the same"
+                    f"{failed}: differs too much from the checkpoint on {reference.conditions}: "
+                    f"{'; '.join(parity.problems)}{earlier}; --no-check accepts it all the same"
                 )
-            outcome = f"{time.monotonic() - started:.0f} s; {reference.conditions}: {parity.summary(tolerance)}"
+            outcome = f"{time.monotonic() - started:.0f} s; {reference.conditions}: {parity.summary}"
         with _write_errors_of(path):
             if os.path.lexists(path):
                 outcome += "; replaces an earlier export"

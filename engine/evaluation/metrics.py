@@ -47,9 +47,10 @@ class ConfidenceCurves:
     recall: np.ndarray  # float64 (C, S)
     f1: np.ndarray  # float64 (C, S)
     # The threshold: the middle of the confidences around the best mean F1 that lose at most its standard error. With
-    # few objects the best one itself is chance (benchmarks/LOG.md, "Threshold"). None: none gives a true positive.
+    # few objects the best one itself is chance (benchmarks/LOG.md, "Threshold"). Or the confidence that the user has
+    # chosen. None: none gives a true positive.
     threshold: float | None
-    shown: int  # index in `CONFIDENCES` of the metrics: of ``threshold``, or of the confidence that the user has chosen
+    shown: int  # index in `CONFIDENCES` of the metrics at ``threshold``
 
     @classmethod
     def of(cls, matches: Matches, chosen: float | None = None) -> ConfidenceCurves:
@@ -81,8 +82,9 @@ class ConfidenceCurves:
         peak = mean_f1.max()
         standard_error = np.sqrt(peak * (1 - peak) / max(targets.sum(), 1))
         best = middle_of_best(mean_f1, standard_error)
-        threshold = float(CONFIDENCES[best]) if mean_f1[best] > 0 else None
-        return cls(precision, recall, f1, threshold, best if chosen is None else 0)  # all are above the chosen one
+        threshold = float(CONFIDENCES[best]) if chosen is None else chosen
+        shown = best if chosen is None else 0  # all are above the chosen one
+        return cls(precision, recall, f1, threshold if peak > 0 else None, shown)
 
 
 class Metric(NamedTuple):
@@ -158,7 +160,6 @@ def score_detections(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         threshold=curves.threshold,
-        scored_confidence=ConfidenceCurves.of(matches).threshold,
         plain_confidence=plain_confidence,
         shown_confidence=shown_confidence,
         ap_small=float(nanmean(precision[:, SMALL])),

@@ -61,40 +61,12 @@ class CheckedModel(BoxDecoder, Protocol):
     def threshold(self, *, box_voting: bool) -> float: ...
 
 
-class Differences(NamedTuple):
-    """The mean differences between boxes and scores of two models; nan if one of them is nan."""
-
-    box: float  # largest difference of a coordinate, as a fraction of the longer side of the box
-    score: float
-
-    @classmethod
-    def between(cls, expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> Differences:
-        """Compares boxes (B, N, 4), xyxy pixels, and scores (B, N, C) where one of the scores is above
-        `COMPARED_SCORE`, or all if none is: those of a model before its training."""
-        (boxes, scores), (found_boxes, found_scores) = expected, found
-        is_compared = ~(torch.maximum(scores, found_scores) <= COMPARED_SCORE)  # True where a score is nan
-        if not is_compared.any():
-            is_compared = torch.ones_like(is_compared)
-        longer_side = (boxes[..., 2:] - boxes[..., :2]).abs().amax(-1).clamp(min=1)
-        box = ((found_boxes - boxes).abs().amax(-1) / longer_side)[is_compared.any(-1)]
-        return cls(box.mean().item(), (found_scores - scores).abs()[is_compared].mean().item())
-
-    def violations(self, allowed: Tolerance) -> list[str]:
-        """Returns a message for each difference that is out of tolerance, as nan always is."""
-        messages = []
-        if not self.box <= allowed.box:
-            messages.append(f"boxes differ by {self.box:.2g} of their size on average (allowed: {allowed.box:g})")
-        if not self.score <= allowed.score:
-            messages.append(f"scores differ by {self.score:.2g} on average (allowed: {allowed.score:g})")
-        return messages
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
     """The largest differences that are allowed."""
 
-    box: float  # see `Differences`
-    score: float
+    box: float  # mean, see `mean_differences`
+    score: float  # mean
     ap: float  # by which that of the file may be lower
 
 
@@ -103,38 +75,37 @@ FLOAT16 = Tolerance(box=0.005, score=0.003, ap=0.01)
 INT8 = Tolerance(box=0.1, score=0.1, ap=0.015)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parity:
-    """The scores of an exported model and of its checkpoint on the images of a check."""
+def mean_differences(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    """Compares boxes (B, N, 4), xyxy pixels, and scores (B, N, C) where one of the scores is above `COMPARED_SCORE`, or
+    all if none is: those of a model before its training.
 
-    ap: float  # of the exported model
-    ap_checkpoint: float
-    f1: float  # of the exported model, at `threshold`
-    f1_checkpoint: float
-    threshold: float
-    lost_classes: list[str]  # which the checkpoint detects, and the file never
-    differences: Differences | None  # in the first images; None: the file has rows of detections
+    Returns the mean differences of the boxes, which is the largest of a box's coordinates as a fraction of its longer
+    side, and of the scores; nan if one of them is nan.
+    """
+    (boxes, scores), (found_boxes, found_scores) = expected, found
+    is_compared = ~(torch.maximum(scores, found_scores) <= COMPARED_SCORE)  # True where a score is nan
+    if not is_compared.any():
+        is_compared = torch.ones_like(is_compared)
+    longer_side = (boxes[..., 2:] - boxes[..., :2]).abs().amax(-1).clamp(min=1)
+    box = ((found_boxes - boxes).abs().amax(-1) / longer_side)[is_compared.any(-1)]
+    return box.mean().item(), (found_scores - scores).abs()[is_compared].mean().item()
 
-    def summary(self, allowed: Tolerance) -> str:
-        words = f"AP {self.ap:.4f} (checkpoint {self.ap_checkpoint:.4f})"
-        if allowed is INT8:
-            return words
-        words += f", F1 {self.f1:.4f} ({self.f1_checkpoint:.4f}) at confidence {self.threshold:.3f}"
-        if self.differences is None:
-            return words
-        box, score = self.differences
-        return f"{words}; mean differences: boxes {box:.1e} of their size, scores {score:.1e}"
 
-    def violations(self, allowed: Tolerance) -> list[str]:
-        """Returns a message for each value that is out of tolerance, as nan always is."""
-        messages = self.differences.violations(allowed) if self.differences is not None else []
-        if not self.ap >= self.ap_checkpoint - allowed.ap:
-            messages.append(f"AP is {self.ap:.4f} instead of {self.ap_checkpoint:.4f} (allowed: {allowed.ap:g} less)")
-        if not self.f1 >= self.f1_checkpoint - MAX_LOST_F1:
-            messages.append(f"F1 is {self.f1:.4f} instead of {self.f1_checkpoint:.4f} (allowed: {MAX_LOST_F1:g} less)")
-        if self.lost_classes:
-            messages.append(f"it does not detect {', '.join(self.lost_classes)}")
-        return messages
+def difference_problems(box: float, score: float, allowed: Tolerance) -> list[str]:
+    """Returns a message for each of the `mean_differences` that is out of tolerance, as nan always is."""
+    problems = []
+    if not box <= allowed.box:
+        problems.append(f"boxes differ by {box:.2g} of their size on average (allowed: {allowed.box:g})")
+    if not score <= allowed.score:
+        problems.append(f"scores differ by {score:.2g} on average (allowed: {allowed.score:g})")
+    return problems
+
+
+class Parity(NamedTuple):
+    """The result of a check."""
+
+    summary: str
+    problems: list[str]  # what is out of tolerance; empty: the file passes
 
 
 class Reference:
@@ -172,28 +143,31 @@ class Reference:
             canvas += f", NMS at {self._options.nms_iou:g}, no box voting"
         return f"{counted(len(self._reader.image_index), 'image')} ({canvas})"
 
-    def compare(self, exported: CheckedModel) -> Parity:
-        """Scores an exported model on the same images, with its threshold."""
+    def compare(self, exported: CheckedModel, allowed: Tolerance) -> Parity:
+        """Scores an exported model on the same images, with its own threshold."""
         expected = self.result
         found = self._evaluate(exported).result
         threshold = exported.threshold(box_voting=True)
-        is_lost = (expected.class_ap >= LEARNED_AP) & (found.class_ap == 0)
-        differences = None
+        f1, expected_f1 = (_f1_at(result, threshold) for result in (found, expected))
+        summary = f"AP {found.ap:.4f} (checkpoint {expected.ap:.4f})"
+        if allowed is not INT8:
+            summary += f", F1 {f1:.4f} ({expected_f1:.4f}) at confidence {threshold:.3f}"
+        problems = []
         if not self._options.end2end:
-            batch = next(self._batches())
-            images = to_float(batch.images, CPU, torch.float32, channels_last=False)
+            images = to_float(next(self._batches()).images, CPU, torch.float32, channels_last=False)
             with torch.no_grad():
                 outputs = [model.decode(model(images)) for model in (self._model, exported)]
-            differences = Differences.between(*outputs)
-        return Parity(
-            ap=float(np.nan_to_num(found.ap)),
-            ap_checkpoint=float(np.nan_to_num(expected.ap)),
-            f1=_f1_at(found, threshold),
-            f1_checkpoint=_f1_at(expected, threshold),
-            threshold=threshold,
-            lost_classes=[self._model.names[c] for c in np.flatnonzero(is_lost)],
-            differences=differences,
-        )
+            box, score = mean_differences(*outputs)
+            problems += difference_problems(box, score, allowed)
+            if allowed is not INT8:
+                summary += f"; mean differences: boxes {box:.1e} of their size, scores {score:.1e}"
+        if found.ap < expected.ap - allowed.ap:
+            problems.append(f"AP is {found.ap:.4f} instead of {expected.ap:.4f} (allowed: {allowed.ap:g} less)")
+        if f1 < expected_f1 - MAX_LOST_F1:
+            problems.append(f"F1 is {f1:.4f} instead of {expected_f1:.4f} (allowed: {MAX_LOST_F1:g} less)")
+        for lost in np.flatnonzero((expected.class_ap >= LEARNED_AP) & (found.class_ap == 0)):
+            problems.append(f"it does not detect {self._model.names[lost]}")
+        return Parity(summary, problems)
 
     def _batches(self) -> Iterator[Batch]:
         return letterboxed(self._reader, self._options, self._model.stride, BATCH)
@@ -270,7 +244,7 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
             format_module(name).write(graphs, path, metadata)
             _, session = open_exported(path, CPU)
             found = session.run(images)
-        problems = Differences.between(_boxes_and_scores(expected), _boxes_and_scores(found)).violations(FLOAT32)
+        problems = difference_problems(*mean_differences(*map(_boxes_and_scores, (expected, found))), FLOAT32)
         if problems:
             raise FailedCheck(f"--export {name}: the file does not compute what the model does: {'; '.join(problems)}")
     get_logger().info("--export: tested: %s (%.0f s)", ", ".join(formats), time.monotonic() - started)

@@ -15,7 +15,7 @@ import torch
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ap_error, confused_pairs, split_errors
-from engine.evaluation.metrics import METRICS, nanmean
+from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.report.figures import (
     AP_CHART,
@@ -240,9 +240,9 @@ def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     """Lists the scores of all classes together, then of each class, the worst first."""
     values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *result.class_best], 1).tolist()
     order = np.argsort(np.nan_to_num(result.class_metrics["AP"], nan=2.0), kind="stable")
-    best_f1 = float(nanmean(result.curve_f1, axis=0).max())
     rows: list[list[str | float | None]]
-    rows = [["all", int(result.class_targets.sum()), *result.metrics.values(), best_f1, result.threshold]]
+    overall = (*result.metrics.values(), result.metrics["f1"], result.shown_confidence)
+    rows = [["all", int(result.class_targets.sum()), *overall]]
     rows += [[names[c], int(result.class_targets[c]), *values[c]] for c in order.tolist()]
     return page.HtmlTable(
         ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),

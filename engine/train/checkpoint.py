@@ -62,7 +62,6 @@ class Progress:
     # Thresholds chosen by F1 in the newest validation, see `EvalResult`; None: not known.
     confidence: float | None = None
     plain_confidence: float | None = None
-    scored_confidence: float | None = None
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def describe(self, epoch_batches: int) -> str:
@@ -127,7 +126,7 @@ class Progress:
 
 
 # Fields of `Progress` that follow from a validation.
-RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence", "scored_confidence")
+RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence")
 
 
 @dataclass(frozen=True)

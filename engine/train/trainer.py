@@ -367,13 +367,13 @@ class Trainer:
         scores = None
         if epoch.evaluation is not None:  # on rank 0
             result = epoch.evaluation.result
-            thresholds = (result.threshold, result.plain_confidence, result.scored_confidence)
+            thresholds = (result.threshold, result.plain_confidence)
             scores = (self._metrics_of(result), result.class_ap, thresholds)
         scores = broadcast_object(self.ctx, scores)
         if scores is not None:
             epoch.metrics, epoch.class_ap, thresholds = scores
             progress = self.progress
-            progress.confidence, progress.plain_confidence, progress.scored_confidence = thresholds
+            progress.confidence, progress.plain_confidence = thresholds
             epoch.is_best = progress.record_fitness(epoch.number, epoch.metrics[self._fitness.column])
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
             columns.setdefault(self._fitness.column, self._fitness.name)

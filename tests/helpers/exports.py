@@ -126,7 +126,7 @@ def write_exports(folder: Path, detector: Detector, files: Sequence[str], *, gra
         batch=config.batch,
         dynamic=config.dynamic,
         end2end=config.end2end,
-        nms_iou=None if config.end2end else fused.nms_iou,
+        nms_iou=fused.nms_iou,
         validation_iou=detector.head.validation_iou,
         confidence=0.3,
     )

@@ -172,7 +172,7 @@ def test_boxes_are_mapped_back_to_original_pixels(device):
     np.testing.assert_array_equal(evaluation.detected.scores, table.scores * 0.5)
     np.testing.assert_array_equal(evaluation.detected.boxes_xyxy_px, table.boxes_xyxy_px)
     # The worst right score is 0.2, the best wrong one 0.1; of those that are shown, half as much.
-    expected = {"scored_confidence": 0.15, "threshold": 0.075, "plain_confidence": 0.0375}
+    expected = {"threshold": 0.075, "plain_confidence": 0.0375}
     for name, confidence in expected.items():
         assert getattr(result, name) == pytest.approx(confidence, abs=0.002)
     batch, detections = evaluation.preview

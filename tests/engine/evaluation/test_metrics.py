@@ -160,9 +160,8 @@ def test_the_threshold_and_its_scores_are_those_of_what_detect_py_finds():
     assert result.confusion.tolist() == [[2, 0], [0, 0]]
     assert result.threshold == result.shown_confidence == pytest.approx(0.2, abs=0.001)
     assert result.plain_confidence == pytest.approx(0.1, abs=0.001)
-    assert result.scored_confidence == pytest.approx(0.2, abs=0.001)
     alone = score_detections(gt, table(0.9, 0.4, 0.8), 1).result
-    assert (alone.threshold, alone.plain_confidence) == (alone.scored_confidence, None)
+    assert alone.plain_confidence is None
 
 
 @pytest.mark.parametrize("score", [1.0, CONFIDENCES[928], CONFIDENCES[1]])

@@ -134,14 +134,7 @@ class Scores:
 
     def _evaluation(self, epoch: int) -> Any:
         metrics = {metric.name: self._ap.get(epoch, epoch / 10) for metric in METRICS}
-        result = SimpleNamespace(
-            metrics=metrics,
-            threshold=None,
-            plain_confidence=None,
-            scored_confidence=None,
-            class_ap=np.ones(1),
-            extras={},
-        )
+        result = SimpleNamespace(metrics=metrics, threshold=None, plain_confidence=None, class_ap=np.ones(1), extras={})
         return SimpleNamespace(result=result)
 
 
