@@ -47,19 +47,21 @@ _INSTEAD: dict[str, dict[str, str]] = {
         "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
         "dnn": "ONNX files are run by ONNX Runtime",
         "evolve": "search hyper-parameters with python -m tools.search",
-        "nosave": "last.pt is always written, so that the run can be resumed",
         "override": "hyper-parameters are keywords, such as lr0=0.01",
         "persist": "a track lasts as long as its video, stream or folder",
         "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
         "resume": 'lockstep.resume(RUN) continues a run; lockstep.train(..., resume="auto") starts or continues one',
-        "save": "last.pt is always written, so that the run can be resumed",
         "save_csv": "use --save-txt or --save-json",
         "save_dir": "use --project and --name",
         "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
         "stream": "videos and streams are always read frame by frame",
         "visualize": "feature maps are not drawn; report.html shows the worst images",
     },
-    "train": {"devices": "--spawn starts several processes, and --device names their GPUs"},
+    "train": {
+        "devices": "--spawn starts several processes, and --device names their GPUs",
+        "nosave": "last.pt is always written, so that the run can be resumed",
+        "save": "last.pt is always written, so that the run can be resumed",
+    },
     "val": {
         "save_conf": "detect.py --save-txt --save-conf writes label files",
         "save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
@@ -140,13 +142,14 @@ def same_settings(name: str, value: Any, known: Collection[str]) -> dict[str, An
     return {} if other and other.keys() <= set(known) else None
 
 
-def switches(known: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the flags of other programs, by the names of their settings, that set ours to values, and these.
-    ``known``: the names of the command's settings."""
-    for name in dict.fromkeys(key.partition("=")[0] for key in _SAME):
-        same = same_settings(name, True, known)
-        if same is not None:
-            yield name, same
+def switches(known: Collection[str]) -> Iterator[tuple[str, str, Any]]:
+    """Yields the flags without a value that set ours, by the names of their settings, and the setting and value that
+    each sets. ``known``: the names of the command's settings."""
+    for key, same in _SAME.items():
+        name, _, position = key.partition("=")
+        for ours, value in same.items():
+            if position == "True" and ours in known:
+                yield name, ours, value
 
 
 def instead_of(command: str) -> dict[str, str]:

@@ -62,14 +62,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class _ForeignFlag(argparse.Action):
-    """A flag of another program: it is refused with what to do ``instead``, in which VALUE is the flag's, or left out
-    for a ``reason`` that is logged, or sets ``settings``."""
+    """A flag of another program, perhaps with a value, that is refused with what to write instead, in which VALUE is
+    that value, or left out for a ``reason`` that is logged."""
 
-    def __init__(
-        self, *, settings: Mapping[str, Any] | None = None, reason: str = "", instead: str = "", **options: Any
-    ) -> None:
-        super().__init__(**options)
-        self._settings = settings or {}
+    def __init__(self, *, reason: str = "", instead: str = "", **options: Any) -> None:
+        super().__init__(**options, nargs="?", default=argparse.SUPPRESS)
         self._reason = reason
         self._instead = instead
 
@@ -78,12 +75,9 @@ class _ForeignFlag(argparse.Action):
     ) -> None:
         if self._instead:
             raise UserError(f"{flag}: {self._instead.replace('VALUE', value or 'VALUE')}")
-        if self._reason:
-            from utils.logger import log_when_configured  # imports logging, which --help does not need
+        from utils.logger import log_when_configured  # imports logging, which --help does not need
 
-            log_when_configured(f"{flag}{f' {value}' if value else ''}: {self._reason}; left out")
-        for name, setting in self._settings.items():
-            setattr(namespace, name, setting)
+        log_when_configured(f"{flag}{f' {value}' if value else ''}: {self._reason}; left out")
 
 
 class _HelpAll(argparse.Action):
@@ -144,24 +138,21 @@ def _add_foreign_flags(parser: Parser, cls: type) -> None:
     command = command_of(cls).name
     fields = {field.name: field for field in dataclasses.fields(cls)}
 
-    def add(name: str, **options: Any) -> None:
+    def add(name: str, action: Any = _ForeignFlag, dest: str = argparse.SUPPRESS, **options: Any) -> None:
         if flag_name(name) not in parser._option_string_actions:
-            hidden = argparse.SUPPRESS
-            parser.add_argument(
-                flag_name(name), action=_ForeignFlag, dest=hidden, default=hidden, help=hidden, **options
-            )
+            parser.add_argument(flag_name(name), action=action, dest=dest, help=argparse.SUPPRESS, **options)
 
-    for name, settings in switches(fields):
-        add(name, settings=settings, nargs=0)
+    for name, ours, value in switches(fields):
+        add(name, "store_const", dest=ours, const=value)
     for name, ours in {**dict(zip(HYPERPARAMETERS, HYPERPARAMETERS)), **RENAMED}.items():
         if ours in fields and name not in fields:
             _add_flag(parser, [flag_name(name)], fields[ours], cls, argparse.SUPPRESS)
         elif ours in HYPERPARAMETERS and "override" in fields:
-            add(name, instead=f"is a hyper-parameter; write --set {ours}=VALUE", nargs="?")
+            add(name, instead=f"is a hyper-parameter; write --set {ours}=VALUE")
     for name, reason in LEFT_OUT.get(command, {}).items():
-        add(name, reason=reason, nargs="?")
+        add(name, reason=reason)
     for name, reason in instead_of(command).items():
-        add(name, instead=reason, nargs="?")
+        add(name, instead=reason)
 
 
 def _add_flag(
