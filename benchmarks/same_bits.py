@@ -12,7 +12,6 @@ compares results.csv, except for times, and best.pt. ``--only`` selects one of t
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import shlex
@@ -24,9 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.entrypoint import run_benchmark
-from benchmarks.environment import ROOT
-from benchmarks.processes import run_process
+from benchmarks.command import ROOT, parse_flags, run_benchmark, run_process
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint
 
@@ -92,7 +89,7 @@ def train(folder: Path, setup: Setup, *flags: str) -> Path:
     command += [str(setup.train_script), *FLAGS, "--workers", str(setup.workers)]
     command += ["--project", str(folder), "--name", name, *flags]
     # Both checkouts run in the working folder, so that relative paths mean the same files.
-    run_process(command, folder=Path.cwd(), variables={"OMP_NUM_THREADS": "1"})
+    run_process(command, folder=Path.cwd(), OMP_NUM_THREADS="1")
     return folder / name
 
 
@@ -138,11 +135,13 @@ def _results_without_times(run: Path) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="data set of train.py: YAML, folder, or name in configs/data")
-    parser.add_argument("--only", choices=("bits", "run"), help="short runs, or the whole run; default: both")
-    parser.add_argument("--against", type=Path, help="folder of another checkout to compare with")
-    options = parser.parse_args()
+    options = parse_flags(
+        "same_bits",
+        __doc__,
+        data={"help": "data set of train.py: YAML, folder, or name in configs/data"},
+        only={"choices": ("bits", "run"), "help": "short runs, or the whole run; default: both"},
+        against={"type": Path, "help": "folder of another checkout to compare with"},
+    )
     setups = [Setup(1), Setup(2, 1), Setup(4, 4)]
     if options.against:
         other = Setup(1, root=options.against.absolute())

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.environment import ROOT
+from benchmarks.command import ROOT
 from benchmarks.same_bits import differences
 from utils.errors import REQUEUE
 from utils.files.torch_file import read_checkpoint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from engine.train.step import TrainStep
     from utils.batches import Batch
@@ -134,28 +134,3 @@ def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
     aspect = (torch.randn(number, 1, generator=generator) * 0.35).exp().clamp(0.5, 2)
     sides = torch.cat([side * aspect.sqrt(), side / aspect.sqrt()], 1)
     return torch.cat([sides / 2 + (1 - sides) * torch.rand(number, 2, generator=generator), sides], 1)
-
-
-def loss_pass(take_step: TrainStep, batch: Batch) -> Callable[[], None]:
-    """Returns a function that runs the criterion forward and backward, from the model's maps for ``batch`` to their
-    gradients. Takes one step to record the arguments of the criterion."""
-    criterion = take_step.criterion
-    calls = []
-
-    def note(_: nn.Module, arguments: tuple) -> None:
-        raw, *others = arguments
-        calls.append(([level.detach().clone() for level in raw], others))  # CUDA graphs reuse the maps' memory
-
-    handle = criterion.register_forward_pre_hook(note)
-    take_step([batch], [len(batch.images)], 1)
-    handle.remove()
-    raw, others = calls.pop()
-    for level in raw:
-        level.requires_grad_()
-
-    def forward_backward() -> None:
-        criterion(raw, *others).total.backward()
-        for level in raw:
-            level.grad = None
-
-    return forward_backward

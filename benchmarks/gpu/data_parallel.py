@@ -1,4 +1,4 @@
-"""Checks of work in several threads: steps of a model with two replicas on one device, and calls of a Predictor."""
+"""Checks steps of a model with two replicas on one device, which DataParallel runs in two threads."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import argparse
 import os
 import statistics
 import sys
-import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.speed.training_step import StepBuilder, build_step, context_of, make_batches
-from engine.inference.predictor import load
-from tests.helpers.tiny import write_weights
+from benchmarks.speed.training_step import build_step, context_of, make_batches
 
 MANY_STEPS = 50
-MANY_CALLS = 200
 SAME_LOSS = 0.05  # relative; each replica has the batch statistics of half a batch
 SEARCHING = 10  # times a plain step, which takes milliseconds; a search for kernels takes seconds
 
@@ -37,19 +31,17 @@ class StepSeries(NamedTuple):
     grown_mb: float  # growth of the process's memory from the 8th step to the last
 
 
-def data_parallel(
-    options: argparse.Namespace, *, build: StepBuilder = build_step, max_ratio: float = SEARCHING
-) -> Iterator[str]:
+def data_parallel(options: argparse.Namespace) -> Iterator[str]:
     """Compares plain steps with DataParallel steps that use two replicas on one device: with a single replica, torch
     would call the model directly, without threads. torch may reject two replicas on one device.
 
-    Raises SystemExit if losses or types differ, or if a step takes more than ``max_ratio`` times as long: torch starts
+    Raises SystemExit if losses or types differ, or if a step takes more than `SEARCHING` times as long: torch starts
     new threads in each step, in which cuDNN must not search for its kernels.
     """
-    plain = series_of_steps(options, replicas=1, build=build)
+    plain = series_of_steps(options, replicas=1)
     yield described_series("plain", plain)
     try:
-        twice = series_of_steps(options, replicas=2, build=build)
+        twice = series_of_steps(options, replicas=2)
     except RuntimeError as error:
         if not is_refused_by_torch(error):
             raise
@@ -63,7 +55,7 @@ def data_parallel(
         problems.append(f"the replicas compute in {twice.dtype}, the plain model in {plain.dtype}")
     if not torch.allclose(plain.losses, twice.losses, rtol=SAME_LOSS):
         problems.append(f"losses differ by more than {SAME_LOSS:.0%}")
-    if ratio > max_ratio:
+    if ratio > SEARCHING:
         problems.append(f"a step takes {ratio:.1f} times as long as a plain one")
     if problems:
         sys.exit(f"the model twice on one device: {'; '.join(problems)}")
@@ -75,8 +67,8 @@ def is_refused_by_torch(error: RuntimeError) -> bool:
     return Path(raised_in).parts[-4:-1] == ("torch", "nn", "parallel")
 
 
-def series_of_steps(options: argparse.Namespace, *, replicas: int, build: StepBuilder) -> StepSeries:
-    take_step = build(options.model, images=options.batch_size, ctx=context_of(options.device, replicas=replicas))
+def series_of_steps(options: argparse.Namespace, *, replicas: int) -> StepSeries:
+    take_step = build_step(options.model, images=options.batch_size, ctx=context_of(options.device, replicas=replicas))
     dtypes = set()
     take_step.criterion.register_forward_pre_hook(lambda _, arguments: dtypes.add(arguments[0][0].dtype))
     batches = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
@@ -105,32 +97,3 @@ def described_series(name: str, series: StepSeries) -> str:
 def resident_mb() -> float:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
-    """Measures the time and memory growth of 200 calls of a `Predictor`: all from one thread, then each from a new
-    thread."""
-    with tempfile.TemporaryDirectory() as folder:
-        predictor = load(write_weights(Path(folder) / "best.pt", ("a", "b")), device=options.device, conf=0.0)
-    image = np.random.default_rng(0).integers(0, 256, (options.imgsz, options.imgsz, 3), np.uint8)
-    expected = predictor(image, color="rgb")[0].boxes.data
-    seconds = {}
-    for name, start in {"one thread": lambda call: call(), "a thread each": in_a_thread}.items():
-        before = resident_mb()
-        began = time.perf_counter()
-        results: list[torch.Tensor] = []
-        for _ in range(MANY_CALLS):
-            start(lambda: results.append(predictor(image, color="rgb")[0].boxes.data))  # noqa: B023
-        seconds[name] = (time.perf_counter() - began) / MANY_CALLS
-        yield f"{name}: {seconds[name] * 1e3:.1f} ms a call, {resident_mb() - before:+.0f} MB in {MANY_CALLS} calls"
-        if not all(torch.equal(boxes, expected) for boxes in results):
-            sys.exit(f"{name}: detections differ")
-    # On a CPU each new thread starts threads of OpenMP, which takes milliseconds.
-    if options.device != "cpu" and seconds["a thread each"] > 2 * seconds["one thread"]:
-        sys.exit("calls from new threads take more than twice as long")
-
-
-def in_a_thread(call: Callable[[], None]) -> None:
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
