@@ -27,7 +27,7 @@
 #
 # Not needed: git, albumentations, lmdb, openvino, pycocotools, tqdm; onnx, onnxscript and onnxruntime only for ONNX files.
 # The peer needs three wheels in WHEELS (1.5 MB), and those of its other requirements that the machine lacks (matplotlib,
-# pillow, requests; not polars and psutil):
+# pillow, psutil, requests; not polars):
 #
 #   pip download --no-deps -d .whl ultralytics ultralytics-thop ultralytics-platform
 #

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -28,7 +27,6 @@ class StepSeries(NamedTuple):
     losses: Tensor  # (2, P), of the first two steps
     dtype: torch.dtype  # dtype of the model's maps
     seconds: float  # seconds per step
-    grown_mb: float  # growth of the process's memory from the 8th step to the last
 
 
 def data_parallel(options: argparse.Namespace) -> Iterator[str]:
@@ -74,26 +72,16 @@ def series_of_steps(options: argparse.Namespace, *, replicas: int) -> StepSeries
     batches = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
     losses = []
     seconds = []
-    resident = []
     for number in range(10 if options.device == "cpu" else MANY_STEPS):
         began = time.perf_counter()
         take_step([batches[number % 2]], [options.batch_size], number + 1)
         (values,) = take_step.reader.pop(leave=0)  # waits for the step
         seconds.append(time.perf_counter() - began)
         losses.append(values.losses)
-        resident.append(resident_mb())
     (dtype,) = dtypes
-    return StepSeries(torch.tensor(losses[:2]), dtype, statistics.median(seconds[2:]), resident[-1] - resident[7])
+    return StepSeries(torch.tensor(losses[:2]), dtype, statistics.median(seconds[2:]))
 
 
 def described_series(name: str, series: StepSeries) -> str:
     losses = [[round(value, 3) for value in step] for step in series.losses.tolist()]
-    return (
-        f"{name}: losses of two steps {losses}, maps {series.dtype}, {1000 * series.seconds:.1f} ms a step, "
-        f"{series.grown_mb:+.0f} MB after the 8th step"
-    )
-
-
-def resident_mb() -> float:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return f"{name}: losses of two steps {losses}, maps {series.dtype}, {1000 * series.seconds:.1f} ms a step"

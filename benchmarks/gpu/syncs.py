@@ -169,7 +169,7 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
 
 def waits_of_step(model: str, optimizer: str, amp: str, options: argparse.Namespace) -> list[Watcher]:
     take_step = build_step(model, device=options.device, amp=amp, optimizer=optimizer)
-    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, like_coco=True))
+    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, ignore=True))
     for _ in range(WARM):
         step()
     watched = watchers(options.device)

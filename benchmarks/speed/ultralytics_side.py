@@ -22,26 +22,14 @@ NOMINAL_BATCH = 64  # ``nbs``: its trainer updates the weights once in about thi
 
 
 def prepare_import() -> None:
-    """Prepares a quiet import of Ultralytics, without network, and without polars and psutil, which bare machines lack.
+    """Prepares a quiet import of Ultralytics, without network, and without polars, which bare machines lack.
 
     The wheels of polars are 50 MB; training needs it only to read its table of results at the end, and works without
-    it. psutil is used only to query the free memory before caching images."""
+    it."""
     os.environ["YOLO_OFFLINE"] = "1"
     if importlib.util.find_spec("polars") is None:
         sys.modules.setdefault("polars", types.ModuleType("polars"))
-    if importlib.util.find_spec("psutil") is None:
-        psutil = types.ModuleType("psutil")
-        psutil.virtual_memory = _virtual_memory
-        sys.modules.setdefault("psutil", psutil)
     logging.getLogger("ultralytics").setLevel(logging.ERROR)
-
-
-def _virtual_memory() -> types.SimpleNamespace:
-    """Replaces `psutil.virtual_memory`: returns bytes of memory."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = os.sysconf("SC_PHYS_PAGES") * page
-    available = os.sysconf("SC_AVPHYS_PAGES") * page
-    return types.SimpleNamespace(total=total, available=available, percent=100 * (1 - available / total))
 
 
 def step(*, imgsz: int, device: str, steps: int, threads: int) -> None:
