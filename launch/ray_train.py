@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, or a cluster on this machine")
     options, unknown = parser.parse_known_args(argv[:separator])
     if unknown:
-        raise UserError(f"{parser.unknown_message(unknown, argv)}; flags of train.py follow '--'")
+        raise UserError(f"{parser.unknown_message(unknown)}; flags of train.py follow '--'")
     counts = options.workers.split(":")
     if len(counts) > 2 or not all(count.isdecimal() for count in counts):
         raise UserError(f"--workers {options.workers}: must be a number, or a range such as 1:4")

@@ -1,5 +1,5 @@
 """The commands of the program as functions: their arguments become settings (`parse_keywords`), with which the command
-runs in this process (call.py), except `export`. With ``devices``, it starts the processes that train together.
+runs in this process (call.py), except `export`. With ``spawn``, it starts the processes that train together.
 
 Ctrl-C, or interrupting a notebook's kernel, reaches the command, which a training run saves before it ends. The
 function then raises KeyboardInterrupt, which also ends a notebook's "run all".
@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import yaml
 
@@ -30,11 +30,11 @@ from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConf
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
+from utils.logger import configure_logging, restored_logging
 from utils.process.child import start_child
 from utils.process.launch import require_one_process
 from utils.program import command_prefix
 from utils.program_folders import cache_folder
-from utils.schema import Bounds
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -81,7 +81,6 @@ def keyword_help(field: dataclasses.Field) -> str:
 def train(
     data: Data,
     *,
-    devices: int = 1,
     callbacks: str | Callable | None = None,
     resume: Literal["auto", False] | None = None,
     **settings: Unpack[TrainSettings],
@@ -91,9 +90,8 @@ def train(
     Args:
         data: the YAML of a data set, the folder of an export, the name of a YAML in configs/data, or the content of a
             YAML, in which paths are relative to the working folder.
-        devices: number of processes on this machine that train together, each on its own GPU if there are GPUs.
-        callbacks: MODULE:OBJECT, or a class or function at the top level of a module; with several ``devices``, of one
-            that other processes can import.
+        callbacks: MODULE:OBJECT, or a class or function at the top level of a module; with ``spawn``, of one that
+            other processes can import.
         resume: "auto" starts the run ``name`` in ``project`` if it does not exist, continues it if it was interrupted,
             and returns it if it has ended. (The function `resume` continues any run.)
 
@@ -101,11 +99,8 @@ def train(
         UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
         KeyboardInterrupt: if interrupted, once the run is saved; its text says how to continue.
     """
-    own = {
-        "data": _data_path(data),
-        "callbacks": _callbacks_name(callbacks, devices),
-        "spawn": _spawn(devices, settings),
-    }
+    is_alone = settings.get("spawn") in (None, 0, 1)
+    own = {"data": _data_path(data), "callbacks": _callbacks_name(callbacks, is_alone=is_alone)}
     keywords: dict[str, Any] = {**settings}
     if isinstance(resume, str | os.PathLike) and os.fspath(resume) == AUTO:
         own["resume"] = AUTO
@@ -115,12 +110,11 @@ def train(
 
 
 @lists_settings(TrainConfig, Hyperparameters)
-def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settings: Unpack[TrainSettings]) -> Run:
+def resume(run: Run | str | os.PathLike[str] = "", **settings: Unpack[TrainSettings]) -> Run:
     """Continues an interrupted training run, or trains it for more ``epochs``, with its own settings.
 
     Args:
         run: the run, its folder or a checkpoint; "": the newest run.
-        devices: as in `train`.
 
     Raises the errors of `train`.
     """
@@ -129,7 +123,7 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
         raise UserError(
             f"lockstep.resume({AUTO!r}): names no run; write lockstep.train(DATA, name=..., resume={AUTO!r})"
         )
-    return _train(_parse("train", {"resume": folder, "spawn": _spawn(devices, settings)}, settings))
+    return _train(_parse("train", {"resume": folder}, settings))
 
 
 @lists_settings(ValConfig)
@@ -159,8 +153,10 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     parsed = _parse("export", {"weights": checked_value("weights", weights, str)}, settings)
     # In a process of its own: torch's exporters keep each model that they have exported.
     words = [*command_prefix("export"), settings_word(parsed.config, parsed.explicit_flags)]
-    with start_child(words, stop=signal.SIGINT) as child:
-        result = child.wait()
+    with restored_logging():
+        configure_logging(True)  # for what `_parse` has left out
+        with start_child(words, stop=signal.SIGINT) as child:
+            result = child.wait()
     if result.is_stopped:
         raise KeyboardInterrupt
     result.check()
@@ -241,24 +237,14 @@ def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
     return Run(call(partial(train_command, parsed), explain_stop=how_to_continue)["folder"])
 
 
-def _spawn(devices: int, settings: Mapping[str, Any]) -> int | None:
-    """Returns the setting ``spawn`` for the parameter ``devices``; None for a single process."""
-    num_processes = checked_value("devices", devices, Annotated[int, Bounds(1)])
-    if num_processes == 1:
-        return None
-    spawn = settings.get("spawn")
-    if spawn is not None:
-        raise UserError(f"devices={devices}, spawn={spawn}: both set the number of processes; give only one of them")
-    return num_processes
-
-
-def _callbacks_name(callbacks: str | Callable | None, devices: int) -> str | None:
-    """Returns MODULE:OBJECT; None without callbacks. Raises UserError for an object that cannot be imported by it."""
+def _callbacks_name(callbacks: str | Callable | None, *, is_alone: bool) -> str | None:
+    """Returns MODULE:OBJECT; None without callbacks. Raises UserError for an object that cannot be imported by it.
+    ``is_alone``: whether this process trains alone, which needs to import nothing."""
     if callbacks is None or isinstance(callbacks, str):
         return callbacks
     module = getattr(callbacks, "__module__", "")
     name = getattr(callbacks, "__qualname__", "")
-    if not name.isidentifier() or (module == "__main__" and devices != 1):
+    if not name.isidentifier() or (module == "__main__" and not is_alone):
         raise UserError(
             f"callbacks: {name or type(callbacks).__name__}: the processes of the training cannot import it; put a "
             "class or a function into a file of its own, such as hooks.py, and give callbacks='hooks:NAME'"

@@ -199,7 +199,7 @@ def test_editors_know_the_keyword_arguments(function):
     parameters = inspect.signature(getattr(lockstep, function)).parameters.values()
     annotations = getattr(lockstep.settings, f"{function.title()}Settings").__annotations__
     settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert set(annotations) == settings - {"devices", "callbacks", "resume"}
+    assert set(annotations) == settings - {"callbacks", "resume"}
     assert annotations.get("offline", annotations.get("trust")).__forward_arg__ == "bool | None"
 
 

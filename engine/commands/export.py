@@ -268,15 +268,12 @@ def _thresholds(
     return plain, None if options.end2end else voting
 
 
-def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None = None) -> None:
+def export_best(folder: Path, config: TrainConfig) -> None:
     """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``), in the formats of which
     there is no file yet, or one that ``--export`` has written from an earlier best.pt. Other files are kept, each with
     a warning.
 
     The folder is locked while files are exported. Raises UserError if another process holds it.
-
-    ``failure``: error of the training, which the caller raises afterwards. It is logged before the first export, which
-    may take long, or be killed.
     """
     best = folder / "best.pt"
     if not best.exists():
@@ -285,8 +282,6 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
     missing = [name for name in config.export if _is_to_export(best, name)]
     if not missing:
         return  # without a lock: the folder of a run that has ended may be read-only
-    if failure is not None:
-        get_logger().warning("%s", failure)
     with contextlib.ExitStack() as stack:
         lock_folder(folder, stack)
         try:

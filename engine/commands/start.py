@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from utils.config.parser import ParsedCommand
 from utils.config.settings import TrainConfig, ValConfig
-from utils.errors import ExplainedError, UserError
-from utils.logger import configure_logging, get_logger
+from utils.errors import UserError
+from utils.logger import configure_logging
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.process.launch import is_eval_rank, read_launch
 from utils.process.signals import StopSignals
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 
 def train(command: ParsedCommand[TrainConfig]) -> None:
-    """Implements train.py. Raises `Stopped` after a signal, and UserError if a callback has failed at the end."""
+    """Implements train.py. Raises `Stopped` after a signal, and UserError if a callback has failed at the end, before
+    files are exported (``--export``): the run is then complete after ``--resume``."""
     # Entered first, so that a signal while torch is imported also requeues the job.
     with StopSignals() as signals:
         outcome = _train(command, signals)
+        if outcome is not None and outcome.failure is not None:
+            raise outcome.failure
         if outcome is not None and outcome.config.export:
-            _export(outcome)
-    if outcome is not None and outcome.failure is not None:
-        raise outcome.failure
+            from engine.commands.export import export_best
+
+            export_best(outcome.folder, outcome.config)
 
 
 def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> TrainingOutcome | None:
@@ -67,18 +70,6 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
         else:
             outcome = build_training(ctx, plan, signals, stack).fit()
     return outcome if ctx.is_main else None
-
-
-def _export(outcome: TrainingOutcome) -> None:
-    """Exports the best checkpoint of a run. If a callback has failed before, that is the error of the command."""
-    from engine.commands.export import export_best
-
-    try:
-        export_best(outcome.folder, outcome.config, failure=outcome.failure)
-    except Exception as error:
-        if outcome.failure is None:
-            raise
-        get_logger().warning("--export: %s", error, exc_info=not isinstance(error, ExplainedError))
 
 
 def validate(config: ValConfig) -> None:

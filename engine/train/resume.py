@@ -119,7 +119,7 @@ class TrainingOutcome:
 
     folder: Path
     config: TrainConfig
-    failure: UserError | None  # error of a callback's ``on_end``, on rank 0: to be raised after the exports
+    failure: UserError | None  # error of a callback's ``on_end``, on rank 0: to be raised once the processes have ended
 
 
 def plan_run(

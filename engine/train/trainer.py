@@ -500,4 +500,4 @@ class Trainer:
             return f"continue with: {resume_flag(self.checkpointer.last)}"
         folder = self.run.folder
         location = f"{as_flag('project', str(folder.parent))} {as_flag('name', folder.name)}"
-        return f"write the report with: --resume auto {location}"
+        return f"complete the run with: --resume auto {location}"

@@ -56,12 +56,12 @@ def test_other_names_are_attribute_errors_and_submodules_are_found():
 
 def test_more_processes_than_cores_are_refused():
     with pytest.raises(lockstep.Error, match=r"^--spawn 999: 999 processes on \d+ CPU cores"):
-        lockstep.train("demo", devices=999, device="cpu")
+        lockstep.train("demo", spawn=999, device="cpu")
 
 
 def test_help_and_editors_know_the_settings():
     parameters = inspect.signature(lockstep.train).parameters
-    assert list(parameters)[:4] == ["data", "devices", "callbacks", "resume"]
+    assert list(parameters)[:3] == ["data", "callbacks", "resume"]
     assert (parameters["epochs"].default, parameters["epochs"].kind) == (100, inspect.Parameter.KEYWORD_ONLY)
     assert {"lr0", "batch_size", "weights"} <= set(parameters)
     assert parameters["resume"].default is None
@@ -84,7 +84,7 @@ SCRIPT = """
 import lockstep
 
 small = dict(imgsz=64, device="cpu", workers=0, amp="off", plots=False)
-run = lockstep.train("set/data.yaml", model="tiny.yaml", epochs=1, batch=4, devices=2, **small)
+run = lockstep.train("set/data.yaml", model="tiny.yaml", epochs=1, batch=4, spawn=2, **small)
 (file,) = lockstep.export(run.best, format="torchscript", check=False)
 assert file.is_file()
 print("finished", run.history["epoch"])

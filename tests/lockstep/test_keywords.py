@@ -56,10 +56,10 @@ def test_any_list_of_names_is_a_setting(classes):
         ({"pretrained": True}, "weights"),
         ({"override": ["lr0=1"]}, "keywords"),
         ({"batch": 8, "batch_size": 4}, "batch, batch_size"),
-        ({"devices": 2, "spawn": 4}, "spawn"),
+        ({"devices": 2}, "`spawn`"),
         ({"imgsz": (480, 640)}, "`rect`"),
         ({"export": "engine"}, "trtexec --onnx=best.onnx"),
-        ({"devices": 0}, "devices"),
+        ({"spawn": -1}, "spawn"),
         ({"data": None}, "data"),
         ({"epochs": object()}, "epochs"),
         ({"name": "a\0b"}, "name"),
@@ -71,6 +71,12 @@ def test_mistakes_are_one_line_that_names_the_keyword(keywords, named):
         lockstep.train(**{"data": "demo", **keywords})
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_keywords_without_effect_are_left_out_as_on_a_command_line():
+    config = parse_keywords(ExportConfig, {"weights": "a.pt"}, {"device": 0, "simplify": True, "half": True}).config
+    assert config == parse_config(ExportConfig, ["--weights", "a.pt", "--device", "0", "--simplify", "--half"])
+    assert config == ExportConfig(weights="a.pt", half=True)
 
 
 @pytest.mark.parametrize(("cls", "keyword"), [(ValConfig, "box"), (ExportConfig, "lr0"), (CheckConfig, "epochs")])

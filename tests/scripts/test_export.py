@@ -263,6 +263,15 @@ def test_a_training_replaces_only_files_that_its_flag_has_written(data: Path, tm
     assert file.read_bytes() not in (dynamic, b"of another program")
 
 
+def test_a_run_whose_last_callback_fails_is_exported_when_it_is_completed(data: Path, tmp_path: Path, capsys):
+    flags = training(data, tmp_path, "--name", "one", "--resume", "auto", "--export", "torchscript")
+    file = tmp_path / "runs" / "one" / "best.torchscript"
+    assert "on_end failed" in error_of(capsys, train.main, *flags, "--callbacks", "tests.lockstep.hooks:Fail")
+    assert not file.exists()
+    train.main([*flags, "--callbacks", ""])
+    assert file.exists()
+
+
 def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
     data: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,23 +1,19 @@
 """What users of YOLOv5 and Ultralytics type every day, and what it is here.
 
-A flag or setting of the same meaning is replaced. Names that Python programs use are refused with what to write
-instead. Anything else is unknown, and the error names the nearest of ours.
+A flag or setting of the same meaning is replaced, one without effect is left out, and others are refused with what to
+write instead. Anything else is unknown, and the error names the nearest of ours. `utils.config.flags` makes hidden
+flags of these tables, and `utils.config.parser` reads keywords by them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
-
-from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions, words_of_settings
-from utils.config.settings import HYPERPARAMETERS
-from utils.errors import UserError
 
 # Settings and hyper-parameters with another name there, in each command that has the one on the right and not the one
 # on the left. `setting` has the aliases that belong to one setting.
-_RENAMED = {"lr": "lr0", "model": "weights", "tracker": "track"}
+RENAMED = {"lr": "lr0", "model": "weights", "tracker": "track"}
 # What a setting with this value, or a flag for True, sets here, in each command that has the settings on the right.
 _SAME: dict[str, dict[str, Any]] = {
     "adam=True": {"optimizer": "Adam"},
@@ -34,44 +30,42 @@ _SAME: dict[str, dict[str, Any]] = {
     "save=False": {"nosave": True},
     "val=False": {"val_every": 0},
 }
-# Flags that are left out with this reason; those with a value end with "=".
-_LEFT_OUT: dict[str, dict[str, str]] = {
-    "train": {"local_rank=": "launchers set LOCAL_RANK"},
-    "val": {"local_rank=": "launchers set LOCAL_RANK", "verbose": "the scores of each class are always printed"},
-    "detect": {"data=": "the checkpoint contains the class names", "update": "checkpoints are read as they are"},
+# Flags and settings that are left out with this reason, by command.
+LEFT_OUT: dict[str, dict[str, str]] = {
+    "train": {"local_rank": "launchers set LOCAL_RANK"},
+    "val": {"local_rank": "launchers set LOCAL_RANK", "verbose": "the scores of each class are always printed"},
+    "detect": {"data": "the checkpoint contains the class names", "update": "checkpoints are read as they are"},
     "export": {
         "simplify": "graphs are always simplified",
-        "device=": "models are exported on the CPU",
+        "device": "models are exported on the CPU",
         "inplace": "models are exported for inference",
     },
 }
-# What to do instead of giving a flag or a setting, by its name, or by the command and the name.
-_INSTEAD = {
-    "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
-    "detect augment": "val.py --tta scores several views; detection uses one",
-    "dnn": "ONNX files are run by ONNX Runtime",
-    "evolve": "search hyper-parameters with python -m tools.search",
-    "export conf_thres": "--layout end2end has NMS in the graph; whoever runs the file filters by confidence",
-    "nosave": "last.pt is always written, so that the run can be resumed",
-    "override": "hyper-parameters are keywords, such as lr0=0.01",
-    "persist": "a track lasts as long as its video, stream or folder",
-    "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
-    "resume": 'lockstep.resume(RUN) continues a run; lockstep.train(..., resume="auto") starts or continues one',
-    "save": "last.pt is always written, so that the run can be resumed",
-    "save_csv": "use --save-txt or --save-json",
-    "save_dir": "use --project and --name",
-    "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
-    "stream": "videos and streams are always read frame by frame",
-    "val save_conf": "detect.py --save-txt --save-conf writes label files",
-    "val save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
-    "visualize": "feature maps are not drawn; report.html shows the worst images",
-}
-# What makes a file of another format from one that export.py writes.
-FOREIGN_FORMATS = {
-    "engine": "export onnx, then trtexec --onnx=best.onnx --saveEngine=best.engine",
-    "saved_model": "export onnx, then onnx2tf -i best.onnx",
-    "tflite": "--format litert writes TFLite files",
-    "coreml": "export pt2, then docs/export.md (Other formats)",
+# What to do instead of giving a flag or a setting, in all commands ("") or in one.
+_INSTEAD: dict[str, dict[str, str]] = {
+    "": {
+        "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
+        "dnn": "ONNX files are run by ONNX Runtime",
+        "evolve": "search hyper-parameters with python -m tools.search",
+        "nosave": "last.pt is always written, so that the run can be resumed",
+        "override": "hyper-parameters are keywords, such as lr0=0.01",
+        "persist": "a track lasts as long as its video, stream or folder",
+        "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
+        "resume": 'lockstep.resume(RUN) continues a run; lockstep.train(..., resume="auto") starts or continues one',
+        "save": "last.pt is always written, so that the run can be resumed",
+        "save_csv": "use --save-txt or --save-json",
+        "save_dir": "use --project and --name",
+        "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
+        "stream": "videos and streams are always read frame by frame",
+        "visualize": "feature maps are not drawn; report.html shows the worst images",
+    },
+    "train": {"devices": "--spawn starts several processes, and --device names their GPUs"},
+    "val": {
+        "save_conf": "detect.py --save-txt --save-conf writes label files",
+        "save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
+    },
+    "detect": {"augment": "val.py --tta scores several views; detection uses one"},
+    "export": {"conf_thres": "--layout end2end has NMS in the graph; whoever runs the file filters by confidence"},
 }
 # Modes of the yolo command.
 MODES = {"train": "train", "val": "val", "predict": "detect", "track": "detect", "export": "export"}
@@ -108,7 +102,7 @@ _PYTHON = {
         "tojson": "write result.to_json()",
     },
     "argument": {
-        "augment": _INSTEAD["detect augment"],
+        "augment": _INSTEAD["detect"]["augment"],
         "half": 'write lockstep.load(FILE, amp="fp16")',
         "stream": "model.stream(source) yields the results one by one",
     },
@@ -129,67 +123,10 @@ _YOLOV5_HYPERPARAMETERS: dict[str, float | None] = {
 }
 
 
-def our_flags(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words of a command line with flags of other programs replaced by ours, and a log line for each flag
-    that is left out because it has no effect. Raises UserError with what to do instead of a flag."""
-    known = flag_actions(COMMANDS[command].settings)
-    settings = {action.dest for action in known.values()}
-    left_out = _LEFT_OUT.get(command, {})
-    replaced: list[str] = []
-    log_lines: list[str] = []
-    remaining = list(words)
-    while remaining:
-        word = remaining.pop(0)
-        flag, separator, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        if not flag.startswith("--"):
-            replaced.append(word)
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        same = same_settings(name, True, settings)
-        ours = our_name(name, {*settings, *HYPERPARAMETERS})
-        if flag not in known and f"--{ours}" in known:
-            flag = f"--{ours}"
-        if flag in known:
-            action = known[flag]
-            if separator and action.nargs == "+" and not value.startswith("-"):  # --include=onnx openvino
-                replaced += [flag, value]
-            else:
-                replaced.append(f"{flag}{separator}{value}")
-            if action.dest == "imgsz" and action.nargs is None:
-                _join_sides(replaced, remaining)
-        elif same is not None and not separator:
-            replaced += words_of_settings(same)
-        elif ours in HYPERPARAMETERS and "override" in settings:
-            text = value if separator else next((word for word in remaining[:1] if word[:2] != "--"), "VALUE")
-            raise UserError(f"{flag}: is a hyper-parameter; write --set {ours}={text}")
-        elif name in left_out or f"{name}=" in left_out:
-            if name not in left_out and not separator:
-                del remaining[:1]
-            log_lines.append(f"{flag}: {advice(command, name)}; left out")
-        elif advice(command, name):
-            raise UserError(f"{flag}: {advice(command, name)}")
-        else:
-            replaced.append(f"{flag}{separator}{value}")
-    return replaced, log_lines
-
-
-def _join_sides(replaced: list[str], remaining: list[str]) -> None:
-    """Joins two sides of an image with a comma, of which the last word of ``replaced`` may have the first: YOLOv7 takes
-    ``--img 640 640``."""
-    *_, flag_word = replaced
-    flag, separator, first = flag_word.partition("=")
-    sides = [first] if separator else []
-    while len(sides) < 2 and remaining and remaining[0].isdecimal():
-        sides.append(remaining.pop(0))
-    if sides:
-        replaced[-1:] = [f"{flag}={','.join(sides)}"]
-
-
 def our_name(name: str, known: Collection[str]) -> str:
     """Returns our name of a setting or hyper-parameter that has another one in other programs, if it is ``known`` and
     the other is not."""
-    ours = _RENAMED.get(name, name)
+    ours = RENAMED.get(name, name)
     return ours if name not in known and ours in known else name
 
 
@@ -203,12 +140,18 @@ def same_settings(name: str, value: Any, known: Collection[str]) -> dict[str, An
     return {} if other and other.keys() <= set(known) else None
 
 
-def advice(command: str, name: str) -> str:
-    """Returns what to do instead of giving the flag or setting ``name``, or why it is left out; "" if no table has
-    it."""
-    left_out = _LEFT_OUT.get(command, {})
-    reasons = (left_out.get(name), left_out.get(f"{name}="), _INSTEAD.get(f"{command} {name}"), _INSTEAD.get(name))
-    return next(filter(None, reasons), "")
+def switches(known: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the flags of other programs, by the names of their settings, that set ours to values, and these.
+    ``known``: the names of the command's settings."""
+    for name in dict.fromkeys(key.partition("=")[0] for key in _SAME):
+        same = same_settings(name, True, known)
+        if same is not None:
+            yield name, same
+
+
+def instead_of(command: str) -> dict[str, str]:
+    """Returns what to do instead of giving a flag or a setting in ``command``, by its name."""
+    return {**_INSTEAD[""], **_INSTEAD.get(command, {})}
 
 
 def mode_command(word: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
+from utils.config.aliases import LEFT_OUT, RENAMED, instead_of, switches
 from utils.config.commands import command_of
 from utils.config.settings import FIRST_SETTINGS, HYPERPARAMETERS, TOPICS, changed_settings, default_of
 from utils.errors import UserError
@@ -38,24 +39,19 @@ def shown_name(field: dataclasses.Field) -> str:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
-    def unknown_message(self, words: Sequence[str], arguments: Sequence[str]) -> str:
-        """Describes the ``words`` of the command line ``arguments`` that `parse_known_args` did not recognize."""
+    def unknown_message(self, words: Sequence[str]) -> str:
+        """Describes the ``words`` that `parse_known_args` did not recognize."""
         flags = [word for word in words if word.startswith("-")]
         if flags:  # other words are probably their values
             descriptions = [flag + self._nearest(flag.partition("=")[0]) for flag in flags]
             return f"unrecognized arguments: {', '.join(descriptions)}"
-        before = [word for word in arguments[: arguments.index(words[0])] if word.startswith("-")]
-        action = self._option_string_actions.get(before[-1].partition("=")[0]) if before else None
-        message = f"unrecognized arguments: {' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return f"{message} ({' and '.join(action.option_strings[:2])} take no value)"
-        if action is not None:
-            return f"{message} ({before[-1]} takes one value; a pattern such as '*.jpg' belongs in quotes)"
-        return message
+        shown = f"{' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
+        return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
 
     def _nearest(self, flag: str) -> str:
         """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
-        known = list(self._option_string_actions)
+        actions = self._option_string_actions.items()
+        known = [name for name, action in actions if not isinstance(action, _ForeignFlag)]
         if "--set" in known:
             known += map(flag_name, HYPERPARAMETERS)
         completions = [name for name in known if name.startswith(flag)]
@@ -63,6 +59,31 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
+
+
+class _ForeignFlag(argparse.Action):
+    """A flag of another program: it is refused with what to do ``instead``, in which VALUE is the flag's, or left out
+    for a ``reason`` that is logged, or sets ``settings``."""
+
+    def __init__(
+        self, *, settings: Mapping[str, Any] | None = None, reason: str = "", instead: str = "", **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._settings = settings or {}
+        self._reason = reason
+        self._instead = instead
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None
+    ) -> None:
+        if self._instead:
+            raise UserError(f"{flag}: {self._instead.replace('VALUE', value or 'VALUE')}")
+        if self._reason:
+            from utils.logger import log_when_configured  # imports logging, which --help does not need
+
+            log_when_configured(f"{flag}{f' {value}' if value else ''}: {self._reason}; left out")
+        for name, setting in self._settings.items():
+            setattr(namespace, name, setting)
 
 
 class _HelpAll(argparse.Action):
@@ -74,7 +95,11 @@ class _HelpAll(argparse.Action):
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Leaves out empty defaults, whose meaning most help texts state."""
+    """Leaves out empty defaults, whose meaning most help texts state, and the second of two equal image sides."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        is_one_value = action.nargs == "+" and isinstance(action.default, int)
+        return default_metavar if is_one_value else super()._format_args(action, default_metavar)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, "", []) else super()._get_help_string(action)
@@ -108,11 +133,40 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
         group = parser.add_argument_group(topic)
         for field in [fields[name] for name in names.split() if fields.get(name) in flags]:
             is_shown = shows_all or field.name in FIRST_SETTINGS.split()
-            _add_flag(group, field, cls, field.metadata["help"] if is_shown else argparse.SUPPRESS)
+            help_text = field.metadata["help"] if is_shown else argparse.SUPPRESS
+            _add_flag(group, [flag_name(field.name), *field.metadata["aliases"]], field, cls, help_text)
+    _add_foreign_flags(parser, cls)
     return parser
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type, help_text: str) -> None:
+def _add_foreign_flags(parser: Parser, cls: type) -> None:
+    """Adds flags of other programs (aliases.py), which --help does not list. Those that are ours, too, are ours."""
+    command = command_of(cls).name
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+
+    def add(name: str, **options: Any) -> None:
+        if flag_name(name) not in parser._option_string_actions:
+            hidden = argparse.SUPPRESS
+            parser.add_argument(
+                flag_name(name), action=_ForeignFlag, dest=hidden, default=hidden, help=hidden, **options
+            )
+
+    for name, settings in switches(fields):
+        add(name, settings=settings, nargs=0)
+    for name, ours in {**dict(zip(HYPERPARAMETERS, HYPERPARAMETERS)), **RENAMED}.items():
+        if ours in fields and name not in fields:
+            _add_flag(parser, [flag_name(name)], fields[ours], cls, argparse.SUPPRESS)
+        elif ours in HYPERPARAMETERS and "override" in fields:
+            add(name, instead=f"is a hyper-parameter; write --set {ours}=VALUE", nargs="?")
+    for name, reason in LEFT_OUT.get(command, {}).items():
+        add(name, reason=reason, nargs="?")
+    for name, reason in instead_of(command).items():
+        add(name, instead=reason, nargs="?")
+
+
+def _add_flag(
+    group: argparse._ActionsContainer, names: Sequence[str], field: dataclasses.Field, owner: type, help_text: str
+) -> None:
     """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional. The
     parser returns words, which are converted and checked as values from Python are (`checked_setting`)."""
     kind = type_of(field, owner)
@@ -129,16 +183,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
             options["nargs"] = "+"
         elif field.metadata["const"] is not None:
             options |= {"nargs": "?", "const": field.metadata["const"]}
-        if field.name == "override":
-            options |= {"action": "extend", "metavar": "KEY=VALUE"}
-    group.add_argument(flag_name(field.name), *field.metadata["aliases"], **options)
-
-
-@functools.cache
-def flag_actions(cls: type) -> dict[str, argparse.Action]:
-    """Returns the argparse actions by flag, including aliases."""
-    actions = build_parser(cls)._option_string_actions
-    return {name: action for name, action in actions.items() if action.dest not in ("help", "help_all")}
+    group.add_argument(*names, **{**options, **field.metadata["flag"]})
 
 
 def flags_of(config: Any) -> list[str]:
@@ -158,9 +203,7 @@ def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list | tuple):
             words += [flag, *map(str, value)]
-        elif name == "resume" and value == "":  # the newest run
-            words.append(flag)
-        elif str(value).startswith("-") and not re.fullmatch(r"-\d+", str(value)):  # looks like a flag
+        elif value == "" or re.match(r"-(?!\d+$)", str(value)):  # the value of a flag alone, or like a flag
             words.append(f"{flag}={value}")
         else:
             words += [flag, str(value)]

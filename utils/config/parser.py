@@ -2,8 +2,7 @@
 Python and lines of the yolo command.
 
     parse_command                   the words of a command line, or a `settings_word` of our own
-      aliases.our_flags             flags of other programs are replaced by ours
-      flags.build_parser            argparse, with a flag for each field
+      flags.build_parser            argparse, with a flag for each field, and hidden ones for those of other programs
     parse_keywords, _yolo_answer    names and values
       settings_of                   names of other programs are replaced by ours
     checked_setting                 every value, by the type and the bounds of its field
@@ -23,9 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
-from utils.config.aliases import FOREIGN_FORMATS, MODES, advice, our_flags, our_name, same_settings
+from utils.config.aliases import LEFT_OUT, MODES, instead_of, our_name, same_settings
 from utils.config.commands import COMMANDS, command_of
-from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.flags import build_parser, flags_as_keywords, override_of, shown_name, words_of_settings
 from utils.config.plain_values import number_as_bool, plain_value
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, default_of, field_by_alias
@@ -56,9 +54,8 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     command = command_of(cls).name
     if _is_yolo_line(command, argv):
         raise UserError(_yolo_answer(command, argv))
-    num_flag_words = argv.index("--") if "--" in argv else len(argv)  # from ``--`` on, no word is a flag
-    words, log_lines = our_flags(command, argv[:num_flag_words])
-    words += argv[num_flag_words:]
+    end = argv.index("--") if "--" in argv else len(argv)  # from there on, no word is a flag
+    words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv[:end]), *argv[end:]]
 
     fields = {field.name: field for field in dataclasses.fields(cls)}
     parsed = argparse.Namespace(**dict.fromkeys(fields, _NOT_GIVEN))
@@ -69,19 +66,17 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
             _, unknown = parser.parse_known_args(words, parsed)
             unknown = [word for word in unknown if word != "--"]
             if unknown:
-                mistakes.add(parser.unknown_message(unknown, words))
+                mistakes.add(parser.unknown_message(unknown))
             required = [field for field in fields.values() if default_of(field) is MISSING]
             missing = [shown_name(field) for field in required if getattr(parsed, field.name) is _NOT_GIVEN]
             if missing:
                 mistakes.add(f"the following arguments are required: {', '.join(missing)}")
         values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
         for name, value in values.items():
+            if isinstance(value, list) and len(value) == 1:
+                value = value[0]
             with mistakes.collecting():
                 values[name] = checked_setting(cls, name, value, shown_name(fields[name]))
-    if log_lines:
-        from utils.logger import log_when_configured  # imports logging, which --help does not need
-
-        log_when_configured(*log_lines)
     return ParsedCommand(cls(**values), frozenset(values))
 
 
@@ -194,63 +189,52 @@ def settings_of(cls: type[DataclassInstance], name: str, value: Any, *, is_keywo
         field = fields[ours]
         if plain is None:
             return {}
-        if field.name == "freeze" and isinstance(plain, list) and len(plain) == 1:
-            plain = plain * 2  # a list names layers; a number alone means all layers before it
         return {field.name: checked_setting(cls, field.name, plain, name)}
     if ours in hyperparameters:
         if plain is None and not parse_hint(hints_of(Hyperparameters)[ours]).is_optional:
             return {}
         return {ours: checked_setting(Hyperparameters, ours, plain, name)}
-    reason = advice(command_of(cls).name, name) or f"unknown{suggestion(name, [*fields, *hyperparameters], 0.75)}"
-    raise UserError(f"{name}: {reason}")
+    command = command_of(cls).name
+    left_out = LEFT_OUT.get(command, {}).get(name)
+    if left_out:
+        from utils.logger import log_when_configured  # imports logging, which --help does not need
+
+        log_when_configured(f"{name}: {left_out}; left out")
+        return {}
+    instead = instead_of(command).get(name)
+    raise UserError(f"{name}: {instead or f'unknown{suggestion(name, [*fields, *hyperparameters], 0.75)}'}")
 
 
 def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
     """Returns the value of the setting ``name`` of ``owner``, converted and checked. ``value``: a `plain_value`, or
-    the words of a command line. Raises UserError that begins with ``location``."""
+    the words of a command line; a single one is no list. Raises UserError that begins with ``location``."""
     field = owner.__dataclass_fields__[name]
-    bounds = field.metadata["bounds"]
     if owner is not Hyperparameters:
-        value = _converted(value, field, type_of(field, owner), location)
+        convert = field.metadata["convert"]
+        value = _converted(value if convert is None else convert(value, location), field, type_of(field, owner))
     elif isinstance(value, str):
         from utils.config.yaml_files import parse_yaml_value  # not needed for --help
 
         value = parse_yaml_value(value, location)
-    return check(value, hints_of(owner)[name], location, bounds)
+    return check(value, hints_of(owner)[name], location, field.metadata["bounds"])
 
 
-def _converted(value: Any, field: dataclasses.Field, kind: Any, location: str) -> Any:
+def _converted(value: Any, field: dataclasses.Field, kind: Any) -> Any:
     """Converts a value to the type of a setting: numbers to text and text to numbers, one value to a list, 0 and 1 to
     false and true, true and false of a setting that is no switch to the value of its flag alone and its default, and
-    words to the case of the choices. Returns others unchanged, for `check` to refuse.
-
-    Raises UserError for two sides of an image, and for formats of other programs.
-    """
-    choices = field.metadata["bounds"].choices
+    words to the case of the choices. Returns others unchanged, for `check` to refuse."""
     if typing.get_origin(kind) is list:
         (element_type,) = typing.get_args(kind)
         elements = value if isinstance(value, list) else [value]
-        return [_converted(element, field, element_type, location) for element in elements]
+        return [_converted(element, field, element_type) for element in elements]
     if kind is bool:
         return number_as_bool(value)
     if isinstance(value, bool) and field.metadata["const"] is not None:
         return field.metadata["const"] if value else default_of(field)
-    if field.name == "device" and isinstance(value, list):
-        return ",".join(map(str, value))
-    if field.name == "imgsz" and field.type == "int":
-        sides = value.split(",") if isinstance(value, str) else value
-        if isinstance(sides, list) and len(sides) == 2:
-            if sides[0] != sides[1]:
-                sizes = f"{sides[0]} {sides[1]}"
-                raise UserError(f"{location} {sizes}: give the longer side alone; train.py --rect trains on rectangles")
-            value = sides[0]
-    if field.name == "track" and isinstance(value, str):
-        value = value.removesuffix(".yaml")  # Ultralytics names trackers by files, botsort.yaml
-    if choices == tuple(EXPORT_FORMATS) and isinstance(value, str) and value in FOREIGN_FORMATS:
-        raise UserError(f"{location} {value}: {FOREIGN_FORMATS[value]}")
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if kind is int and isinstance(value, str):
         with contextlib.suppress(ValueError):
             return int(value)
-    return next((c for c in choices or () if isinstance(value, str) and c.lower() == value.lower()), value)
+    choices = field.metadata["bounds"].choices or ()
+    return next((c for c in choices if isinstance(value, str) and c.lower() == value.lower()), value)

@@ -7,12 +7,13 @@ Flags and help (flags.py), checks (parser.py) and the stored settings follow fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_programs
+from utils.config.export_formats import EXPORT_FORMATS, formats_with, refuse_other_formats, titles_of_programs
+from utils.errors import UserError
 from utils.schema import UNBOUNDED, Bounds
 
 AUTO = "auto"  # the value of --resume that means the folder --project/--name, whether a run is there or not
@@ -28,13 +29,12 @@ IMGSZ_ALIASES = ("--img", "--img-size")
 _AMP = ("auto", "off", "bf16", "fp16")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
-# What a setting affects, and therefore when it may change:
+# What a setting of a command that trains affects, and therefore when it may change:
 # "result": the results of a run.
-# "recipe": sources of hyper-parameters; compared by value.
-# "run": everything else in a run, such as its files and when it saves; equal on all ranks, but it may change when a
-#        search or a cross-validation continues.
+# "run": everything else in a run, such as its files and when it saves, and sources of hyper-parameters, which are
+#        compared by value; equal on all ranks, but it may change when a search or a cross-validation continues.
 # "machine": how a process does its part; it may differ even between the ranks of a run.
-Scope = Literal["result", "recipe", "run", "machine"]
+Scope = Literal["result", "run", "machine"]
 # Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
 # command line gives another, on each machine or for the whole run; "command": that of the command line, given or not.
 OnResume = Literal["fixed", "machine", "extends", "command"]
@@ -74,6 +74,8 @@ def setting(
     factory: Callable[[], Any] | Any = MISSING,
     aliases: tuple[str, ...] = (),
     const: Any = None,
+    flag: Mapping[str, Any] | None = None,
+    convert: Callable[[Any, str], Any] | None = None,
     scope: Scope = "result",
     on_resume: OnResume = "fixed",
     is_path: bool = False,
@@ -87,6 +89,9 @@ def setting(
         bounds: the allowed values. Strings that are logged in one line must have ``is_line``.
         aliases: other names of the flag.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
+        flag: arguments for argparse that do not follow from the others.
+        convert: a function that is given what the user has written, and its name for a UserError, and returns what is
+            meant: one word of a command line, or several as a list, or a `plain_value`.
         scope, on_resume: see `Scope` and `OnResume`.
         is_path: the value may be the path of a file that must not change before a run, a search or a cross-validation
             continues; it is stored as an absolute path, and the file may move.
@@ -100,6 +105,8 @@ def setting(
         "bounds": bounds._replace(is_filled=True) if is_required else bounds,  # --weights="$W" of a script without W
         "aliases": aliases,
         "const": const,
+        "flag": flag or {},
+        "convert": convert,
         "scope": scope,
         "on_resume": on_resume,
         "is_path": is_path,
@@ -107,6 +114,36 @@ def setting(
         "is_keyword": is_keyword,
     }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+def _one_side(value: Any, location: str) -> Any:
+    """Returns the side of an image that is given by one number, or two. Raises UserError if these differ."""
+    sides = value.split(",") if isinstance(value, str) else value
+    if not isinstance(sides, list) or len(sides) != 2:
+        return value
+    if sides[0] != sides[1]:
+        sizes = f"{sides[0]} {sides[1]}"
+        raise UserError(f"{location} {sizes}: give the longer side alone; train.py --rect trains on rectangles")
+    return sides[0]
+
+
+def _joined_devices(value: Any, _location: str) -> Any:
+    """Returns a list of devices, ``[0, 1]``, as text."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _named_layers(value: Any, _location: str) -> Any:
+    """Returns the setting ``freeze``: the list ``[3]`` names a layer, and a number alone means all layers before it."""
+    return value * 2 if isinstance(value, list) and len(value) == 1 else value
+
+
+def _tracker_name(value: Any, _location: str) -> Any:
+    """Returns the name of an object tracker, which Ultralytics names by a file, ``botsort.yaml``."""
+    return value.removesuffix(".yaml") if isinstance(value, str) else value
+
+
+# YOLOv5 and YOLOv7 take --img 640 640.
+_IMGSZ: dict[str, Any] = {"aliases": IMGSZ_ALIASES, "flag": {"nargs": "+"}, "convert": _one_side}
 
 
 def default_of(field: dataclasses.Field) -> Any:
@@ -283,7 +320,11 @@ class DataFlags(LossLimit, _RunConfig):
         "", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine", on_resume="machine"
     )
     device: str = setting(
-        "", help="cpu, mps, 0 or 0,1; empty: the best available device", scope="machine", on_resume="command"
+        "",
+        convert=_joined_devices,
+        help="cpu, mps, 0 or 0,1; empty: the best available device",
+        scope="machine",
+        on_resume="command",
     )
     workers: int = setting(
         -1,
@@ -338,13 +379,14 @@ class TrainConfig(DataFlags):
     hyp: str = setting(
         "auto",
         help="scratch, finetune, keep_old, demo, debug or a YAML; auto: by --keep-old and --weights, else scratch",
-        scope="recipe",
+        scope="run",
     )
     override: list[str] = setting(
         factory=list,
         aliases=("--set",),
+        flag={"action": "extend", "metavar": "KEY=VALUE"},
         help="hyper-parameters that override --hyp",
-        scope="recipe",
+        scope="run",
         is_keyword=False,  # each hyper-parameter is one
     )
     epochs: int = setting(100, Bounds(1), help="number of epochs", on_resume="extends")
@@ -361,7 +403,7 @@ class TrainConfig(DataFlags):
         help="images per global batch; -1: as many as fit",
         on_resume="extends",
     )
-    imgsz: int = setting(640, Bounds(64), aliases=IMGSZ_ALIASES, help="size of square training images, pixels")
+    imgsz: int = setting(640, Bounds(64), **_IMGSZ, help="size of square training images, pixels")
     rect: bool = setting(False, help="shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
         None,
@@ -423,7 +465,9 @@ class TrainConfig(DataFlags):
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(
-        factory=list, help="layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers"
+        factory=list,
+        convert=_named_layers,
+        help="layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers",
     )
     label_smoothing: float = setting(0.0, Bounds(0, 0.5), help="label smoothing of the classes")
     fitness: str = setting(
@@ -450,6 +494,7 @@ class TrainConfig(DataFlags):
     export: list[str] = setting(
         factory=list,
         bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
+        convert=refuse_other_formats,
         help="export best.pt to these formats at the end; tested before the first epoch",
         scope="run",
         on_resume="extends",
@@ -505,7 +550,7 @@ class ValConfig(_DetectionsConfig, DataFlags):
     data: str = setting("", help="data set YAML; empty: the checkpoint's", is_keyword=False)
     task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
-    imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
+    imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     rect: bool | None = setting(
         None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
     )
@@ -539,7 +584,7 @@ class DetectConfig(_DetectionsConfig):
 
     weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
-    imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
+    imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
         None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one with the best F1, or 0.25"
     )
@@ -555,9 +600,10 @@ class DetectConfig(_DetectionsConfig):
         None,
         Bounds(choices=OBJECT_TRACKERS),
         const="bytetrack",
+        convert=_tracker_name,
         help="give ids to objects in videos and ordered images; without a value: bytetrack",
     )
-    device: str = setting("", help="cpu, mps or 0; empty: the best available device", scope="machine")
+    device: str = setting("", help="cpu, mps or 0; empty: the best available device")
     save_txt: bool = setting(
         False, help="write labels in YOLO txt format; with --track, tracks in MOT Challenge format"
     )
@@ -577,7 +623,7 @@ class DetectConfig(_DetectionsConfig):
     hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, Bounds(1), help="process every n-th frame of a video")
     max_frames: int = setting(0, Bounds(0), help="stop a video or stream after n frames; 0: never")
-    project: str = setting("runs/detect", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
+    project: str = setting("runs/detect", Bounds(is_line=True, is_output=True), help="folder of runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -588,6 +634,7 @@ class ExportConfig(Downloads):
     format: list[str] = setting(
         factory=lambda: ["onnx"],
         bounds=Bounds(choices=tuple(EXPORT_FORMATS), is_filled=True),
+        convert=refuse_other_formats,
         aliases=("--include",),
         help="one or more file formats",
     )
@@ -617,4 +664,4 @@ class ExportConfig(Downloads):
     check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
     check_images: int = setting(64, Bounds(1), help="number of validation images to compare on")
     calibration_images: int = setting(300, Bounds(1), help="number of training images for --int8")
-    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
+    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")

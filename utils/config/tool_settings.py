@@ -28,13 +28,11 @@ class CheckConfig:
     weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds")
     trust: bool = setting(False, help=TRUST_HELP)
     min_score: float = setting(0.3, Bounds(0, 1), help="minimum score of the label errors that are reported")
-    device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
-    workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
-    json: bool = setting(
-        False, help="print all issues as JSON, and nothing else, to stdout", scope="run", is_keyword=False
-    )
-    out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run")
-    plots: bool = setting(True, help="write report.html", scope="run")
+    device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device")
+    workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core")
+    json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", is_keyword=False)
+    out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...")
+    plots: bool = setting(True, help="write report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +40,7 @@ class ConvertConfig(LossLimit):
     """The flags of ``python -m tools.convert``."""
 
     source: str = setting(positional="EXPORT", help="folder of the export, or its annotation file")
-    out: str = setting(
-        bounds=_OUTPUT, positional="OUT.json", help="file to write; out.yaml appears next to it", scope="run"
-    )
+    out: str = setting(bounds=_OUTPUT, positional="OUT.json", help="file to write; out.yaml appears next to it")
     from_: str = setting(
         "auto", Bounds(choices=("auto", *ANNOTATION_FORMATS)), help="format; auto: by what the files contain"
     )
@@ -55,11 +51,11 @@ class ShardConfig(LossLimit):
     """The flags of ``python -m tools.shard``."""
 
     data: str = setting(positional="DATA", help=DATA_HELP)
-    out: str = setting(bounds=_OUTPUT, positional="OUT", help="new folder", scope="run")
+    out: str = setting(bounds=_OUTPUT, positional="OUT", help="new folder")
     split: list[str] = setting(factory=list, help="splits to write; default: all")
     megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
-    workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
-    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
+    workers: int = setting(8, Bounds(1, 1024), help="threads that read images")
+    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ class WeightsConfig(Downloads):
 class DemoConfig:
     """The flags of ``python -m tools.demo``."""
 
-    out: str = setting(bounds=_OUTPUT, positional="OUT", help="an empty or new folder", scope="run")
+    out: str = setting(bounds=_OUTPUT, positional="OUT", help="an empty or new folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +95,7 @@ class SearchConfig(KfoldConfig):
     """The flags of ``python -m tools.search``."""
 
     hyp: str = setting(
-        "all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML", scope="recipe"
+        "all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML", scope="run"
     )
     trials: int = setting(50, Bounds(1), help="number of trials, over all processes and restarts", scope="run")
     pruner: str = setting(

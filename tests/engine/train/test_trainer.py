@@ -168,7 +168,7 @@ def test_a_report_without_a_validation_shows_the_run_as_it_is():
 def test_a_failing_callback_ends_the_run_before_its_final_work_and_says_how_to_go_on(updates):
     watch = Watch()
     failing = Calls(lambda trainer: trainer.control.fail("on_step failed"), (updates - 1) // 3, (updates - 1) % 3 + 1)
-    way = "continue with: --resume last.pt" if updates < 6 else "write the report with: --resume auto ..."
+    way = "continue with: --resume last.pt" if updates < 6 else "complete the run with: --resume auto ..."
     with refused(f"on_step failed; when it is fixed, {way}"):
         build(failing, watch).fit()
     assert not watch.of("finish")
@@ -180,7 +180,7 @@ def test_a_callback_that_fails_last_is_an_error_of_the_command():
             trainer.control.fail("on_end failed")
 
     assert str(build(FailsAtEnd(), epochs=1).fit().failure).startswith(
-        "on_end failed; when it is fixed, write the report"
+        "on_end failed; when it is fixed, complete the run"
     )
 
 

@@ -88,23 +88,34 @@ def test_the_name_of_a_run_may_contain_folders(name):
         (TrainConfig, f"--seed={2**63}"),
         (TrainConfig, "--amp FP8"),
         (TrainConfig, "--imgsz 640 480"),
-        (TrainConfig, "--exist-ok True"),
         (TrainConfig, "--epochs"),
         (TrainConfig, "--lr0 0.1"),
         (TrainConfig, "--name=a\u2028b"),
         (TrainConfig, "--batch-sze 8"),
         (TrainConfig, "--epochs many"),
         (ValConfig, "--weights="),
-        (DetectConfig, "--weights a.pt --source a.jpg b.jpg c.jpg"),  # a pattern that the shell has expanded
         (ExportConfig, "--weights a.pt --format onnx caffe"),
         (DetectConfig, "--weights a.pt"),
     ],
 )
 def test_wrong_flags_and_values_are_one_line_that_names_the_flag(cls, line):
     with pytest.raises(UserError) as error:
-        parse_config(cls, line.split())
+        parse_config(cls, line.split(" "))  # the name contains a line separator
     assert "\n" not in str(error.value)
     assert re.search("--(epochs|batch|seed|amp|imgsz|exist-ok|set|name|weights|format|source)", str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("cls", "line", "words"),
+    [
+        (TrainConfig, "--exist-ok True", "True"),
+        (ExportConfig, "--weights a.pt --simplify --half False", "False"),
+        (DetectConfig, "--weights a.pt --source a.jpg b.jpg c.jpg", "b.jpg c.jpg"),  # a pattern that the shell expanded
+    ],
+)
+def test_words_that_no_flag_takes_are_named(cls, line, words):
+    with pytest.raises(UserError, match=f"^unrecognized arguments: {words} "):
+        parse_config(cls, line.split())
 
 
 def test_all_mistakes_of_a_command_line_are_named_at_once():
@@ -169,11 +180,11 @@ def test_every_setting_has_help_and_a_valid_default(cls):
     build(cls, dataclasses.asdict(cls(**required)), "defaults")
 
 
-def test_a_setting_of_several_commands_has_one_scope():
+def test_a_setting_of_several_commands_that_train_or_score_has_one_scope():
     """Subclasses set other defaults, and must say the scope again."""
     scopes: dict[str, set[str]] = {}
-    for command in COMMANDS.values():
-        for field in dataclasses.fields(command.settings):
+    for cls in (TrainConfig, ValConfig, KfoldConfig, SearchConfig):
+        for field in dataclasses.fields(cls):
             scopes.setdefault(field.name, set()).add(field.metadata["scope"])
     assert {name for name, names in scopes.items() if len(names) > 1} == set()
     assert names_with(TrainConfig, scope="machine") >= {"device", "workers"}
