@@ -5,12 +5,8 @@
 #                                     syncs, speed against the peer, kernels, exports, torchrun, resuming
 #   ONLY=again benchmarks/gpu.sh      the second look, at most 240 s: what the first one had no time for
 #   ONLY=again PARTS='NAME|NAME' benchmarks/gpu.sh     instead: parts that failed and were fixed, by their names in gpu.txt
-#
-#   ONLY=checks benchmarks/gpu.sh     results equal to the CPU's, host syncs, bitwise equality, AP, half precision, NCCL
-#   ONLY=others benchmarks/gpu.sh     exported files, DataParallel, threads, torchrun, NCCL, the largest batch
-#   ONLY=speed benchmarks/gpu.sh      loss, steps and whole trainings, compared with the peer
-#   ONLY=compiled benchmarks/gpu.sh   --compile, the costliest kernels, resuming, the renderer
-#   benchmarks/gpu.sh                 these four one after another, each at most 500 s
+#   ONLY=others benchmarks/gpu.sh     at most 580 s: compiled steps and trainings, all heads, DDP, NCCL, the largest batch
+#   benchmarks/gpu.sh                 all three one after another
 #
 #   benchmarks/gpu.sh --list          the parts and how long each should take on an H100 with 16 cores
 #   benchmarks/gpu.sh --dry           the same parts on the CPU with tiny sizes, to see that they run
@@ -23,15 +19,15 @@
 # WHEELS    folder of wheels of missing packages, installed into a temporary folder (.whl), for machines without network
 # PEER      Python of an environment that has Ultralytics; by default PYTHON if it has it, with the wheels; empty: none
 # OUT       where gpu.txt (the table) and gpu.log (all output) go (runs/gpu)
-# ONLY      first, again, checks, others, speed or compiled; empty: the last four
+# ONLY      first, again or others; empty: all
 # PARTS     regular expression: the parts whose names match it; in `again` also those of `first`
 # BUDGET_S  seconds a call: a part that would start later is skipped, and one that takes longer is stopped. Without it 520
-#           for first, 225 for again, 500 for each other one, so that all have ended in the times above
+#           for first, 225 for again, 560 for others, so that all have ended in the times above
 # SLOWDOWN  factor for all limits, including BUDGET_S (1): for a machine that is busy with something else
 #
 # Not needed: git, albumentations, lmdb, openvino, pycocotools, tqdm; onnx, onnxscript and onnxruntime only for ONNX files.
 # The peer needs three wheels in WHEELS (1.5 MB), and those of its other requirements that the machine lacks (matplotlib,
-# pillow, requests; not polars and psutil):
+# pillow, psutil, requests; not polars):
 #
 #   pip download --no-deps -d .whl ultralytics ultralytics-thop ultralytics-platform
 #

@@ -8,12 +8,10 @@ are folded, RepConv blocks are merged, and only the NMS-free head of a pair is c
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.entrypoint import run_benchmark
+from benchmarks.command import parse_flags, run_benchmark
 from models.detector import build_on_meta
 from models.spec import load_spec
 from utils.errors import UserError
@@ -52,12 +50,10 @@ def row(name: str, imgsz: int = 640) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.models", description=__doc__.split("\n")[0])
-    parser.add_argument("--imgsz", type=int, default=640, help="side of the image, pixels")
-    options = parser.parse_args()
-    print(f"| model | parameters | FLOPs at {options.imgsz} px |\n| --- | --- | --- |")
+    imgsz = parse_flags("models", __doc__, imgsz={}).imgsz
+    print(f"| model | parameters | FLOPs at {imgsz} px |\n| --- | --- | --- |")
     for name in names():
-        print(row(name, options.imgsz), flush=True)
+        print(row(name, imgsz), flush=True)
 
 
 if __name__ == "__main__":

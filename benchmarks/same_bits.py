@@ -12,7 +12,6 @@ compares results.csv, except for times, and best.pt. ``--only`` selects one of t
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import shlex
@@ -24,9 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.entrypoint import run_benchmark
-from benchmarks.environment import ROOT
-from benchmarks.processes import run_process
+from benchmarks.command import ROOT, parse_flags, run_benchmark, run_process
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint
 
@@ -44,10 +41,6 @@ class Setup(NamedTuple):
     processes: int
     workers: int = 0
     root: Path = ROOT
-
-    @property
-    def train_script(self) -> Path:
-        return self.root / "train.py"
 
     def __str__(self) -> str:
         if self.root != ROOT:
@@ -69,15 +62,16 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(a: dict, b: dict) -> list[str]:
     """Returns the places at which two checkpoints are not bitwise equal."""
-    leaves_a = dict(leaves({key: a[key] for key in COMPARED}))
-    leaves_b = dict(leaves({key: b[key] for key in COMPARED}))
+    return _unequal(*({key: content[key] for key in COMPARED} for content in (a, b)))
+
+
+def _unequal(a: dict, b: dict) -> list[str]:
+    leaves_a = dict(leaves(a))
+    leaves_b = dict(leaves(b))
     if leaves_a.keys() != leaves_b.keys():
         return sorted(leaves_a.keys() ^ leaves_b.keys())
-    return [place for place in leaves_a if not _are_equal(leaves_a[place], leaves_b[place])]
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    pairs = ((place, value, leaves_b[place]) for place, value in leaves_a.items())
+    return [place for place, x, y in pairs if not (torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y)]
 
 
 def train(folder: Path, setup: Setup, *flags: str) -> Path:
@@ -89,10 +83,10 @@ def train(folder: Path, setup: Setup, *flags: str) -> Path:
     command = [sys.executable]
     if setup.processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(setup.processes)]
-    command += [str(setup.train_script), *FLAGS, "--workers", str(setup.workers)]
+    command += [str(setup.root / "train.py"), *FLAGS, "--workers", str(setup.workers)]
     command += ["--project", str(folder), "--name", name, *flags]
     # Both checkouts run in the working folder, so that relative paths mean the same files.
-    run_process(command, folder=Path.cwd(), variables={"OMP_NUM_THREADS": "1"})
+    run_process(command, folder=Path.cwd(), OMP_NUM_THREADS="1")
     return folder / name
 
 
@@ -114,20 +108,19 @@ def compare_bits(data: str, setups: Sequence[Setup]) -> bool:
 
 
 def compare_runs(data: str, setups: Sequence[Setup]) -> bool:
-    """Compares whole runs in the first two setups, scored after each epoch: results.csv and best.pt. Returns whether
-    they are equal."""
+    """Compares whole runs in the first two setups, scored after each epoch: results.csv and best.pt. Prints what
+    differs, and returns whether nothing does."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--data", data, "--model", "yolov8n", "--imgsz", "320", "--epochs", "10"]
         runs = [train(Path(folder), setup, *flags) for setup in setups[:2]]
-        first_rows, second_rows = map(_results_without_times, runs)
-        first, second = (read_checkpoint(run / "best.pt") for run in runs)
-    verdict = "the same" if first_rows == second_rows else "differs"
-    scores = f"{first_rows[-1]['metrics/AP']} and {second_rows[-1]['metrics/AP']}"
-    differing = [name for name, value in first["ema"].items() if not torch.equal(value, second["ema"][name])]
-    print(f"10 epochs, {setups[0]} against {setups[1]}: results.csv {verdict}, last AP {scores}")
-    best_epoch = first["progress"]["best_epoch"]
-    print(f"best.pt of epoch {best_epoch}: {len(differing)} of {len(first['ema'])} tensors differ", flush=True)
-    return first_rows == second_rows and not differing and first["progress"] == second["progress"]
+        rows = [_results_without_times(run) for run in runs]
+        first, second = ({key: read_checkpoint(run / "best.pt")[key] for key in ("ema", "progress")} for run in runs)
+    places = _unequal(first, second)
+    verdict = f"{len(places)} places differ: {places[:3]}" if places else "the same"
+    scores = f"{rows[0][-1]['metrics/AP']} and {rows[1][-1]['metrics/AP']}"
+    print(f"10 epochs, {setups[0]} against {setups[1]}: best.pt of epoch {first['progress']['best_epoch']}: {verdict}")
+    print(f"results.csv {'the same' if rows[0] == rows[1] else 'differs'}, last AP {scores}", flush=True)
+    return rows[0] == rows[1] and not places
 
 
 def _results_without_times(run: Path) -> list[dict[str, str]]:
@@ -138,16 +131,18 @@ def _results_without_times(run: Path) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="data set of train.py: YAML, folder, or name in configs/data")
-    parser.add_argument("--only", choices=("bits", "run"), help="short runs, or the whole run; default: both")
-    parser.add_argument("--against", type=Path, help="folder of another checkout to compare with")
-    options = parser.parse_args()
+    options = parse_flags(
+        "same_bits",
+        __doc__,
+        data={"help": "data set of train.py: YAML, folder, or name in configs/data"},
+        only={"choices": ("bits", "run"), "help": "short runs, or the whole run; default: both"},
+        against={"type": Path, "help": "folder of another checkout to compare with"},
+    )
     setups = [Setup(1), Setup(2, 1), Setup(4, 4)]
     if options.against:
         other = Setup(1, root=options.against.absolute())
-        if not other.train_script.is_file():
-            raise UserError(f"--against {options.against}: no checkout, {other.train_script} does not exist")
+        if not (other.root / "train.py").is_file():
+            raise UserError(f"--against {options.against}: no checkout, it has no train.py")
         setups = [Setup(1), other]
     parts = {"bits": compare_bits, "run": compare_runs}
     same = [part(options.data, setups) for name, part in parts.items() if options.only in (None, name)]

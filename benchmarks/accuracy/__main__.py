@@ -13,106 +13,91 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from concurrent.futures import ThreadPoolExecutor
+import signal
+import sys
 from pathlib import Path
 
-from benchmarks.accuracy.runs import VariantRun, Workspace, end_on_signals, prepare, stored_result, train_and_score
+from benchmarks.accuracy.runs import VariantRun, copy_data, stored_result, train_and_score
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
 from benchmarks.coco_scores import require_pycocotools
-from benchmarks.entrypoint import run_benchmark
-from benchmarks.peer import add_peer_flag, find_peer
+from benchmarks.command import parse_flags, positive, run_benchmark
 from data.open import find_data
 from utils.errors import UserError
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.accuracy", description=__doc__.split("\n")[0])
-    parser.add_argument("action", choices=("run", "show"), help="train the missing runs, or print the results")
-    parser.add_argument("variants", type=Path, help="YAML that declares the variants")
-    parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
-    parser.add_argument("--data", nargs="+", required=True, help="data sets: YAMLs, folders, or names in configs/data")
-    parser.add_argument("--only", nargs="*", default=[], help="names of variants in the file; default: all")
-    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 for run, all that have ended for show")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--weights-dir", type=Path, default=Path("."), help="folder of the starting weights")
-    add_peer_flag(parser)
-    parser.add_argument("--base", default="", help="variant that the others are compared with; default: the first")
-    parser.add_argument("--draws", type=int, default=1000, help="number of bootstrap draws, at least 100")
-    args = parser.parse_args()
-    if args.jobs < 1 or args.draws < 100:
-        raise UserError("--jobs must be at least 1, and --draws at least 100")
-    sources = [Path(find_data(data)) for data in args.data]
+    options = parse_flags(
+        "accuracy",
+        __doc__,
+        {
+            "action": {"choices": ("run", "show"), "help": "train the missing runs, or print the results"},
+            "variants": {"type": Path, "help": "YAML that declares the variants"},
+        },
+        out={"type": Path, "required": True, "help": "folder of runs and results"},
+        data={"nargs": "+", "help": "data sets with YOLO labels: YAMLs, folders, or names in configs/data"},
+        only={"nargs": "*", "default": [], "help": "names of variants in the file; default: all"},
+        seeds={"type": int, "nargs": "+", "help": "default: 0 1 for run, all that have ended for show"},
+        weights_dir={"type": Path, "default": Path("."), "help": "folder of the starting weights"},
+        peer={},
+        base={"default": "", "help": "variant that the others are compared with; default: the first"},
+        draws={"type": positive, "default": 1000, "help": "number of bootstrap draws"},
+    )
+    options.out = options.out.resolve()
+    sources = [Path(find_data(data)) for data in options.data]
     if len({source.stem for source in sources}) < len(sources):
         raise UserError("--data: files with the same name would share a folder of runs; rename one")
-    workspace = Workspace(args.out.resolve(), args.weights_dir.resolve(), find_peer(args.peer))
-    variants = chosen_variants(args)
-    if args.action == "run":
-        train(workspace, variants, sources, args)
-    else:
-        show(workspace, variants, sources, args)
-
-
-def chosen_variants(args: argparse.Namespace) -> list[Variant]:
-    """Returns the variants of ``--only``, for ``show`` also that of ``--base``. Raises UserError for unknown names."""
-    variants = read_variants(args.variants)
-    base = [args.base] if args.base else []
-    unknown = [name for name in [*args.only, *base] if name not in variants]
+    declared = read_variants(options.variants)
+    names = [*(options.only or declared), *([options.base] if options.base and options.action == "show" else [])]
+    unknown = [name for name in names if name not in declared]
     if unknown:
-        raise UserError(f"{args.variants}: no variant {', '.join(unknown)}, only {', '.join(variants)}")
-    names = args.only or list(variants)
-    if args.action == "show":
-        names = [*names, *base]
-    return [variants[name] for name in dict.fromkeys(names)]
+        raise UserError(f"{options.variants}: no variant {', '.join(unknown)}, only {', '.join(declared)}")
+    variants = [declared[name] for name in dict.fromkeys(names)]
+    {"run": train, "show": show}[options.action](variants, sources, options)
 
 
-def train(workspace: Workspace, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
+def train(variants: list[Variant], sources: list[Path], options: argparse.Namespace) -> None:
     """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds.
 
     Raises UserError for mistakes that can be found before training.
     """
-    if not workspace.peer and any(variant.peer for variant in variants):
+    weights = {
+        variant.name: (options.weights_dir / variant.weights).resolve() for variant in variants if variant.weights
+    }
+    for name, path in weights.items():
+        if not path.is_file():
+            raise UserError(f"{name}: {path}: no such file; correct --weights-dir")
+    if not options.peer and any(variant.peer for variant in variants):
         raise UserError("--peer is required for the variants of a peer")
     require_pycocotools()
-    missing = [
-        (seed, source, variant)
-        for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), sources, variants)
-        if stored_result(workspace.folder(variant, source.stem, seed), variant) is None
-    ]
-    needed_copies = dict.fromkeys((source, variant.subset) for _, source, variant in missing)
-    copies = {(source, subset): workspace.copy_data(source, subset) for source, subset in needed_copies}
-    runs = [VariantRun(workspace, variant, copies[source, variant.subset], seed) for seed, source, variant in missing]
-    for variant in variants:
-        prepare(workspace, variant)
-    end_on_signals()
-    with ThreadPoolExecutor(args.jobs) as pool:
-        try:
-            for future in [pool.submit(train_and_show, run) for run in runs]:
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the running command too
+    runs = []
+    copies = {}
+    for seed, source, variant in itertools.product(dict.fromkeys(options.seeds or (0, 1)), sources, variants):
+        folder = options.out / variant.name / source.stem / str(seed)
+        if stored_result(folder, variant) is None:
+            key = source, variant.subset
+            copies[key] = copies.get(key) or copy_data(source, options.out, variant.subset)
+            runs.append(VariantRun(variant, copies[key], seed, folder, weights.get(variant.name), options.peer))
+    for run in runs:
+        result = train_and_score(run)
+        scores = ", ".join(f"{split} {result[split]:.4f}" for split in run.data.gt)
+        print(f"{run.folder.relative_to(options.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
 
 
-def train_and_show(run: VariantRun) -> None:
-    result = train_and_score(run)
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
-    print(f"{run.folder.relative_to(run.workspace.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
-
-
-def show(workspace: Workspace, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
-    copies = [workspace.copy_data(source) for source in sources]
+def show(variants: list[Variant], sources: list[Path], options: argparse.Namespace) -> None:
+    copies = [copy_data(source, options.out) for source in sources]
     runs: dict[str, dict] = {}
     for variant, data in itertools.product(variants, copies):
-        folder = workspace.out / variant.name / data.name
-        variant_runs = read_runs(folder, variant, data, draws=args.draws, seeds=args.seeds or ())
-        if variant_runs is not None:
-            runs.setdefault(variant.name, {})[data.name] = variant_runs
+        folder = options.out / variant.name / data.name
+        found = read_runs(folder, variant, data, draws=options.draws, seeds=options.seeds or ())
+        if found is not None:
+            runs.setdefault(variant.name, {})[data.name] = found
     if not runs:
-        raise UserError(f"{workspace.out}: no run has ended yet")
-    if args.base and args.base not in runs:
-        raise UserError(f"{args.base}: no run has ended yet; choose another --base")
-    print(table(args.base or next(iter(runs)), runs))
+        raise UserError(f"{options.out}: no run has ended yet")
+    if options.base and options.base not in runs:
+        raise UserError(f"{options.base}: no run has ended yet; choose another --base")
+    print(table(options.base or next(iter(runs)), runs))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.bootstrap import class_outcomes, draw_images, resampled_ap
+from benchmarks.accuracy.bootstrap import draw_images, resampled_ap
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
 from benchmarks.coco_scores import read_detections
@@ -42,15 +42,13 @@ def read_runs(
         if seeds and result.parent.name not in map(str, seeds):
             continue
         values = stored_result(result.parent, variant)
-        ap.append(np.mean([values[split] for split in data.splits]))
+        ap.append(np.mean([values[split] for split in data.gt]))
         seconds.append(values["train_cpu_s"])
         parts = []
-        for number, split in enumerate(data.splits):
-            gt = data.gt[split]
+        for number, (split, gt) in enumerate(data.gt.items()):
             table = read_detections(result.parent / f"{split}.json", gt, data.classes)
             times = draw_images(gt.num_images, draws, seed=number)
-            ap_by_class = resampled_ap(class_outcomes(gt, table, data.classes), times)
-            parts.append(nanmean(ap_by_class, axis=1))
+            parts.append(nanmean(resampled_ap(gt, table, len(data.classes), times), axis=1))
         drawn.append(np.mean(parts, axis=0))
     return VariantScores(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
 

@@ -8,7 +8,6 @@ finetune:                        # name, also of the folder; every key except ep
   batch: 16
   subset: 50                     # the first n training images of a fixed shuffle; default: all
   flags: --set lr_mult=0.25      # further flags of train.py
-  revision: "807b914"            # a commit of this repository instead of the working tree
 peer:
   peer: ultralytics
   weights: yolov8n.pt
@@ -28,8 +27,6 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.schema import Bounds, build, check
 
-_OWN_FOLDERS = ("data", "trees")  # folders that this program creates next to the variants' folders
-
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
@@ -43,7 +40,6 @@ class Variant:
     batch: Annotated[int, Bounds(1)] = 16
     subset: Annotated[int, Bounds(0)] = 0
     flags: tuple[str, ...] = ()
-    revision: str = ""
     peer: str = field(default="", metadata={"choices": ("ultralytics",)})
     set: dict[str, Any] = field(default_factory=dict)
 
@@ -57,15 +53,15 @@ def read_variants(path: Path) -> dict[str, Variant]:
 
 
 def _read_variant(name: str, values: dict[str, Any], location: str) -> Variant:
-    if not re.fullmatch(r"\w[\w.+-]*", name) or name in _OWN_FOLDERS:
-        raise UserError(f"{location}: a variant's name must be the name of a folder other than data and trees")
+    if not re.fullmatch(r"\w[\w.+-]*", name) or name == "data":
+        raise UserError(f"{location}: a variant's name must be the name of a folder other than data")
     try:
         flags = tuple(shlex.split(check(values.get("flags", ""), str, f"{location}: flags")))
     except ValueError as error:
         raise UserError(f"{location}: flags: {error}") from None
     variant = build(Variant, values | {"flags": flags, "name": name}, location)
-    if (variant.flags or variant.revision) if variant.peer else variant.set:
-        raise UserError(f"{location}: flags and revision are only for our side, set is only for the peer")
+    if variant.flags if variant.peer else variant.set:
+        raise UserError(f"{location}: flags are only for our side, set is only for the peer")
     if not variant.weights and not variant.model:
         raise UserError(f"{location}: model or weights must be given")
     return variant

@@ -11,12 +11,10 @@ import torch
 from benchmarks.speed.training_step import context_of
 from data.dataset.yaml_file import load_dataset_spec
 from data.loading.build import build_train_loader, open_train_samples
-from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from utils.batches import Batch
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext
 
 BATCHES = 40
 BURNS = 4  # large matrix products before each copy, which give workers time to overwrite memory that is not kept
@@ -26,7 +24,10 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
     """Yields lines of figures. Raises SystemExit if a batch does not arrive as rendered, or no batch is pinned."""
     ctx = context_of(options.device)
     device = ctx.device
-    loader = open_loader(options, ctx)
+    config = TrainConfig(imgsz=options.imgsz, batch_size=options.batch_size, epochs=1000, workers=4)
+    hyp = hyperparameters_from("")
+    samples = open_train_samples(ctx, config, hyp, load_dataset_spec(options.data), stride=32)
+    loader = build_train_loader(ctx, config, hyp, samples, stride=32)
     pinned = 0
     side = 4096 if device.type == "cuda" else 16
     weights = torch.rand(side, side, device=device)
@@ -50,10 +51,3 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
     yield f"{BATCHES} batches arrived as drawn; {pinned} were in page-locked memory"
     if device.type == "cuda" and not pinned:
         sys.exit("no batch was in page-locked memory")
-
-
-def open_loader(options: argparse.Namespace, ctx: DistributedContext) -> InfiniteDataLoader:
-    config = TrainConfig(imgsz=options.imgsz, batch_size=options.batch_size, epochs=1000, workers=4)
-    hyp = hyperparameters_from("")
-    samples = open_train_samples(ctx, config, hyp, load_dataset_spec(options.data), stride=32)
-    return build_train_loader(ctx, config, hyp, samples, stride=32)

@@ -8,38 +8,36 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+
+from utils.machine.resources import available_cores
 
 CHECKS = {  # module in this folder and function, by the name of a check
     "environment": "checks:environment",
     "data": "checks:write_data",
     "equal-steps": "equal:compare_steps",
-    "equal-detections": "equal:compare_detections",
     "sync-free": "syncs:waits_of_steps",
     "sync-free-loop": "syncs:waits_of_loop",
-    "loss-share": "profile:loss_shares",
     "kernels": "profile:costliest_kernels",
-    "data-parallel": "threads:data_parallel",
-    "predictor-threads": "threads:predictor_threads",
+    "data-parallel": "data_parallel:data_parallel",
     "overflow": "overflow:check_overflow",
-    "weights-score": "scores:score_of_weights",
-    "first-steps": "profile:first_steps",
     "ranks": "ranks:compare_processes",
     "ranks-ddp": "ranks:compare_ddp",
     "pinned-batches": "batches:compare_batches",
     "compiled": "compiled:compare_compiled",
     "resume": "interruptions:stop_and_resume",
-    "validate": "scores:validate",
-    "validate-elsewhere": "trainings:validate_elsewhere",
-    "detect": "scores:detect",
-    "exported": "scores:exported",
-    "largest-batch": "trainings:largest_batch",
-    "train": "trainings:time_training",
+    "validate": "scripts:validate",
+    "validate-elsewhere": "scripts:validate_elsewhere",
+    "detect": "scripts:detect",
+    "exported": "scripts:exported",
+    "largest-batch": "scripts:largest_batch",
+    "train": "scripts:time_training",
 }
 PACKAGES = (
     "torch", "torchvision", "triton", "numpy", "opencv-python", "opencv-python-headless", "pyyaml", "pillow",
@@ -48,32 +46,28 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.checks", description=__doc__.split("\n\n")[0])
     parser.add_argument("check", choices=CHECKS)
     parser.add_argument("--device", default="0")
     parser.add_argument("--model", nargs="+", default=["yolov8n"], dest="models")
     parser.add_argument("--optimizer", nargs="+", default=["SGD"], dest="optimizers")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--boxes", type=int, nargs="+", default=[16, 64, 96], help="boxes per image")
     parser.add_argument("--case", nargs="+", default=["yolov8n:16:SGD"], dest="cases", help="MODEL:BATCH:OPTIMIZER")
     parser.add_argument("--amp", default="auto")
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--data", default="")
     parser.add_argument("--weights", type=Path, default=Path(), help="checkpoint that was trained on --data")
-    parser.add_argument("--at-least", type=float, default=0.0, help="minimum AP, or score, of the weights")
-    parser.add_argument("--variants", action="store_true", help="also validate with --amp auto and --tta")
+    parser.add_argument("--at-least", type=float, default=0.0, help="minimum AP of the weights")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--interruption", nargs="+", default=["sigterm", "torchrun", "sigkill"], dest="interruptions")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", default="")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="backend of the two processes")
     parser.add_argument("--folder", type=Path, default=Path(), help="folder of data sets and runs")
     parser.add_argument("--size", choices=("small", "many", "large"), default="small", help="data set to write")
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--times", type=int, default=16)
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     options.model = options.models[0]
     module, function = CHECKS[options.check].split(":")
     for line in getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(options):
@@ -94,7 +88,7 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
 
     import torch
 
-    from benchmarks.environment import commit, machine
+    from benchmarks.command import commit
 
     yield machine()
     yield f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB of shared memory free"
@@ -104,6 +98,20 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
     yield f"commit {commit()}"
     if problem:
         sys.exit(f"OpenCV {version}: {problem}")
+
+
+def machine() -> str:
+    """Describes the machine: CPU, cores this process may use, memory, GPU if torch sees one, torch's version."""
+    import torch
+
+    cpu = platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
+    return f"{available_cores()} cores of {cpu}, {memory:.0f} GiB{gpu}, torch {torch.__version__}"
 
 
 def opencv() -> tuple[str, str]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator, Iterator
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.speed.training_step import StepBuilder, build_step, make_batches, stepper
+from benchmarks.speed.training_step import build_step, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
-from engine.train.step import StepValues, TrainStep
+from engine.train.step import StepValues
 
 WHOLE = "whole"
 ACCUMULATED = "accumulated"
@@ -36,11 +36,9 @@ def compare_compiled(options: argparse.Namespace) -> Iterator[str]:
     yield f"step {1000 * before:.2f} ms, compiled {1000 * after:.2f} ms: {before / after:.2f} times as fast"
 
 
-def time_steps(
-    options: argparse.Namespace, *, is_compiled: bool, build: StepBuilder = build_step
-) -> Generator[str, None, float]:
+def time_steps(options: argparse.Namespace, *, is_compiled: bool) -> Generator[str, None, float]:
     """Returns seconds per step, in the autocast type of training."""
-    take_step = build_compared_step(options, is_compiled=is_compiled, amp="auto", build=build)
+    take_step = build_step(options.model, images=options.batch_size, device=options.device, compile=is_compiled)
     device = take_step.ctx.device
     step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, device))
     for _ in range(5):
@@ -50,15 +48,10 @@ def time_steps(
     return seconds_of(step, 10, device.type)
 
 
-def build_compared_step(
-    options: argparse.Namespace, *, is_compiled: bool, amp: str, build: StepBuilder = build_step
-) -> TrainStep:
-    return build(options.model, images=options.batch_size, device=options.device, amp=amp, compile=is_compiled)
-
-
 def run_steps(options: argparse.Namespace, *, is_compiled: bool) -> list[StepValues]:
     """Returns the results of a step of each of `STEP_KINDS`."""
-    take_step = build_compared_step(options, is_compiled=is_compiled, amp="off")
+    settings = {"amp": "off", "compile": is_compiled}
+    take_step = build_step(options.model, images=options.batch_size, device=options.device, **settings)
     whole = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
     values = []
     for number, kind in enumerate(STEP_KINDS):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.environment import ROOT
+from benchmarks.command import ROOT
 from benchmarks.same_bits import differences
 from utils.errors import REQUEUE
 from utils.files.torch_file import read_checkpoint
@@ -26,17 +26,16 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.
 class Interruption(NamedTuple):
     """A way to end a training early."""
 
-    description: str
     launcher: list[str]
     signal: signal.Signals
     exit_code: int
 
 
 INTERRUPTIONS = {
-    "sigterm": Interruption("stopped", [], signal.SIGTERM, REQUEUE),
+    "sigterm": Interruption([], signal.SIGTERM, REQUEUE),
     # A process group, of NCCL on a GPU. torchrun itself ends with 1 after a signal.
-    "torchrun": Interruption("stopped in a process group", TORCHRUN, signal.SIGTERM, 1),
-    "sigkill": Interruption("killed", [], signal.SIGKILL, -signal.SIGKILL),
+    "torchrun": Interruption(TORCHRUN, signal.SIGTERM, 1),
+    "sigkill": Interruption([], signal.SIGKILL, -signal.SIGKILL),
 }
 
 
@@ -54,12 +53,11 @@ def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
             python, *script = train_command(options, folder, name)
             command = [python, *interruption.launcher, *script]
             progress, seconds = interrupt(command, last, interruption)
-            yield f"{interruption.description}: ended {seconds:.1f} s after the signal"
+            yield f"{name}: ended {seconds:.1f} s after the signal"
             resume = [sys.executable, "train.py", "--resume", str(last)]
             expect_exit_code(0, subprocess.run(resume, cwd=ROOT, check=False).returncode, resume)
             tensors = differences(uninterrupted, read_checkpoint(last))
-            moment = f"after epoch {progress['epoch']} and batch {progress['batch']}"
-            case = f"{interruption.description} {moment}, resumed"
+            case = f"{name} after epoch {progress['epoch']} and batch {progress['batch']}, resumed"
             if tensors:
                 problems.append(f"{case}: {len(tensors)} tensors differ, first {tensors[0]}")
             else:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from benchmarks.speed.training_step import build_step, make_batches
+from benchmarks.speed.training_step import build_step, make_batches, state_of
 from engine.train.step import StepValues, TrainStep
 
 MOMENTA = ("momentum_buffer", "exp_avg", "exp_avg_sq")
@@ -42,22 +42,22 @@ def steps_after_overflow(options: argparse.Namespace, optimizer: str) -> tuple[l
     amp = "off" if options.device == "cpu" else "fp16"
     take_step = build_step(options.model, device=options.device, amp=amp, optimizer=optimizer)
     (batch,) = make_batches(1, options.batch_size, options.imgsz, take_step.ctx.device)
-    before = values_of(take_step)
+    before = values_of(state_of(take_step))
     with overflowing(take_step):
         take_step([batch], [options.batch_size], 1)
-    skipped = values_of(take_step)
-    momenta = momenta_of(take_step)
+    skipped = state_of(take_step)
     for number in range(HEADROOM_STEPS):
         take_step([batch], [options.batch_size], number + 2)
-    after = values_of(take_step)
+    last = state_of(take_step)
+    after = values_of(last)
     steps = take_step.reader.pop(leave=0)
     checks = {
         "the first step was not skipped": not steps[0].finite,
-        "the skipped step changed weights": torch.equal(before, skipped),
-        "momenta are not zero after the skipped step": bool((momenta == 0).all()),
+        "the skipped step changed weights": torch.equal(before, values_of(skipped)),
+        "momenta are not zero after the skipped step": bool((momenta_of(skipped) == 0).all()),
         "no later step was taken": any(values.finite for values in steps[1:]),
         "the steps after it left weights that are not finite": bool(after.isfinite().all()),
-        "the steps after it left momenta that are not finite": bool(momenta_of(take_step).isfinite().all()),
+        "the steps after it left momenta that are not finite": bool(momenta_of(last).isfinite().all()),
         "the steps after it changed nothing": not torch.equal(before, after),
     }
     return steps, [problem for problem, holds in checks.items() if not holds]
@@ -77,16 +77,12 @@ def overflowing(take_step: TrainStep) -> Iterator[None]:
         hook.remove()
 
 
-def values_of(take_step: TrainStep) -> Tensor:
-    """Returns all floating-point values of the model and of its average, concatenated on the host."""
-    states = [module.state_dict() for module in (take_step.model, take_step.ema.module)]
-    values = [value for state in states for value in state.values() if value.is_floating_point()]
-    return torch.cat([value.reshape(-1) for value in values]).cpu()
+def values_of(state: dict[str, Tensor]) -> Tensor:
+    """Returns all floating-point values of the model and of its average, concatenated."""
+    keys = (key for key, value in state.items() if not key.startswith("optimizer.") and value.is_floating_point())
+    return torch.cat([state[key].reshape(-1) for key in keys])
 
 
-def momenta_of(take_step: TrainStep) -> Tensor:
-    """Returns the optimizer's momenta, concatenated in the same way; empty if there are none yet."""
-    rules = take_step.optimizer.state_dict()["optimizers"]
-    states = [state for rule in rules for state in rule["state"].values()]
-    values = [state[name].reshape(-1) for state in states for name in MOMENTA if name in state]
-    return torch.cat(values).cpu() if values else torch.zeros(0)
+def momenta_of(state: dict[str, Tensor]) -> Tensor:
+    """Returns the optimizer's momenta, concatenated; empty if there are none yet."""
+    return torch.cat([torch.zeros(0), *(value.reshape(-1) for key, value in state.items() if key.endswith(MOMENTA))])

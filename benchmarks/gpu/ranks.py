@@ -20,9 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.speed.training_step import build_step, context_of, make_batches
-from engine.train.step import TrainStep
-from models.modules import unwrap
+from benchmarks.speed.training_step import build_step, context_of, make_batches, state_of
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.distributed.join import join_run
 from utils.process.launch import read_launch
@@ -39,27 +37,20 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """The first steps of a training, which one or several processes take. ``images``: global batch size."""
+    """The first steps of a training, which one or several processes take."""
 
-    model: str
+    options: argparse.Namespace  # model, device, image size, and the global batch size
     optimizer: str
-    images: int
-    imgsz: int
-    device: str
     steps: int = STEPS
     virtual_ranks: int = VIRTUAL_RANKS  # 0: plain DDP
     zero: bool = False
-
-    @classmethod
-    def from_options(cls, options: argparse.Namespace, optimizer: str) -> FirstSteps:
-        return cls(options.model, optimizer, images=options.batch_size, imgsz=options.imgsz, device=options.device)
 
 
 def compare_processes(options: argparse.Namespace) -> Iterator[str]:
     """Yields lines of figures for each optimizer. Raises SystemExit if bits differ."""
     differing = []
     for optimizer in options.optimizers:
-        training = FirstSteps.from_options(options, optimizer)
+        training = FirstSteps(options, optimizer)
         expected = train_in_one_process(training)
         others = {"once more": train_in_one_process(training), f"on {PROCESSES} processes": train_in_two(training)}
         for name, other in others.items():
@@ -81,7 +72,7 @@ def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
         yield f"left out: NCCL {torch.cuda.nccl.version()} refuses two processes on one GPU, {NCCL} does not"
         return
     differing = []
-    training = FirstSteps.from_options(options, options.optimizers[0])
+    training = FirstSteps(options, options.optimizers[0])
     start = weights(train_in_one_process(replace(training, steps=0)))
     expected = weights(train_in_one_process(replace(training, virtual_ranks=PROCESSES)))
     for name, zero in {"DDP": False, "DDP with ZeRO": True}.items():
@@ -107,7 +98,7 @@ def weights(state: dict[str, Tensor]) -> Tensor:
 
 def train_in_one_process(training: FirstSteps) -> dict[str, Tensor]:
     """Returns the state after the steps (`state_of`)."""
-    return train(context_of(training.device), training)
+    return train(context_of(training.options.device), training)
 
 
 def train_in_two(training: FirstSteps, *, nccl: bool = False) -> dict[str, Tensor]:
@@ -121,7 +112,7 @@ def train_in_two(training: FirstSteps, *, nccl: bool = False) -> dict[str, Tenso
 def train_share(training: FirstSteps, nccl: bool, path: Path) -> None:
     """Trains in a process that `spawn` has started. Rank 0 writes the state to ``path``."""
     ctx = join_run(read_launch(), "cpu")
-    device = context_of(training.device).device
+    device = context_of(training.options.device).device
     if nccl:
         dist.destroy_process_group()
         store = dist.PrefixStore("nccl", ctx.store)
@@ -142,27 +133,16 @@ def train(ctx: DistributedContext, training: FirstSteps) -> dict[str, Tensor]:
     if ctx.device.type == "cuda":
         torch.cuda.set_device(ctx.device)
         exchange_through_host()
-    take_step = build_step(
-        training.model, ctx=ctx, optimizer=training.optimizer, virtual_ranks=training.virtual_ranks, zero=training.zero
-    )
-    batches = make_batches(2, training.images, training.imgsz, torch.device("cpu"))
+    options = training.options
+    settings = {"optimizer": training.optimizer, "virtual_ranks": training.virtual_ranks, "zero": training.zero}
+    take_step = build_step(options.model, ctx=ctx, **settings)
+    batches = make_batches(2, options.batch_size, options.imgsz, torch.device("cpu"))
     for number in range(training.steps):
-        count = training.images if number < training.steps - 1 else LAST_IMAGES
+        count = options.batch_size if number < training.steps - 1 else LAST_IMAGES
         share = batches[number % 2].shard(0, count).shard(*shard_bounds(count, ctx.rank, ctx.world_size))
         take_step([share.pin_memory() if ctx.device.type == "cuda" else share], [count], number + 1)
     take_step.optimizer.consolidate()
     return state_of(take_step) if ctx.is_main else {}
-
-
-def state_of(take_step: TrainStep) -> dict[str, Tensor]:
-    """Returns every tensor that a step changes, on the host."""
-    state = {f"model.{key}": value for key, value in unwrap(take_step.model).state_dict().items()}
-    state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
-    for place, rule in enumerate(take_step.optimizer.state_dict()["optimizers"]):
-        for number, values in rule["state"].items():
-            tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
-            state |= {f"optimizer.{place}.{number}.{key}": value for key, value in tensors.items()}
-    return {key: value.cpu() for key, value in state.items()}
 
 
 def exchange_through_host() -> None:

@@ -16,11 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.entrypoint import run_benchmark
-from benchmarks.environment import ROOT
-from benchmarks.gpu.calls import CALLS, EVERYTHING, candidates, with_providers
-from benchmarks.gpu.parts import DRY_RUN_SIZES, Part, Parts, Sizes
-from benchmarks.peer import find_peer
+from benchmarks.command import ROOT, find_peer, run_benchmark
+from benchmarks.gpu.parts import BUDGETS_S, DRY_RUN_SIZES, Part, Parts, Sizes
 
 # A part is stopped after this multiple of its expected time, but not before this many seconds.
 PATIENCE = 2.5
@@ -49,19 +46,25 @@ class Outcome:
             yield "| " + " | ".join([*cells, line[:WIDTH].replace("|", "/")]) + " |"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.runner", description=__doc__.split("\n\n")[0])
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU")
     parser.add_argument("--list", action="store_true", help="list the parts and run none")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     only = os.environ.get("ONLY", "")
-    if only and only not in CALLS:
-        sys.exit(f"ONLY={only}: expected one of {', '.join(CALLS)}")
-    calls = [only] if only else list(CALLS if options.list else EVERYTHING)
+    pattern = os.environ.get("PARTS", "")
+    if only and only not in BUDGETS_S:
+        sys.exit(f"ONLY={only}: expected one of {', '.join(BUDGETS_S)}")
+    calls = [only] if only else list(BUDGETS_S)
     peer = find_peer(os.environ.get("PEER", ""))
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
         parts = Parts(DRY_RUN_SIZES if options.dry else Sizes(), Path(folder), peer)
-        chosen = chosen_by_call(calls, os.environ.get("PARTS", ""), parts)
+        try:
+            chosen = {call: parts.chosen(call, pattern) for call in calls}
+        except re.error as error:
+            sys.exit(f"PARTS={pattern}: not a regular expression ({error})")
+        if not any(chosen.values()):
+            sys.exit(f"PARTS={pattern}: matches no part of {', '.join(calls)}; --list has their names")
         if options.list:
             for call in calls:
                 print(listed(call, chosen[call], parts))
@@ -73,28 +76,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(any(outcome.verdict == "FAIL" for outcome in runner.outcomes))
 
 
-def chosen_by_call(calls: Sequence[str], pattern: str, parts: Parts) -> dict[str, list[Part]]:
-    """Returns the parts of each call (`chosen_parts`). Raises SystemExit if ``pattern`` matches none."""
-    try:
-        chosen = {call: chosen_parts(call, pattern, parts) for call in calls}
-    except re.error as error:
-        sys.exit(f"PARTS={pattern}: not a regular expression ({error})")
-    if not any(chosen.values()):
-        sys.exit(f"PARTS={pattern}: matches no part of {', '.join(calls)}; --list has their names")
-    return chosen
-
-
-def chosen_parts(call: str, pattern: str, parts: Parts) -> list[Part]:
-    """Returns the parts of a call; with a ``pattern``, its `candidates` whose names match."""
-    if not pattern:
-        return CALLS[call].choose(parts)
-    return [part for part in candidates(call, parts) if re.search(pattern, part.name)]
-
-
 def listed(call: str, chosen: Sequence[Part], parts: Parts) -> str:
-    lines = [f"{call}, at most {CALLS[call].budget_s} s:", "| part | expected seconds | sum |", "| --- | --- | --- |"]
+    lines = [f"{call}, at most {BUDGETS_S[call]} s:", "| part | expected seconds | sum |", "| --- | --- | --- |"]
     total = 0
-    for part in with_providers(chosen, parts):
+    for part in parts.with_providers(chosen):
         total += part.expected_s
         lines.append(f"| {part.name} | {part.expected_s} | {total} |")
     return "\n".join([*lines, ""])
@@ -129,11 +114,11 @@ class Runner:
         (out / "gpu.log").write_text("")
 
     def run_call(self, call: str, chosen: Sequence[Part]) -> None:
-        budget_s = (self._budget_s or CALLS[call].budget_s) * self._slowdown
+        budget_s = (self._budget_s or BUDGETS_S[call]) * self._slowdown
         began = time.monotonic() - self._spent_s
         self._spent_s = 0.0
         self._deadline = began + budget_s
-        for part in with_providers(chosen, self._parts):
+        for part in self._parts.with_providers(chosen):
             is_there = part.product and self._parts.path_of(part.product).exists()
             if is_there and part not in chosen:  # an earlier call has made it
                 continue
@@ -152,7 +137,7 @@ class Runner:
         if left_s < TOO_LATE_S:
             return Outcome(part.name, "SKIP", 0, part.expected_s, ["the time is used up"])
         if missing:
-            needed = ", ".join(f"{product} (by: {self._parts.provider(product).name})" for product in missing)
+            needed = ", ".join(f"{product} (by: {self._parts.providers[product].name})" for product in missing)
             return Outcome(part.name, "FAIL", 0, part.expected_s, [f"! missing: {needed}"])
         limit_s = max(MIN_LIMIT_S, PATIENCE * part.expected_s) * self._slowdown
         began = time.monotonic()

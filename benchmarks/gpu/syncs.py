@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import sys
 import tempfile
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.environment import ROOT
+from benchmarks.command import ROOT
 from benchmarks.speed.training_step import build_step, make_batches, stepper
 from engine.train.step import TrainStep
 
@@ -157,25 +157,19 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
     if options.device != "cpu":
         cases.append((options.models[0], options.optimizers[0], "fp16"))  # with a loss scaler
     waiting = []
-    broken = []
     for model, optimizer, amp in cases:
         case = f"{model} {optimizer}{'' if amp == 'auto' else f' {amp}'}"
-        try:
-            watched = waits_of_step(model, optimizer, amp, options)
-        except Exception:  # one model's failure must not hide the waits of others
-            traceback.print_exc()
-            broken.append(case)
-            yield f"{case}: fails, see the log"
-            continue
+        watched = waits_of_step(model, optimizer, amp, options)
         yield from describe_waits(case, watched)
         if any(watcher.places for watcher in watched):
             waiting.append(case)
-    verdict(waiting, broken)
+    if waiting:
+        sys.exit(f"the host waits: {', '.join(waiting)}")
 
 
 def waits_of_step(model: str, optimizer: str, amp: str, options: argparse.Namespace) -> list[Watcher]:
     take_step = build_step(model, device=options.device, amp=amp, optimizer=optimizer)
-    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, like_coco=True))
+    step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, ignore=True))
     for _ in range(WARM):
         step()
     watched = watchers(options.device)
@@ -188,68 +182,39 @@ def waits_of_step(model: str, optimizer: str, amp: str, options: argparse.Namesp
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
     """Yields the same lines as `waits_of_steps` about a training by train.py in this process: loader, prefetcher, step
-    and the rest of the loop."""
-    title = "a training"
-    try:
-        watched = waits_of_training(options)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # train.py ends with exceptions of many kinds
-        traceback.print_exc()
-        yield f"{title}: fails, see the log"
-        verdict([], [title])
-        return
-    yield from describe_waits(title, watched)
-    verdict([title] if any(watcher.places for watcher in watched) else [], [])
+    and the rest of the loop. Raises SystemExit if it waits, RuntimeError if it is too short.
 
-
-class ObservedSteps(contextlib.AbstractContextManager):
-    """Lets watchers observe a training, one after another: each from the beginning of a step to that of the step
-    `STEPS` later, with everything in between. Steps 0 to `WARM` - 1 warm up."""
-
-    def __init__(self, watched: Sequence[Watcher]) -> None:
-        self.steps_begun = 0
-        self._watcher_of_step = {WARM + STEPS * number: watcher for number, watcher in enumerate(watched)}
-        self._end = WARM + STEPS * len(watched)
-        self._observing = contextlib.ExitStack()
-
-    def __exit__(self, *_: object) -> None:
-        self._observing.close()
-
-    @property
-    def is_complete(self) -> bool:
-        return self.steps_begun > self._end
-
-    def begin_step(self) -> None:
-        watcher = self._watcher_of_step.get(self.steps_begun)
-        if watcher is not None or self.steps_begun == self._end:
-            self._observing.close()
-        if watcher is not None:
-            self._observing.enter_context(watcher)
-        self.steps_begun += 1
-
-
-def waits_of_training(options: argparse.Namespace) -> list[Watcher]:
-    """Returns watchers of a training by train.py. Raises RuntimeError if it is too short."""
+    Each watcher observes the training from the beginning of a step to that of the step `STEPS` later.
+    """
     import train
 
     watched = watchers(options.device)
-    observed = ObservedSteps(watched)
+    starts = {WARM + STEPS * number: watcher for number, watcher in enumerate(watched)}
+    end = WARM + STEPS * len(watched)
+    begun = itertools.count()
+    observing = contextlib.ExitStack()
     take_step = TrainStep.__call__
 
     def take_observed_step(self: TrainStep, *args, **kwargs) -> None:
-        observed.begin_step()
+        number = next(begun)
+        if number in starts or number == end:
+            observing.close()
+        if number in starts:
+            observing.enter_context(starts[number])
         take_step(self, *args, **kwargs)
 
-    with tempfile.TemporaryDirectory() as folder, observed, patch.object(TrainStep, "__call__", take_observed_step):
+    with tempfile.TemporaryDirectory() as folder, observing, patch.object(TrainStep, "__call__", take_observed_step):
         train.main(
             ["--data", options.data, "--model", options.models[0], "--imgsz", str(options.imgsz), "--batch-size",
              str(options.batch_size), "--epochs", "1", "--device", options.device, "--workers", "2", "--noplots",
              "--val-every", "0", "--project", folder, "--cache-dir", folder]
         )  # fmt: skip
-    if not observed.is_complete:
-        raise RuntimeError(f"an epoch of {observed.steps_begun} steps is too short to look at")
-    return watched
+    steps = next(begun)
+    if steps <= end:
+        raise RuntimeError(f"an epoch of {steps} steps is too short to look at")
+    yield from describe_waits("a training", watched)
+    if any(watcher.places for watcher in watched):
+        sys.exit("the host waits in a training")
 
 
 def describe_waits(case: str, watched: Sequence[Watcher]) -> Iterator[str]:
@@ -257,14 +222,3 @@ def describe_waits(case: str, watched: Sequence[Watcher]) -> Iterator[str]:
         yield f"{case}: {watcher.places.total() / STEPS:g} {watcher.counted} a step"
         for line, number in watcher.places.most_common():
             yield f"{case}: {number / STEPS:g} a step: {line}"
-
-
-def verdict(waiting: list[str], broken: list[str]) -> None:
-    """Raises SystemExit if there are cases in which the host waits, or that fail."""
-    problems = []
-    if waiting:
-        problems.append(f"the host waits: {', '.join(waiting)}")
-    if broken:
-        problems.append(f"fails: {', '.join(broken)}")
-    if problems:
-        sys.exit("; ".join(problems))

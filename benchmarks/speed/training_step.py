@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from engine.train.step import TrainStep
     from utils.batches import Batch
     from utils.distributed.context import DistributedContext
 
 StepBuilder = Callable[..., "TrainStep"]  # `build_step`, or what takes its place
-COCO_SIDES = (0.01, 0.5)  # fractions of the canvas: 6 to 320 px at 640, half of them below 45
 
 
 def context_of(device: str, *, replicas: int = 1) -> DistributedContext:
@@ -84,13 +83,26 @@ def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -
     return one_step
 
 
+def state_of(take_step: TrainStep) -> dict[str, Tensor]:
+    """Returns copies of every tensor that a step changes, on the host."""
+    from models.modules import unwrap
+
+    state = {f"model.{key}": value for key, value in unwrap(take_step.model).state_dict().items()}
+    state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
+    for place, rule in enumerate(take_step.optimizer.state_dict()["optimizers"]):
+        for number, values in rule["state"].items():
+            tensors = {key: value for key, value in values.items() if hasattr(value, "cpu")}
+            state |= {f"optimizer.{place}.{number}.{key}": value for key, value in tensors.items()}
+    return {key: value.to("cpu", copy=True) for key, value in state.items()}
+
+
 def make_batches(
-    number: int, images: int, size: int, device: torch.device, boxes: int = 12, *, like_coco: bool = False
+    number: int, images: int, size: int, device: torch.device, boxes: int = 12, *, ignore: bool = False
 ) -> list[Batch]:
     """Creates batches of random images with ``boxes`` boxes each, as the loader yields them (page-locked with a GPU).
 
-    Box sides are a fifth to a half of the canvas. With ``like_coco``, boxes are from `coco_boxes`, and the first image
-    has an ignore region, like COCO's crowd regions.
+    Box sides are a fifth to a half of the canvas. ``ignore``: whether the first image has an ignore region, like COCO's
+    crowd regions.
     """
     import numpy as np
     import torch
@@ -105,13 +117,10 @@ def make_batches(
         rows = torch.zeros(images * boxes, 6)
         rows[:, 0] = torch.arange(images).repeat_interleave(boxes)
         rows[:, 1] = torch.randint(0, 3, (images * boxes,), generator=generator)
-        if like_coco:
-            rows[:, 2:] = coco_boxes(images * boxes, generator)
-        else:
-            rows[:, 2:] = torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2
+        rows[:, 2:] = torch.rand(images * boxes, 4, generator=generator) * 0.3 + 0.2
         batch = Batch(
             images=pixels.permute(0, 3, 1, 2),
-            targets=Targets(rows, (boxes,) * images, ignore=region if like_coco else None),
+            targets=Targets(rows, (boxes,) * images, ignore=region if ignore else None),
             indices=torch.arange(images),
             original_hw=torch.full((images, 2), size, dtype=torch.int32),
             letterbox=torch.tensor([[1.0, 1.0, 0.0, 0.0]]).expand(images, 4).clone(),
@@ -119,43 +128,3 @@ def make_batches(
         )
         batches.append(batch.pin_memory() if device.type == "cuda" else batch)
     return batches
-
-
-def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
-    """Creates boxes (number, 4) inside the canvas: cx, cy, w, h, normalized, with the sizes of COCO's boxes after
-    mosaic.
-
-    The geometric mean of the sides is log-uniform within `COCO_SIDES`; aspects are mostly between 1 : 2 and 2 : 1.
-    """
-    import torch
-
-    low, high = (torch.tensor(side).log() for side in COCO_SIDES)
-    side = (low + (high - low) * torch.rand(number, 1, generator=generator)).exp()
-    aspect = (torch.randn(number, 1, generator=generator) * 0.35).exp().clamp(0.5, 2)
-    sides = torch.cat([side * aspect.sqrt(), side / aspect.sqrt()], 1)
-    return torch.cat([sides / 2 + (1 - sides) * torch.rand(number, 2, generator=generator), sides], 1)
-
-
-def loss_pass(take_step: TrainStep, batch: Batch) -> Callable[[], None]:
-    """Returns a function that runs the criterion forward and backward, from the model's maps for ``batch`` to their
-    gradients. Takes one step to record the arguments of the criterion."""
-    criterion = take_step.criterion
-    calls = []
-
-    def note(_: nn.Module, arguments: tuple) -> None:
-        raw, *others = arguments
-        calls.append(([level.detach().clone() for level in raw], others))  # CUDA graphs reuse the maps' memory
-
-    handle = criterion.register_forward_pre_hook(note)
-    take_step([batch], [len(batch.images)], 1)
-    handle.remove()
-    raw, others = calls.pop()
-    for level in raw:
-        level.requires_grad_()
-
-    def forward_backward() -> None:
-        criterion(raw, *others).total.backward()
-        for level in raw:
-            level.grad = None
-
-    return forward_backward

@@ -1,7 +1,6 @@
-"""The loop of a measuring process: for each line of JSON on its standard input it measures once and prints a result.
-
-`benchmarks.speed.sides` starts such processes. ultralytics_side.py, which runs in the peer's environment, also imports
-this module, so it uses only torch and the standard library.
+"""What the measuring processes of both sides do: each is set up once, and measures once for each line of JSON on its
+standard input. ultralytics_side.py, which runs in the peer's environment, imports this module too, so it uses only
+torch and the standard library.
 """
 
 from __future__ import annotations
@@ -10,22 +9,26 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MARK = "@measured "  # begins the lines that `benchmarks.speed.sides.Side` reads
+MARK = "@measured "  # begins the lines that `benchmarks.speed.compare.Sides` reads
 BOXES_PER_IMAGE = 12  # in the steps that both sides time
 WARM_BATCHES = 3  # processed by a new step before it is timed
 PREFETCHED_BATCHES = 10  # batches that may have been prefetched during the other side's turn
 
 
+def call_named(functions: Mapping[str, Callable[..., None]]) -> None:
+    """Calls the function that the command line names, with the arguments that follow as JSON."""
+    name, arguments = sys.argv[1:]
+    functions[name](**json.loads(arguments))
+
+
 def take_turns(measure: Callable[..., dict]) -> None:
-    """Serves a measuring process that is set up: for each line of standard input, until its end, calls ``measure`` with
-    the arguments in the line."""
-    _send({})  # the process is ready
+    """Calls ``measure`` with the arguments in each line of standard input, until its end, and prints the results."""
     for line in sys.stdin:
-        _send(measure(**json.loads(line)))
+        print(MARK + json.dumps(measure(**json.loads(line))), flush=True)
 
 
 def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
@@ -55,45 +58,44 @@ class TimedStep:
     batches: int = 1
     facts: dict[str, Any] = field(default_factory=dict)  # further values of a turn's result
 
+    def calls(self, batches: int) -> int:
+        """Returns how often to run for about ``batches`` batches, at least once."""
+        return max(round(batches / self.batches), 1)
 
-class StepTimer:
-    """Times the step that each turn names; a step is built when first named.
+
+def take_step_turns(build: Callable[..., TimedStep], *, batches: int, device: str) -> None:
+    """Takes turns (`take_turns`) in which the step is timed that the arguments of a turn name.
+
+    A result has the seconds per batch and the step's facts, or the error if the memory is too small. A turn ends by
+    freeing GPU memory, except for weights and optimizers, because other processes need it.
 
     Args:
-        build: builds a step from the arguments of a turn.
+        build: builds a step from the arguments of a turn, when they are first given.
         batches: number of batches to time in a turn.
         device: "cpu" or "cuda".
     """
+    import torch
 
-    def __init__(self, build: Callable[..., TimedStep], *, batches: int, device: str) -> None:
-        self._build = build
-        self._batches = batches
-        self._device = device
-        self._steps: dict[tuple, TimedStep] = {}
+    steps: dict[tuple, TimedStep] = {}
 
-    def measure(self, **names: Any) -> dict:
-        """Returns seconds per batch, and the step's facts; or an error, if the memory is too small.
-
-        A turn ends by freeing GPU memory, except for weights and optimizers, because other processes need it.
-        """
-        import torch
-
+    def measure(**names: Any) -> dict:
         key = tuple(names.items())
         try:
-            if key not in self._steps:
-                self._steps[key] = self._build(**names)
-                for _ in range(_calls(self._steps[key], WARM_BATCHES)):
-                    self._steps[key].run()
-            step = self._steps[key]
-            if self._device == "cuda":
+            if key not in steps:
+                steps[key] = build(**names)
+                for _ in range(steps[key].calls(WARM_BATCHES)):
+                    steps[key].run()
+            step = steps[key]
+            if device == "cuda":
                 step.run()  # allocates its memory again
-            seconds = seconds_of(step.run, _calls(step, self._batches), self._device)
-            return {"seconds": seconds / step.batches, **step.facts}
+            return {"seconds": seconds_of(step.run, step.calls(batches), device) / step.batches, **step.facts}
         except torch.OutOfMemoryError as error:
-            self._steps.pop(key, None)
+            steps.pop(key, None)
             return {"error": str(error).splitlines()[0]}
         finally:
             torch.cuda.empty_cache()
+
+    take_turns(measure)
 
 
 def rate_of(counts: Iterator[int], seconds: float) -> float:
@@ -107,12 +109,3 @@ def rate_of(counts: Iterator[int], seconds: float) -> float:
         images += next(counts)
         elapsed = time.perf_counter() - started
     return images / elapsed
-
-
-def _calls(step: TimedStep, batches: int) -> int:
-    """Returns how often to run a step for about ``batches`` batches, at least once."""
-    return max(round(batches / step.batches), 1)
-
-
-def _send(values: dict) -> None:
-    print(MARK + json.dumps(values), flush=True)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import formats, models
 from benchmarks.accuracy import __main__ as accuracy
-from benchmarks.entrypoint import run_benchmark
+from benchmarks.command import run_benchmark
 from benchmarks.speed import loader, validate
 
 pytestmark = pytest.mark.benchmarks

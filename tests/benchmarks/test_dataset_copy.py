@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.dataset_copy import copied
+from benchmarks.dataset_copy import copied, copy_dataset
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
@@ -20,12 +20,20 @@ pytestmark = pytest.mark.benchmarks
 
 def test_a_copy_repeats_every_training_image(tmp_path: Path):
     original = write_dataset(tmp_path / "set", train=4, val=3)
-    with copied(str(original), times=3) as data:
-        spec = load_dataset_spec(data)
-        train, val = (list_split(spec, split) for split in ("train", "val"))
-        assert (len(train.images), len(val.images)) == (12, 3)
-        assert (train.label_stamps >= 0).all()
-    assert not data.exists()
+    data = copy_dataset(str(original), tmp_path / "copy", times=3)
+    spec = load_dataset_spec(data)
+    train, val = (list_split(spec, split) for split in ("train", "val"))
+    assert (len(train.images), len(val.images)) == (12, 3)
+    assert (train.label_stamps >= 0).all()
+
+
+def test_a_folder_with_the_copy_of_another_set_is_refused(tmp_path: Path):
+    """Results of one set would otherwise be printed for another with the same name."""
+    sets = [write_dataset(tmp_path / name / "set", train=2, val=1) for name in "ab"]
+    first = copy_dataset(str(sets[0]), tmp_path / "copy")
+    assert copy_dataset(str(sets[0]), tmp_path / "copy") == first
+    with pytest.raises(UserError, match="made from"):
+        copy_dataset(str(sets[1]), tmp_path / "copy")
 
 
 def test_only_yolo_labels_are_copied(tmp_path: Path):
@@ -72,7 +80,7 @@ def test_a_program_that_writes_into_the_copy_leaves_the_original(tmp_path: Path)
     """Ultralytics rewrites JPEG files without an end marker where they are."""
     original = write_dataset(tmp_path / "set", train=2, val=1)
     before = contents(original.parent)
-    with copied(str(original), times=2) as data:
+    with copied(str(original)) as data:
         for path in data.parent.rglob("*"):
             if path.is_file():
                 path.open("r+b").write(b"peer")

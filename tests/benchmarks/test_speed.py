@@ -8,12 +8,9 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.peer import PEER_SIDE
-from benchmarks.speed import loader, our_side, step
-from benchmarks.speed.report import Comparison
-from benchmarks.speed.sides import alternate
-from benchmarks.speed.training_step import build_step
-from tests.helpers.tiny import TINY_MODEL
+from benchmarks.command import PEER_SIDE
+from benchmarks.speed import loader, step
+from benchmarks.speed.compare import PEER, Comparison, Sides, our_command
 from utils.config.recipes import hyperparameters_from
 
 pytestmark = pytest.mark.benchmarks
@@ -32,7 +29,8 @@ def command(name: str) -> list[str]:
 
 
 def test_both_sides_alternate():
-    results = alternate({"a": command("a"), "b": command("b")}, rounds=3)
+    with Sides({"a": command("a"), "b": command("b")}) as sides:
+        results = sides.alternate(3)
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
 
 
@@ -55,35 +53,25 @@ def test_loaders_are_compared_only_with_the_same_augmentation():
             loader.check_equal_augmentation(peer_settings, override)
 
 
-@pytest.mark.parametrize("images", [0, 16, 64])
-def test_a_timed_step_searches_kernels_for_its_own_batch_size(images):
-    """0 means that no search is made."""
-    assert build_step(TINY_MODEL, images=images, classes=3).settings.benchmark_images == images
+@pytest.mark.parametrize(("is_short", "searched"), [(False, 2), (True, 0)])
+def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_short: bool, searched: int):
+    """cuDNN then searches kernels for the timed batch size; 0: no search."""
+    command = our_command("step", imgsz=32, device="cpu", steps=1, threads=1, amp="off", is_short=is_short)
+    with Sides({"ours": command}) as sides:
+        turn = sides.measure("ours", model="yolov8n", batch_size=2)
+    assert turn["seconds"] > 0
+    assert (turn["dtype"], turn["searched_batch"]) == ("float32", searched)
 
 
-@pytest.mark.parametrize(("is_short", "searched"), [(False, 64), (True, 0)])
-def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_short, searched):
-    options = Namespace(device="cpu", amp="off", compile=False, short_run=is_short)
-    timed = our_side.build_timed_step(options, TINY_MODEL, 64, "SGD")
-    assert timed.settings.benchmark_images == searched
-
-
-class StandInProcesses:
-    """Stands in for `benchmarks.speed.step.StepProcesses`: turns of known length, of ours and of the peer."""
-
-    def __init__(self, ours: dict, peer: dict) -> None:
-        self.turns = {"auto": ours, step.PEER: peer}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.turns
-
-    def measure(self, name: str, **arguments: object) -> dict:
-        return self.turns[name]
+def test_a_process_that_ends_is_an_error_of_its_side():
+    with Sides({"bad": our_command("step", no_such=1)}) as sides:
+        turns = [sides.measure("bad") for _ in range(2)]
+    assert all("no_such" in turn["error"] for turn in turns)
 
 
 def test_a_peer_that_fails_leaves_our_figures():
-    options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
-    sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
-    rows, errors = step.compare(options, sides, "yolov8n", 16)
-    assert errors == ["Ultralytics, yolov8n batch 16: out of memory"]
+    options = Namespace(compile=False, device="0")
+    results = {"auto SGD": [{"seconds": 1.0, "dtype": "bfloat16"}] * 2, PEER: [{"error": "out of memory"}] * 2}
+    rows, errors = step.rows_of(results, "yolov8n batch 16", options, 16)
+    assert errors == ["peer, yolov8n batch 16: out of memory"]
     assert [row.advantage for row in rows] == [None, None]

@@ -98,7 +98,7 @@ def check_python(words: list[str], acceptance: Acceptance, *, in_text: bool = Fa
     code = f"{name}.__main__" if is_package else name
     module = importlib.import_module(code)
     text = Path(module.__file__).read_text(encoding="utf-8")
-    if any(word in text for word in (*PARSERS, "run_command", "argparse")):
+    if any(word in text for word in (*PARSERS, "run_command", "parse_flags", "argparse")):
         acceptance.check(module, arguments)
     else:
         assert not arguments, f"{name} takes no arguments"

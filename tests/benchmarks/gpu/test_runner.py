@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.environment import ROOT
-from benchmarks.gpu.calls import with_providers
+from benchmarks.command import ROOT
 from benchmarks.gpu.parts import DRY_RUN_SIZES, Part, Parts
-from benchmarks.gpu.runner import Outcome, Runner, chosen_parts, outcome_of, run_for
+from benchmarks.gpu.runner import Outcome, Runner, outcome_of, run_for
 
 pytestmark = pytest.mark.benchmarks
 # Packages that a GPU machine with nothing but torch's own requirements and OpenCV lacks.
@@ -53,7 +52,7 @@ def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, m
     monkeypatch.setenv("BUDGET_S", "60")
     parts = Parts(DRY_RUN_SIZES, tmp_path)
     works = [sys.executable, "-c", ""]
-    monkeypatch.setattr(parts, "provider", lambda product: Part("makes nothing", 1, works, product="weights"))
+    parts.providers["weights"] = Part("makes nothing", 1, works, product="weights")
     runner = Runner(parts, tmp_path / "out")
     runner.run_call(
         "first", [Part("one", 1, works, ["weights"]), Part("two", 1, works, ["weights"]), Part("b", 1, works)]
@@ -115,7 +114,7 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
     assert table.strip() in done.stdout
     named = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")]
     catalog = Parts(DRY_RUN_SIZES, tmp_path)
-    wanted = list(with_providers(chosen_parts(call, parts, catalog), catalog))
+    wanted = list(catalog.with_providers(catalog.chosen(call, parts)))
     assert {part.name for part in wanted} <= set(named)
     log = (tmp_path / "out" / "gpu.log").read_text()
     assert all(f"===== {part.name}: " in log for part in wanted if not catalog.is_skipped(part))

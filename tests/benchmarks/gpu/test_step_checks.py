@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.environment import ROOT
+from benchmarks.command import ROOT
 from benchmarks.gpu import equal, overflow, syncs
 from benchmarks.speed.training_step import build_step, make_batches
 from engine.train.step import TrainStep
