@@ -138,13 +138,14 @@ def _yolo_answer(command: str, words: Sequence[str]) -> str:
     mode = next((word for word in words if word in MODES), command)
     target = COMMANDS[MODES.get(mode, mode)]
     fields = field_by_alias(target.settings)
+    is_scratch = "pretrained=false" in map(str.lower, words)
     values: dict[str, Any] = {}
     mistakes = Mistakes()
     for word in words[:num_settings]:
         name, separator, text = word.partition("=")
         if word in (*MODES, "detect") or (name in ("mode", "task") and text in (*MODES, "detect")):
             continue
-        if name == "model" and not ("model" in fields and text.endswith((".yaml", ".yml"))):
+        if name == "model" and not ("model" in fields and (is_scratch or text.endswith((".yaml", ".yml")))):
             name = "weights"
         # There, nms puts NMS into the graph; here it chooses a head that needs NMS.
         if name == "nms" and "layout" in fields and text.lower() == "true":

@@ -77,6 +77,7 @@ def test_command_lines_of_yolov5_work(cls, line, expected):
          TrainConfig(data="a", freeze=[3, 3], classes=["0", "2"])),
         (TrainConfig, "model=yolo11n.yaml cos_lr=True val=False", "train.py",
          TrainConfig(model="yolo11n.yaml", cos_lr=True, val_every=0)),
+        (TrainConfig, "train model=yolov8s pretrained=False", "train.py", TrainConfig(model="yolov8s")),
         (DetectConfig, "predict model=best.pt source=b conf=0.4 save=False", "detect.py",
          DetectConfig(weights="best.pt", source="b", conf_thres=0.4, nosave=True)),
         (ValConfig, "track model=best.pt source=a.mp4 tracker=bytetrack.yaml", "detect.py",
