@@ -18,8 +18,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from models.weights.catalog import check_weights
 from utils.config.settings import DetectConfig
-from utils.errors import UserError
 from utils.process.main import run_command, run_main
 
 
@@ -28,11 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _detect(config: DetectConfig) -> None:
-    if config.save_conf and not config.save_txt:
-        raise UserError("--save-conf: adds the confidence to the txt labels; give --save-txt too")
-    if config.save_conf and config.track:
-        raise UserError("--save-conf: the txt files of --track always have the confidence; leave it out")
-    from engine.inference.detect import detect  # imports torch
+    check_weights(config.weights)
+    from engine.inference.detect import detect  # imports torch, once the weights are known to exist
 
     _exit_in_order_on_signals()
     detect(config)

@@ -21,7 +21,7 @@ from engine.export.images import calibration_batches, open_samples
 from engine.export.metadata import ExportMetadata
 from engine.export.parity import CPU, FLOAT16, FLOAT32, INT8, Reference
 from engine.inference.model import CheckpointModel, open_model
-from engine.inference.model_data import open_model_data
+from engine.inference.model_data import class_columns, open_model_data
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.config.commands import COMMANDS
@@ -59,6 +59,11 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
         instead = "" if config.int8 else ", or export without a check with --no-check"
         source = DataSource(config.data, cache_dir=config.cache_dir)
         spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
+        if class_columns(model, spec) not in (None, list(range(len(model.names)))):
+            raise UserError(
+                f"{spec.source}: has the classes of {model.path} in another order; name the data of its training with "
+                f"--data{instead}"
+            )
     imgsz = max(options.imgsz_hw)
     if spec is not None and config.int8:
         train = _read_split(model, spec, "train", config)

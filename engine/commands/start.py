@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.weights.catalog import check_weights
 from utils.config.commands import COMMANDS
 from utils.config.parser import ParsedCommand
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
@@ -122,6 +123,7 @@ def validate(config: ValConfig) -> None:
     launch = read_launch()
     if launch is None:
         check_processes(config.spawn, config.device)
+        check_weights(config.weights)
     if config.spawn > 1 and launch is None:
         spawn(validate, config.spawn, (config,))
         return

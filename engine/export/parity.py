@@ -118,18 +118,23 @@ class Reference:
 
     def __init__(self, model: CheckedModel, reader: SampleReader, options: ResolvedExport) -> None:
         """Runs the checkpoint's ``model``, with the ``nms_iou`` of the file, on the images, or tiles, of ``reader``.
-        Raises UserError if it detects nothing, so that there is nothing to compare."""
+        Raises UserError if there is no object or it detects nothing, so that there is nothing to compare."""
         self._reader = reader
         self._options = options
         self._model = model
         self._truth = _ground_truth_of(reader)
+        images = counted(len(reader.image_index), "validation image")
+        if not self._truth.boxes_per_class(len(model.names)).any():
+            raise UserError(
+                f"{model.path}: there is no object in {images}, so an export cannot be checked; name other images with "
+                "--data, take more with --check-images, or use --no-check"
+            )
         evaluation = self._evaluate(model)
         self.result = evaluation.result
         if not (evaluation.for_ap.scores > COMPARED_SCORE).any():
             raise UserError(
-                f"{model.path}: detects nothing in {counted(len(reader.image_index), 'validation image')} (no score is "
-                f"above {COMPARED_SCORE:g}), so an export cannot be checked; train it longer, name other images with "
-                "--data, or use --no-check"
+                f"{model.path}: detects nothing in {images} (no score is above {COMPARED_SCORE:g}), so an export "
+                "cannot be checked; train it longer, name other images with --data, or use --no-check"
             )
 
     @property

@@ -179,6 +179,21 @@ def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str
     assert not list(weights.parent.glob("best?*.*t*"))
 
 
+def test_a_check_needs_objects_of_the_models_classes_in_its_order(tmp_path: Path, capsys):
+    """Otherwise the scores, and the threshold in the file, would be those of other classes, or of nothing."""
+    data = write_dataset(tmp_path / "set", train=2, val=4)
+    weights = write_detector(tmp_path / "best.pt", calibrated_detector(TINY_MODEL, NAMES), used_classes=list(NAMES))
+    given = ["--weights", weights, "--format", "torchscript", "--data", data]
+    names = "names: [light, dark]"
+    text = data.read_text().replace("names:\n- light\n- dark", names)
+    data.write_text(text.replace(names, "names: [dark, gray, light]"))
+    assert "in another order" in error_of(capsys, export.main, *given)
+    data.write_text(text)
+    for labels in (tmp_path / "set/labels/val").iterdir():
+        labels.write_text("")
+    assert "there is no object in 4 validation images" in error_of(capsys, export.main, *given)
+
+
 def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     """What reads one branch or layout cannot read the other. Training has validated the branch without NMS."""
     detector = calibrated_detector({**TINY_MODEL, "end2end": True}, NAMES)
