@@ -193,7 +193,10 @@ def result_names(files: Iterable[str | Path]) -> dict[str, str]:
     counts = Counter(map(key, paths))
     frames = [re.fullmatch(r"(.*)_[0-9]{6,}", name) for name, _ in counts]
     taken = {(frame[1], True) for frame in frames if frame} | {name for name, count in counts.items() if count > 1}
-    return {file: name + paths[file].suffix if key(file) in taken else name for file, name in names.items()}
+    for _ in range(2):  # again for x.jpg, x.png and x.jpg.png
+        names |= {file: name + paths[file].suffix for file, name in names.items() if key(file) in taken}
+        taken = {name for name, count in Counter(map(key, paths)).items() if count > 1}
+    return names
 
 
 def _stream_name(source: str) -> str:

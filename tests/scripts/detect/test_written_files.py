@@ -20,6 +20,7 @@ from utils.config.settings import DetectConfig
         (["x/a.jpg", "y/b.png", "c.mp4"], ["a", "b", "c"]),
         (["x/a.jpg", "y/a.png", "y/v1.2.jpg"], ["x/a", "y/a", "y/v1.2"]),  # labels/train and labels/val of a data set
         (["z/x/a.jpg", "z/x/A.png", "z/b.jpg"], ["x/a.jpg", "x/A.png", "b"]),
+        (["x.jpg", "x.png", "x.jpg.png"], ["x.jpg.jpg", "x.png", "x.jpg.png"]),
         (["clip.mp4", "clip_000001.jpg"], ["clip.mp4", "clip_000001"]),
         (["a.jpg", "a.mp4"], ["a", "a"]),  # whose files differ in any case
         ([], []),
