@@ -18,7 +18,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from models.weights.catalog import check_weights
 from utils.config.settings import DetectConfig
 from utils.process.main import run_command, run_main
 
@@ -28,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _detect(config: DetectConfig) -> None:
+    from models.weights.catalog import check_weights  # imports NumPy, slow for --help
+
     check_weights(config.weights)
     from engine.inference.detect import detect  # imports torch, once the weights are known to exist
 

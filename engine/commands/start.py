@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.weights.catalog import check_weights
 from utils.config.commands import COMMANDS
 from utils.config.parser import ParsedCommand
 from utils.config.settings import ExportConfig, TrainConfig, ValConfig
@@ -120,6 +119,8 @@ def _export_best(folder: Path, config: TrainConfig) -> None:
 
 def validate(config: ValConfig) -> None:
     """Implements val.py."""
+    from models.weights.catalog import check_weights  # imports NumPy, slow for --help
+
     launch = read_launch()
     if launch is None:
         check_processes(config.spawn, config.device)

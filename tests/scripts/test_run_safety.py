@@ -153,7 +153,7 @@ def test_ranks_wait_for_the_checkpoint_of_a_signal(inputs, tmp_path):
         assert [process.poll() for process in run.started] == [None, None]
         written.touch()
         assert run.codes() == [75, 75], run.output()
-    assert position(tmp_path / "exp") == (0, 4)
+    assert position(tmp_path / "exp") in ((0, 3), (0, 4))  # the signal may come before both wait
 
 
 @pytest.mark.slow
