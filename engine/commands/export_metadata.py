@@ -79,8 +79,8 @@ def describe_file(
 def _thresholds(
     model: CheckpointModel, options: ResolvedExport, reference: Reference | None
 ) -> tuple[float | None, float | None]:
-    """Returns the thresholds with the best F1 of the output as it is, after NMS if it needs one, and of the output
-    after NMS with box voting; None: unknown, or rows of detections, for which nothing votes.
+    """Returns the thresholds, chosen by F1, of the output as it is, after NMS if it needs one, and of the output after
+    NMS with box voting; None: unknown, or rows of detections, for which nothing votes.
 
     A file of fixed size sees other canvases than most checkpoints were validated on, rectangles, so its thresholds are
     those of the checkpoint on its canvas. They are training's without a check, if no detection of the check is correct,

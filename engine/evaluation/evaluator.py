@@ -55,7 +55,7 @@ class Evaluator:
     tiles: TileStitcher | None = None  # joins the detections in tiles, if the loaders yield tiles instead of images
     criterion: Criterion | None = None  # as in training; adds validation losses to the result
     fuses: bool = False  # fuse the model, a `Detector`, for each run
-    chosen_confidence: float | None = None  # of P, R and F1; None: the best, see `score_detections`
+    chosen_confidence: float | None = None  # of P, R and F1, see `score_detections`
     protocol: str = ""  # how AP is measured, for the result; see `protocol_text`
     progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter  # wraps the loader in a progress bar
 

@@ -139,7 +139,7 @@ def score_detections(
         for_ap: detections whose AP is computed.
         detected: detections as detect.py finds them, for all other scores; None: the same.
         plain_confidence: `best_threshold` of those without box voting, which the result holds; None: unknown.
-        chosen_confidence: of precision, recall, F1 and the confusion matrix; None: the one with the best mean F1.
+        chosen_confidence: of precision, recall, F1 and the confusion matrix; None: `ConfidenceCurves.threshold`.
     """
 
     def curves_and_shown(matches: Matches) -> tuple[ConfidenceCurves, float, Matches]:

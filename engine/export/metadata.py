@@ -61,7 +61,7 @@ class ExportMetadata:
     nms_iou: Fraction | None = None  # of the NMS in the file (``end2end``) or after it; None: the model needs none
     validation_iou: Fraction = FOREIGN_IOU  # as published for the model's head
     squares: bool = False  # whether images are padded to squares
-    # Thresholds with the best F1:
+    # Thresholds chosen by F1:
     confidence: Fraction | None = None  # for the output as it is, after detect.py's NMS if it needs one
     voting_confidence: Fraction | None = None  # for the output after NMS with box voting, as detect.py applies it
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it

@@ -574,7 +574,7 @@ class ValConfig(_DetectionsConfig, DataFlags):
 
     @property
     def chosen_confidence(self) -> float | None:
-        """The confidence of precision, recall and F1 that ``--conf-thres`` gives; None: the one with the best F1."""
+        """The confidence of precision, recall and F1 that ``--conf-thres`` gives; None: the one that F1 chooses."""
         return None if self.conf_thres == ValConfig.conf_thres else self.conf_thres
 
 
@@ -586,7 +586,7 @@ class DetectConfig(_DetectionsConfig):
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
     imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
-        None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one with the best F1, or 0.25"
+        None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one chosen by F1, or 0.25"
     )
     iou_thres: float | None = setting(
         None,
