@@ -9,14 +9,16 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
-from engine.commands.start import train
 from utils.config.parser import parse_command
 from utils.config.settings import TrainConfig
 from utils.process.main import run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    train(parse_command(TrainConfig, argv))
+    command = parse_command(TrainConfig, argv)
+    from engine.commands.start import train  # not needed by --help
+
+    train(command)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,16 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
-from engine.commands.start import validate
 from utils.config.parser import parse_config
 from utils.config.settings import ValConfig
 from utils.process.main import run_main
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    validate(parse_config(ValConfig, argv))
+    config = parse_config(ValConfig, argv)
+    from engine.commands.start import validate  # not needed by --help
+
+    validate(config)
 
 
 if __name__ == "__main__":

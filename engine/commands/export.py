@@ -8,30 +8,38 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from data.dataset.spec import DatasetSpec, DataSource
 from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
-from engine.commands.export_metadata import describe_file
-from engine.export.formats import format_module, require_packages
-from engine.export.graphs import ModelGraphs, resolve_options
+from engine.export.formats import describe_exported, format_module, require_packages
+from engine.export.graphs import ModelGraphs, ResolvedExport, resolve_options
 from engine.export.images import calibration_batches, open_samples
 from engine.export.metadata import ExportMetadata
 from engine.export.parity import CPU, FLOAT16, FLOAT32, INT8, Reference
 from engine.inference.model import CheckpointModel, open_model
 from engine.inference.model_data import class_columns, open_model_data
+from engine.train.folder import lock_folder
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from models.weights.origin import origin_of
 from utils.config.commands import COMMANDS
 from utils.config.export_formats import EXPORT_FORMATS
-from utils.config.settings import ExportConfig
+from utils.config.settings import ExportConfig, TrainConfig
+from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line, os_reason
+from utils.files.checksum import sha256_of
+from utils.files.paths import normal_path
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explain_limit
+from utils.program import VERSION
+from utils.strings import counted
 
 
 def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
@@ -76,7 +84,7 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
         val = _read_split(model, spec, "val", config)
         reader = open_samples(val, count=config.check_images, imgsz=imgsz, tile=model.tile)
         reference = Reference(model, reader, options)
-    metadata = describe_file(model, options, spec, reference, by_training=by_training)
+    metadata = _describe_file(model, options, spec, reference, by_training=by_training)
 
     files: list[Path] = []
     failures: dict[str, Exception] = {}
@@ -99,12 +107,128 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     return files
 
 
+def export_best(folder: Path, config: TrainConfig) -> None:
+    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``), in the formats of which
+    there is no file yet, or one that ``--export`` has written from an earlier best.pt. Other files, also those that
+    cannot be read, are kept, each with a warning.
+
+    The folder is locked while files are exported. Raises UserError if another process holds it.
+    """
+    best = folder / "best.pt"
+    if not best.exists():
+        get_logger().warning("--export: no best.pt to export: no epoch has a score, or it was moved")
+        return
+    settings = ExportConfig(weights=str(best), cache_dir=config.cache_dir)
+    typed = f"{COMMANDS['export'].typed} --weights {shlex.quote(str(best))} --format"
+    missing: list[str] = []
+    for name in config.export:
+        path = file_path(best, settings, name)
+        if not os.path.lexists(path):
+            missing.append(name)
+            continue
+        details: dict[str, Any] = {}
+        with contextlib.suppress(UserError):  # a damaged file, or one of another program
+            details = describe_exported(path).details
+        if details.get("by_training") is not True:
+            reason = f"it does not say that --export wrote it; to replace it: {typed} {name}"
+            get_logger().warning("--export: %s is kept: %s", path, reason)
+        elif details.get("weights_sha256") != sha256_of(best):
+            missing.append(name)
+    if not missing:
+        return  # without a lock: the folder of a run that has ended may be read-only
+    with contextlib.ExitStack() as stack:
+        lock_folder(folder, stack)
+        try:
+            export(replace(settings, format=missing), by_training=True)
+        except UserError as error:  # may name flags, which train.py does not have
+            raise UserError(f"{error}; to export with other flags: {typed} {' '.join(missing)}") from None
+
+
 def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
     settings = IndexSettings(cache_dir=config.cache_dir, single_cls=model.has_merged_classes, progress=False)
     allowed = model.stored("max_bad")
     if type(allowed) in (int, float) and 0 <= allowed <= 1:
         settings = replace(settings, max_bad=float(allowed))  # the fraction that the training was allowed to lose
     return load_index(spec, name, settings)
+
+
+def _describe_file(
+    model: CheckpointModel,
+    options: ResolvedExport,
+    spec: DatasetSpec | None,
+    reference: Reference | None,
+    *,
+    by_training: bool,
+) -> ExportMetadata:
+    """Returns the metadata of the files of an export.
+
+    Args:
+        spec: the data of the check or calibration; None: the files name the data set of the training.
+        reference: the checkpoint's scores on the canvas of the files; None: they are not checked.
+        by_training: whether ``train.py --export`` writes the files, and may replace them.
+    """
+    detector = model.detector
+    confidence, voting_confidence = _thresholds(model, options, reference)
+    if confidence is None and model.is_unscored_branch:
+        get_logger().info("--nms: the files state no confidence threshold: training's is of the one-to-one branch")
+    stored = model.info.get("data", {})
+    data = {name: str(stored[name]) for name in ("source", "root") if name in stored}
+    if spec is not None:
+        data = {"source": str(normal_path(spec.source)), "root": str(normal_path(spec.root))}
+    return ExportMetadata(
+        names=detector.names,
+        stride=detector.stride,
+        imgsz_hw=options.imgsz_hw,
+        batch=options.batch,
+        dynamic=options.dynamic,
+        channels=model.pixels.channels,
+        bits=model.pixels.bits,
+        end2end=options.end2end,  # readers of YOLO exports take such an output for rows of detections
+        nms_iou=options.nms_iou,
+        validation_iou=detector.head.validation_iou,
+        squares=detector.head.squares,
+        confidence=confidence,
+        voting_confidence=voting_confidence,
+        data=data,
+        description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        author="Lockstep",
+        version=f"{VERSION}+{product_version()}",
+        license=origin_of(model.info, model.path).license,
+        details={  # val.py and detect.py read the entries about the training, `InferenceModel.stored`
+            "half": options.half,
+            "int8": options.int8,
+            "used_classes": model.trained_classes,
+            "keep_old": model.has_kept_classes,
+            "single_cls": model.has_merged_classes,
+            "tile": model.tile,
+            "val_images": model.stored_words("val_images"),
+            "unchecked": reference is None,
+            "by_training": by_training,
+            "weights_sha256": sha256_of(model.path),
+        },
+    )
+
+
+def _thresholds(
+    model: CheckpointModel, options: ResolvedExport, reference: Reference | None
+) -> tuple[float | None, float | None]:
+    """Returns the thresholds, chosen by F1, of the output as it is, after NMS if it needs one, and of the output after
+    NMS with box voting; None: unknown, or rows of detections, for which nothing votes.
+
+    A file of fixed size sees other canvases than most checkpoints were validated on, rectangles, so its thresholds are
+    those of the checkpoint on its canvas. They are training's without a check, if no detection of the check is correct,
+    on the canvases of the training, and with tiles, which training joins to images.
+    """
+    is_trained_size = options.imgsz_hw == (model.imgsz, model.imgsz)
+    has_trained_canvas = options.dynamic or model.tile > 0 or (model.squares and is_trained_size)
+    plain = model.confidence if model.plain_confidence is None else model.plain_confidence
+    voting = model.confidence
+    result = None if reference is None else reference.result
+    if result and result.threshold is not None and (voting is None or not has_trained_canvas):
+        plain = result.plain_confidence
+        voting = result.threshold
+    return plain, None if options.end2end else voting
 
 
 def _export_format(

@@ -6,19 +6,13 @@ starts the others has all its memory for them.
 
 from __future__ import annotations
 
-import os
-import shlex
-from contextlib import ExitStack, suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from utils.config.commands import COMMANDS
 from utils.config.parser import ParsedCommand
-from utils.config.settings import ExportConfig, TrainConfig, ValConfig
+from utils.config.settings import TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.files.checksum import sha256_of
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.process.launch import is_eval_rank, read_launch
 from utils.process.signals import StopSignals
@@ -37,7 +31,9 @@ def train(command: ParsedCommand[TrainConfig]) -> None:
         if outcome is not None and outcome.failure is not None:
             raise outcome.failure
         if outcome is not None and outcome.config.export:
-            _export_best(outcome.folder, outcome.config)
+            from engine.commands.export import export_best
+
+            export_best(outcome.folder, outcome.config)
 
 
 def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> TrainingOutcome | None:
@@ -74,47 +70,6 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
         else:
             outcome = build_training(ctx, plan, signals, stack).fit()
     return outcome if ctx.is_main else None
-
-
-def _export_best(folder: Path, config: TrainConfig) -> None:
-    """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``), in the formats of which
-    there is no file yet, or one that ``--export`` has written from an earlier best.pt. Other files, also those that
-    cannot be read, are kept, each with a warning.
-
-    The folder is locked while files are exported. Raises UserError if another process holds it.
-    """
-    from engine.commands.export import export, file_path
-    from engine.export.formats import describe_exported
-    from engine.train.folder import lock_folder
-
-    best = folder / "best.pt"
-    if not best.exists():
-        get_logger().warning("--export: no best.pt to export: no epoch has a score, or it was moved")
-        return
-    settings = ExportConfig(weights=str(best), cache_dir=config.cache_dir)
-    typed = f"{COMMANDS['export'].typed} --weights {shlex.quote(str(best))} --format"
-    missing: list[str] = []
-    for name in config.export:
-        path = file_path(best, settings, name)
-        if not os.path.lexists(path):
-            missing.append(name)
-            continue
-        details: dict[str, Any] = {}
-        with suppress(UserError):  # a damaged file, or one of another program
-            details = describe_exported(path).details
-        if details.get("by_training") is not True:
-            reason = f"it does not say that --export wrote it; to replace it: {typed} {name}"
-            get_logger().warning("--export: %s is kept: %s", path, reason)
-        elif details.get("weights_sha256") != sha256_of(best):
-            missing.append(name)
-    if not missing:
-        return  # without a lock: the folder of a run that has ended may be read-only
-    with ExitStack() as stack:
-        lock_folder(folder, stack)
-        try:
-            export(replace(settings, format=missing), by_training=True)
-        except UserError as error:  # may name flags, which train.py does not have
-            raise UserError(f"{error}; to export with other flags: {typed} {' '.join(missing)}") from None
 
 
 def validate(config: ValConfig) -> None:

@@ -256,17 +256,13 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
             config.conf_thres,
             ValConfig.conf_thres,
         )
-    for sentence in error_sentences(result, split_errors(evaluation.shown), names):
+    errors = split_errors(evaluation.shown)
+    for sentence in error_sentences(result, errors, names):
         get_logger().info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(
-        folder / "results.json",
-        result,
-        rows=rows,
-        sizes=sizes,
-        errors=split_errors(evaluation.matches),
-        settings=asdict(config),
+        folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
     )
     if config.plots:
         write_validation_report(folder, subject, evaluation)

@@ -154,6 +154,7 @@ def write_results_json(
         },
         "errors": {
             "iou": FOREGROUND_IOU,
+            "confidence": result.shown_confidence,  # the errors of the detections above it
             "ap50": plain_number(errors.ap),
             "kinds": _kinds(errors.counts.sum(0), errors.cost),
             "false_positives_cost": plain_number(errors.false_positive_cost),
