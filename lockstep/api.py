@@ -242,6 +242,11 @@ def _callbacks_name(callbacks: str | Callable | None, *, is_alone: bool) -> str 
     ``is_alone``: whether this process trains alone, which needs to import nothing."""
     if callbacks is None or isinstance(callbacks, str):
         return callbacks
+    if not callable(callbacks):
+        raise UserError(
+            "callbacks: must be a function such as on_epoch, a class that has such functions, or MODULE:OBJECT, got a "
+            f"value of type {type(callbacks).__name__}"
+        )
     module = getattr(callbacks, "__module__", "")
     name = getattr(callbacks, "__qualname__", "")
     if not name.isidentifier() or (module == "__main__" and not is_alone):

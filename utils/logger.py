@@ -72,8 +72,8 @@ class _LogFile(logging.FileHandler):
 
 def terminal_bars(stream: TextIO) -> type[tqdm] | None:
     """Returns the class ``tqdm`` if ``stream`` is a terminal or a notebook's, and the package is installed, else
-    None."""
-    if not stream.isatty() and "ipykernel" not in sys.modules:
+    None. In a terminal of 0 columns, as in some containers, tqdm would show nothing."""
+    if not (stream.isatty() and _stated_columns(stream)) and "ipykernel" not in sys.modules:
         return None
     try:
         from tqdm import tqdm
@@ -84,11 +84,15 @@ def terminal_bars(stream: TextIO) -> type[tqdm] | None:
 
 def terminal_columns(stream: TextIO) -> int:
     """Returns the width of the terminal that shows ``stream``."""
+    return _stated_columns(stream) or shutil.get_terminal_size().columns
+
+
+def _stated_columns(stream: TextIO) -> int:
+    """Returns the width that the terminal of ``stream`` states; 0 if there is no terminal."""
     try:
-        columns = os.get_terminal_size(stream.fileno()).columns
+        return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):  # a notebook's
-        columns = 0
-    return columns or shutil.get_terminal_size().columns
+        return 0
 
 
 class _PlainLine(logging.Formatter):

@@ -155,8 +155,7 @@ class Reference:
         threshold = exported.threshold(box_voting=True)
         f1, expected_f1 = (_f1_at(result, threshold) for result in (found, expected))
         summary = f"AP {found.ap:.4f} (checkpoint {expected.ap:.4f})"
-        if allowed is not INT8:
-            summary += f", F1 {f1:.4f} ({expected_f1:.4f}) at confidence {threshold:.3f}"
+        summary += f", F1 {f1:.4f} ({expected_f1:.4f}) at confidence {threshold:.3f}"
         problems = []
         if not self._options.end2end:
             images = to_float(next(self._batches()).images, CPU, torch.float32, channels_last=False)
@@ -164,8 +163,7 @@ class Reference:
                 outputs = [model.decode(model(images)) for model in (self._model, exported)]
             box, score = mean_differences(*outputs)
             problems += difference_problems(box, score, allowed)
-            if allowed is not INT8:
-                summary += f"; mean differences: boxes {box:.1e} of their size, scores {score:.1e}"
+            summary += f"; mean differences: boxes {box:.1e} of their size, scores {score:.1e}"
         if found.ap < expected.ap - allowed.ap:
             problems.append(f"AP is {found.ap:.4f} instead of {expected.ap:.4f} (allowed: {allowed.ap:g} less)")
         if f1 < expected_f1 - MAX_LOST_F1:

@@ -39,7 +39,7 @@ SENTENCES = {
     "both": ("overlap only an object of another class", "check that the labels of these objects are complete"),
     "duplicate": ("are of an object that is found already", "check for objects that are labeled twice"),
     "background": ("are where no object is labeled", "check for missing labels, or add images without objects"),
-    "missed": ("are not found", "add images of such objects, or train longer, with a larger --imgsz or a larger model"),
+    "missed": ("are not found", "add images of such objects, or train with a larger --imgsz or a larger model"),
 }
 
 
@@ -128,6 +128,7 @@ def advice(
         yield "Label the objects in the validation images: until then, no epoch is known to be better than another."
         return
     config = subject.config
+    few = ""
     if isinstance(config, TrainConfig):
         if subject.batches and not config.time:
             few = few_steps_warning(step_plan(config, subject.batches), config)
@@ -151,7 +152,7 @@ def advice(
     fitness = fitness[np.isfinite(fitness)]
     third = len(fitness) // 3
     is_complete = subject.epochs > 0 and len(history.get("epoch", ())) >= subject.epochs
-    if is_complete and third:
+    if is_complete and third and not few:
         rise = float(fitness[-third:].max() - fitness[:-third].max())
         error = 0.0 if validated is None else float(np.nan_to_num(validated.ap_error))
         if rise > max(MIN_RISE, 2 * error):

@@ -174,7 +174,11 @@ def unused_settings(ctx: DistributedContext, settings: RunSettings, model: Detec
         ("warmup_momentum warmup_bias_lr", hyp.warmup_epochs == 0, ": warmup_epochs is 0"),
         ("nominal_batch", step_plan(config, epoch_batches=1).accumulate == 1, ": rounds to one batch"),
         ("cos_lr", hyp.lrf == 1, ": lrf 1 keeps the learning rate where it is"),
-        ("patience", config.patience > early - config.val_every, ": no validation comes so late in the run"),
+        (
+            "patience",
+            config.patience > early - config.val_every,
+            ": no validation comes so late in the run; choose a smaller one, or another --epochs or --val-every",
+        ),
         ("save_period", config.save_period > epochs, f": the run has {length}"),
     ]
     flags = {name: f"--set {name}" for name in settings.overridden}

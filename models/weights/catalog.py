@@ -52,9 +52,7 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
         raise UserError(f"{name_or_path}: is a pipe or device, not a file")
     path = Path(name_or_path)
     if path.name != name_or_path:
-        in_run = path.parent.parent / path.name  # Ultralytics's runs have a folder weights
-        is_in_run = path.parent.name == "weights" and in_run.is_file()
-        raise UserError(f"{name_or_path}: no such file{f'; our runs have {in_run}' if is_in_run else ''}")
+        raise UserError(f"{name_or_path}: no such file{in_run_hint(path)}")
     other_task_message = other_task(name_or_path)
     if other_task_message:
         raise UserError(other_task_message)
@@ -63,6 +61,13 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
         raise UserError(f"{name_or_path}: no such file")
     hint = hint or f"; public weights: {', '.join(catalog)}"
     raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
+
+
+def in_run_hint(path: Path) -> str:
+    """Names the file of our run for the missing ``path`` of one of Ultralytics, whose runs have a folder weights; ""
+    if there is none."""
+    in_run = path.parent.parent / path.name
+    return f"; our runs have {in_run}" if path.parent.name == "weights" and in_run.is_file() else ""
 
 
 def check_weights(name_or_path: str) -> None:

@@ -90,7 +90,7 @@ def _names(field: dataclasses.Field, cls: type) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
-    default = settings.default_of(field)
+    default = field.metadata["flag"].get("default", settings.default_of(field))
     return "required" if default is dataclasses.MISSING else _text(default)
 
 

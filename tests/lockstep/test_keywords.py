@@ -64,6 +64,7 @@ def test_any_list_of_names_is_a_setting(classes):
         ({"epochs": object()}, "epochs"),
         ({"name": "a\0b"}, "name"),
         ({"callbacks": lambda run: None}, "callbacks"),
+        ({"callbacks": {"on_epoch": print}}, "callbacks: must be a function"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_keyword(keywords, named):

@@ -1,10 +1,12 @@
 import logging
+import os
+import termios
 from pathlib import Path
 
 import pytest
 
 from utils import logger as logger_module
-from utils.logger import configure_logging, get_logger, progress
+from utils.logger import configure_logging, get_logger, progress, terminal_bars, terminal_columns
 
 
 def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
@@ -58,6 +60,17 @@ def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
     get_logger().log(logging.ERROR, "shown")
     assert capsys.readouterr().out == "error: shown\n"
     assert not (tmp_path / "log.txt").exists()
+
+
+def test_a_terminal_that_states_no_width_gets_plain_lines():
+    _, terminal = os.openpty()  # 0 columns
+    with open(terminal, "w") as stream:
+        assert stream.isatty()
+        assert terminal_bars(stream) is None
+        assert terminal_columns(stream) > 0
+        termios.tcsetwinsize(terminal, (24, 100))
+        assert terminal_bars(stream) is not None
+        assert terminal_columns(stream) == 100
 
 
 def test_progress_yields_every_item_and_prints_plain_lines(capsys, monkeypatch):

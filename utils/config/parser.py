@@ -126,8 +126,9 @@ def parse_keywords(
 
 
 def _is_yolo_line(command: str, words: Sequence[str]) -> bool:
-    """Returns whether a command line begins like one of the yolo command: ``train model=yolov8n.pt epochs=3``."""
-    is_first = words[:1] and (words[0] in (*MODES, "detect") or re.match(r"[a-z][a-z0-9_]*=", words[0]))
+    """Returns whether a command line begins like one of the yolo command, ``train model=yolov8n.pt epochs=3`` or
+    ``train resume model=last.pt``, whose mode may be left out."""
+    is_first = words[:1] and (words[0] in (*MODES, "detect", "resume") or re.match(r"[a-z][a-z0-9_]*=", words[0]))
     return bool(is_first) and command in MODES.values()
 
 

@@ -354,7 +354,12 @@ class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting(
-        "demo", help=f"{DATA_HELP}; train.py needs it, or --resume", is_path=True, on_resume="machine", is_keyword=False
+        "demo",
+        flag={"default": None},
+        help=f"{DATA_HELP}; train.py needs it, or --resume; in tools.kfold and tools.search, demo by default",
+        is_path=True,
+        on_resume="machine",
+        is_keyword=False,
     )
     fraction: float = setting(
         1.0, Bounds(1e-6, 1), help="train on a random fraction of the training images, drawn with --seed"

@@ -124,6 +124,11 @@ def test_errors_are_named_by_their_cost_with_their_number_and_class():
         ({"epochs": 6, "history": {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}, "ap_error": 0.2}, (), ("--resume",)),
         ({"epochs": 7, "history": {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}}, (), ("--resume",)),
         ({"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}}, (), ("--resume",)),
+        (
+            {"epochs": 6, "batches": 9, "history": {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}},
+            ("--epochs 28",),
+            ("--resume",),
+        ),
         ({"epochs": 4, "batches": 9, "settings": {"weights": "a.pt"}}, ("--epochs 12",), ("--batch-size",)),
         ({"epochs": 4, "batches": 1, "settings": {"weights": "a.pt", "batch_size": 512}}, ("--batch-size 16",), ()),
         # Overfitting is a rising validation loss.

@@ -73,6 +73,8 @@ def test_command_lines_of_yolov5_work(cls, line, expected):
         ),
         (TrainConfig, "train --data a.yaml --epochs 3", "train.py", TrainConfig(data="a.yaml", epochs=3)),
         (TrainConfig, "train resume model=path/last.pt", "train.py", TrainConfig(resume="path/last.pt")),
+        (TrainConfig, "resume model=path/last.pt", "train.py", TrainConfig(resume="path/last.pt")),
+        (TrainConfig, "resume epochs=9", "train.py", TrainConfig(resume="", epochs=9)),
         (TrainConfig, "train data=a freeze=[3] classes=0,2 cache=False imgsz=640,640", "train.py",
          TrainConfig(data="a", freeze=[3, 3], classes=["0", "2"])),
         (TrainConfig, "model=yolo11n.yaml cos_lr=True val=False", "train.py",

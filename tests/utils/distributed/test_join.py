@@ -126,7 +126,7 @@ def test_processes_that_contradict_each_other_are_refused_by_the_first(rank, wor
     port = free_port()
     first, outcome = open_in_thread(launch_of(0, 3, port))
     open_in_thread(launch_of(1, 3, port))
-    time.sleep(0.5)
+    dist.TCPStore("127.0.0.1", port, wait_for_workers=False).wait(["lockstep/1/arrived"])  # the first has begun
     open_in_thread(launch_of(rank, world_size, port, is_hosted=True), eval_ranks)
     first.join(30)
     assert line in outcome[0]
@@ -134,22 +134,20 @@ def test_processes_that_contradict_each_other_are_refused_by_the_first(rank, wor
 
 def test_only_processes_of_one_start_join_in_a_store_that_outlives_them():
     """Each start leaves its keys in torchrun's store. A process that was restarted alone waits for the next start, and
-    so does one that comes before the others; one that was restarted while the others wait takes its place."""
+    so does one that comes before the others."""
     port = free_port()
     server = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     launches = [launch_of(rank, 2, port, is_hosted=True, run_id="1") for rank in range(2)]
-    early, outcome = open_in_thread(launches[1])
     for _ in range(3):
+        early, outcome = open_in_thread(launches[1])  # the first time before the others, then restarted alone
+        time.sleep(0.3)
+        assert not outcome
         first, outcome_of_first = open_in_thread(launches[0])
         first.join(30)
         early.join(30)
         outcome_of_first[0].set("key", "of this start")
         assert outcome[0].get("key") == b"of this start"
-        early, outcome = open_in_thread(launches[1])  # restarted alone
-        time.sleep(0.3)
-        assert not outcome
-    early, outcome = open_in_thread(launches[1])
-    time.sleep(0.3)
+    # No process waits any more: it would contradict this one, which has another number of processes.
     alone, outcome_of_alone = open_in_thread(launch_of(0, 1, port, is_hosted=True, run_id="1"))
     alone.join(30)  # a node has left
     assert not outcome_of_alone[0].check(["key"])
