@@ -16,7 +16,7 @@ class Hyperparameters(TypedDict, total=False):
     lr_factor: float | None
     """factor on the learning rate, however it was chosen"""
     lr_mult: float | None
-    """learning rate factor of loaded parameters; None: by how well `weights` detect the objects"""
+    """learning rate factor of loaded weights; None: chosen by how well they detect"""
     lrf: float | None
     """final learning rate as a fraction of lr0"""
     momentum: float | None
@@ -24,13 +24,13 @@ class Hyperparameters(TypedDict, total=False):
     weight_decay: float | None
     """weight decay; biases and norms are not decayed"""
     warmup_epochs: float | None
-    """length of the warm-up in epochs, at most a quarter of the run; may be fractional"""
+    """length of the warm-up in epochs, at most a quarter of the run"""
     warmup_momentum: float | None
     """momentum at step 0"""
     warmup_bias_lr: float | None
-    """learning rate of biases at step 0, whatever lr0 and lr_factor are; lr_mult applies to loaded ones"""
+    """learning rate of biases at step 0"""
     bn_momentum: float | None
-    """weight of a batch in the running statistics of batch norm; more for short runs"""
+    """weight of a batch in the running statistics of batch norm"""
     clip_norm: float | None
     """maximum norm of the gradients; 0: no clipping"""
     ema_decay: float | None
@@ -46,7 +46,7 @@ class Hyperparameters(TypedDict, total=False):
     obj: float | None
     """objectness loss gain (anchor heads, YOLOX)"""
     distill: float | None
-    """gain of the loss that compares with a teacher (`teacher`, `keep_old`)"""
+    """gain of the distillation loss (`teacher`, `keep_old`)"""
     one2one: float | None
     """gain of the one-to-one loss (models with end2end)"""
     anchor_t: float | None
@@ -72,21 +72,21 @@ class Hyperparameters(TypedDict, total=False):
     flipud: float | None
     """probability of a vertical flip"""
     fliplr: float | None
-    """probability of a horizontal flip; by default off for classes such as left and right arrow"""
+    """probability of a horizontal flip; off by default if flips exchange classes"""
     mosaic: float | None
     """probability of a four-image mosaic"""
     mosaic_block: int | None
-    """draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images"""
+    """draw mosaic and mixup partners from blocks of n samples; 0: from all images"""
     mixup: float | None
     """probability of blending two samples"""
     close_mosaic: int | None
     """disable mosaic and mixup in the last n epochs; None: 10, at most half of the run"""
     close_scale: int | None
-    """shrink the scale jitter linearly over the last n epochs; None: 10, at most half of the run"""
+    """shrink the scale jitter over the last n epochs; None: 10, at most half of the run"""
     tile_visibility: float | None
-    """with tile in the data set's YAML: ignore objects if a tile shows a smaller fraction"""
+    """ignore objects of which a tile shows a smaller fraction"""
     tile_backgrounds: float | None
-    """maximum number of tiles without objects per epoch, as a multiple of those with objects"""
+    """tiles without objects per epoch, at most this multiple of those with objects"""
     albumentations: list[dict] | None
     """pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"""
 
@@ -110,7 +110,7 @@ class LossLimit(TypedDict, total=False):
 
 class DataFlags(LossLimit, RunSettings, total=False):
     classes: str | int | Sequence[str | int] | None
-    """use only these classes of the data set, by number or name; default: all, or the checkpoint's"""
+    """use only these classes of the data set, by number or name"""
     single_cls: bool | None
     """treat all classes as one"""
     cache_dir: str | PathLike[str] | None
@@ -129,9 +129,9 @@ class DataFlags(LossLimit, RunSettings, total=False):
 
 class TrainSettings(DataFlags, Hyperparameters, total=False):
     fraction: float | None
-    """train on a random fraction of the training images, drawn with `seed`"""
+    """random fraction of the training images to train on"""
     val_fraction: float | None
-    """without 'val': hold out this fraction of the training images; 0: none"""
+    """without 'val': hold out this fraction of the training images"""
     model: str | PathLike[str] | None
     """model name or YAML; empty: the model of `weights`, or yolov8n"""
     weights: str | PathLike[str] | None
@@ -139,13 +139,13 @@ class TrainSettings(DataFlags, Hyperparameters, total=False):
     teacher: str | PathLike[str] | None
     """trained, usually larger model whose outputs are additional targets"""
     keep_old: bool | None
-    """learn new classes without losing those of `weights`, which the data set does not label"""
+    """learn new classes without losing those of `weights`"""
     hyp: str | PathLike[str] | None
-    """scratch, finetune, keep_old, demo, debug or a YAML; auto: by `keep_old` and `weights`, else scratch"""
+    """recipe in configs/hyp or YAML; auto: by `keep_old` and `weights`"""
     epochs: int | None
     """number of epochs"""
     time: float | None
-    """train for as many epochs as fit into this many hours; 0: no limit, train for `epochs`"""
+    """train for as many epochs as fit into this many hours; 0: `epochs`"""
     batch_size: int | None
     """images per global batch; -1: as many as fit"""
     imgsz: int | None
@@ -159,7 +159,7 @@ class TrainSettings(DataFlags, Hyperparameters, total=False):
     repeat_factor: float | None
     """repeat images of classes that occur in less than this fraction of the images; 0: off"""
     cls_pw: float | None
-    """weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"""
+    """weight classes in the loss by 1 / frequency to this power"""
     multi_scale: float | bool | None
     """vary the image size between steps by up to +- this fraction of `imgsz`"""
     quad: bool | None
@@ -181,7 +181,7 @@ class TrainSettings(DataFlags, Hyperparameters, total=False):
     virtual_ranks: int | None
     """cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"""
     pipeline: int | None
-    """2: split the model's layers between two processes, for images too large for one device"""
+    """2: split the model's layers between two processes"""
     threads: int | None
     """CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"""
     skip_zero_grads: bool | None
@@ -195,11 +195,11 @@ class TrainSettings(DataFlags, Hyperparameters, total=False):
     patience: int | None
     """stop after this many epochs without a better `fitness`; 0: never"""
     save_period: int | None
-    """keep an additional checkpoint every n epochs; 0: never"""
+    """keep a checkpoint every n epochs; 0: never"""
     save_minutes: float | None
     """also save within an epoch every n minutes; 0: never"""
     eval_ranks: int | None
-    """the last n processes only validate, while the others train; 0: all processes do both"""
+    """the last n processes only validate, while the others train"""
     val_every: int | None
     """validate every n epochs and at the end; 0: at the end only"""
     autoanchor: bool | None
@@ -232,7 +232,7 @@ class DetectionsSettings(RunSettings, total=False):
     amp: Literal["auto", "off", "bf16", "fp16"] | None
     """autocast type"""
     tile: int | None
-    """cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training"""
+    """cut images into overlapping tiles of n x n pixels; 0: off; default: as in training"""
     overlap: float | None
     """overlap of neighboring tiles as a fraction of their size; default: 0.2"""
     tile_full_image: bool | None
@@ -247,11 +247,11 @@ class ValSettings(DetectionsSettings, DataFlags, total=False):
     imgsz: int | None
     """longer image side, pixels; 0: the checkpoint's"""
     rect: bool | None
-    """rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"""
+    """rectangles; `no_rect`: squares; default: by head (YOLOX: squares)"""
     conf_thres: float | None
-    """count only detections above it; other values than the default are also the threshold of P, R and F1"""
+    """count only detections above it; other values than the default also set the threshold of P, R and F1"""
     iou_thres: float | None
-    """NMS IoU threshold; default: by head for AP (0.7, 0.65, 0.6 or no NMS), and detect.py's for P, R and F1"""
+    """NMS IoU threshold; default: by head for AP, detect.py's for P, R and F1"""
     tta: bool | None
     """test-time augmentation: add a flipped view and a flipped, enlarged one"""
     save_json: bool | None
@@ -282,7 +282,7 @@ class ExportSettings(Downloads, total=False):
     nms: bool | None
     """export the one-to-many head of NMS-free models, which needs NMS"""
     iou_thres: float | None
-    """IoU threshold of NMS; default: detect.py's (0.45) in end2end files, by head for the AP of raw ones"""
+    """NMS IoU threshold; default: 0.45 in end2end files, by head for the AP of raw ones"""
     opset: int | None
     """ONNX opset; torch's exporter writes no valid files below 18"""
     data: str | PathLike[str] | None

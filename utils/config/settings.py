@@ -38,7 +38,7 @@ Scope = Literal["result", "run", "machine"]
 # Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
 # command line gives another, on each machine or for the whole run; "command": that of the command line, given or not.
 OnResume = Literal["fixed", "machine", "extends", "command"]
-DATA_HELP = "data set YAML, folder of an export, name of a YAML in configs/data, or demo"
+DATA_HELP = "data set YAML, folder of an export, name in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
@@ -182,22 +182,16 @@ class Hyperparameters:
     lr0: float | None = setting(None, Bounds(0), help="initial learning rate; null: the default of the optimizer")
     lr_factor: float = setting(1.0, Bounds(0), help="factor on the learning rate, however it was chosen")
     lr_mult: float | None = setting(
-        1.0, Bounds(0), help="learning rate factor of loaded parameters; null: by how well --weights detect the objects"
+        1.0, Bounds(0), help="learning rate factor of loaded weights; null: chosen by how well they detect"
     )
     lrf: float = setting(0.01, Bounds(0, 1), help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, Bounds(0, _MAX_MOMENTUM), help="momentum of SGD and Muon, beta1 of Adam")
     weight_decay: float = setting(0.0005, Bounds(0), help="weight decay; biases and norms are not decayed")
-    warmup_epochs: float = setting(
-        3.0, Bounds(0), help="length of the warm-up in epochs, at most a quarter of the run; may be fractional"
-    )
+    warmup_epochs: float = setting(3.0, Bounds(0), help="length of the warm-up in epochs, at most a quarter of the run")
     warmup_momentum: float = setting(0.8, Bounds(0, _MAX_MOMENTUM), help="momentum at step 0")
-    warmup_bias_lr: float = setting(
-        0.0,
-        Bounds(0),
-        help="learning rate of biases at step 0, whatever lr0 and lr_factor are; lr_mult applies to loaded ones",
-    )
+    warmup_bias_lr: float = setting(0.0, Bounds(0), help="learning rate of biases at step 0")
     bn_momentum: float = setting(
-        0.03, Bounds(1e-4, 1), help="weight of a batch in the running statistics of batch norm; more for short runs"
+        0.03, Bounds(1e-4, 1), help="weight of a batch in the running statistics of batch norm"
     )
     clip_norm: float = setting(10.0, Bounds(0), help="maximum norm of the gradients; 0: no clipping")
     ema_decay: float = setting(0.9999, Bounds(0, 1), help="final decay of the weight EMA")
@@ -206,9 +200,7 @@ class Hyperparameters:
     cls: float = setting(0.5, Bounds(0), help="class loss gain")
     dfl: float = setting(1.5, Bounds(0), help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
     obj: float = setting(1.0, Bounds(0), help="objectness loss gain (anchor heads, YOLOX)")
-    distill: float = setting(
-        1.0, Bounds(0), help="gain of the loss that compares with a teacher (--teacher, --keep-old)"
-    )
+    distill: float = setting(1.0, Bounds(0), help="gain of the distillation loss (--teacher, --keep-old)")
     one2one: float = setting(4.0, Bounds(0), help="gain of the one-to-one loss (models with end2end)")
     anchor_t: float = setting(4.0, Bounds(1), help="maximum width or height ratio between an anchor and its target")
     tal_topk: int = setting(10, Bounds(1), help="candidates per target in task-aligned assignment")
@@ -222,30 +214,22 @@ class Hyperparameters:
     perspective: float = setting(0.0, Bounds(0, 0.01), help="perspective coefficients, +-")
     flipud: float = setting(0.0, Bounds(0, 1), help="probability of a vertical flip")
     fliplr: float = setting(
-        0.5,
-        Bounds(0, 1),
-        help="probability of a horizontal flip; by default off for classes such as left and right arrow",
+        0.5, Bounds(0, 1), help="probability of a horizontal flip; off by default if flips exchange classes"
     )
     mosaic: float = setting(1.0, Bounds(0, 1), help="probability of a four-image mosaic")
     mosaic_block: int = setting(
-        16,
-        Bounds(0),
-        help="draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images",
+        16, Bounds(0), help="draw mosaic and mixup partners from blocks of n samples; 0: from all images"
     )
     mixup: float = setting(0.0, Bounds(0, 1), help="probability of blending two samples")
     close_mosaic: int | None = setting(
         None, Bounds(0), help="disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"
     )
     close_scale: int | None = setting(
-        None,
-        Bounds(0),
-        help="shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run",
+        None, Bounds(0), help="shrink the scale jitter over the last n epochs; null: 10, at most half of the run"
     )
-    tile_visibility: float = setting(
-        0.3, Bounds(0, 1), help="with tile in the data set's YAML: ignore objects if a tile shows a smaller fraction"
-    )
+    tile_visibility: float = setting(0.3, Bounds(0, 1), help="ignore objects of which a tile shows a smaller fraction")
     tile_backgrounds: float = setting(
-        0.5, Bounds(0), help="maximum number of tiles without objects per epoch, as a multiple of those with objects"
+        0.5, Bounds(0), help="tiles without objects per epoch, at most this multiple of those with objects"
     )
     albumentations: list[dict] = setting(
         factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
@@ -297,9 +281,7 @@ class _DetectionsConfig(_RunConfig):
     )
     amp: str = setting("off", Bounds(choices=_AMP), help="autocast type")
     tile: int | None = setting(
-        None,
-        Bounds(0),
-        help="cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training",
+        None, Bounds(0), help="cut images into overlapping tiles of n x n pixels; 0: off; default: as in training"
     )
     overlap: float | None = setting(
         None, Bounds(0.05, 0.9), help="overlap of neighboring tiles as a fraction of their size; default: 0.2"
@@ -311,10 +293,7 @@ class _DetectionsConfig(_RunConfig):
 class DataFlags(LossLimit, _RunConfig):
     """Flags of the commands that train, and of val.py."""
 
-    classes: list[str] = setting(
-        factory=list,
-        help="use only these classes of the data set, by number or name; default: all, or the checkpoint's",
-    )
+    classes: list[str] = setting(factory=list, help="use only these classes of the data set, by number or name")
     single_cls: bool = setting(False, help="treat all classes as one")
     cache_dir: str = setting(
         "", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine", on_resume="machine"
@@ -356,18 +335,14 @@ class TrainConfig(DataFlags):
     data: str = setting(
         "demo",
         flag={"default": None},
-        help=f"{DATA_HELP}; train.py needs it, or --resume; in tools.kfold and tools.search, demo by default",
+        help=f"{DATA_HELP}; needed without --resume (tools.kfold and tools.search: demo)",
         is_path=True,
         on_resume="machine",
         is_keyword=False,
     )
-    fraction: float = setting(
-        1.0, Bounds(1e-6, 1), help="train on a random fraction of the training images, drawn with --seed"
-    )
+    fraction: float = setting(1.0, Bounds(1e-6, 1), help="random fraction of the training images to train on")
     val_fraction: float = setting(
-        0.0,
-        Bounds(0.05, 0.5, sentinel=0.0),
-        help="without 'val': hold out this fraction of the training images; 0: none",
+        0.0, Bounds(0.05, 0.5, sentinel=0.0), help="without 'val': hold out this fraction of the training images"
     )
     model: str = setting(
         "", aliases=("--cfg",), help="model name or YAML; empty: the model of --weights, or yolov8n", is_path=True
@@ -378,14 +353,8 @@ class TrainConfig(DataFlags):
     teacher: str = setting(
         "", help="trained, usually larger model whose outputs are additional targets", is_path=True, on_resume="machine"
     )
-    keep_old: bool = setting(
-        False, help="learn new classes without losing those of --weights, which the data set does not label"
-    )
-    hyp: str = setting(
-        "auto",
-        help="scratch, finetune, keep_old, demo, debug or a YAML; auto: by --keep-old and --weights, else scratch",
-        scope="run",
-    )
+    keep_old: bool = setting(False, help="learn new classes without losing those of --weights")
+    hyp: str = setting("auto", help="recipe in configs/hyp or YAML; auto: by --keep-old and --weights", scope="run")
     override: list[str] = setting(
         factory=list,
         aliases=("--set",),
@@ -396,10 +365,7 @@ class TrainConfig(DataFlags):
     )
     epochs: int = setting(100, Bounds(1), help="number of epochs", on_resume="extends")
     time: float = setting(
-        0.0,
-        Bounds(0),
-        help="train for as many epochs as fit into this many hours; 0: no limit, train for --epochs",
-        on_resume="extends",
+        0.0, Bounds(0), help="train for as many epochs as fit into this many hours; 0: --epochs", on_resume="extends"
     )
     batch_size: int = setting(
         16,
@@ -413,7 +379,7 @@ class TrainConfig(DataFlags):
     resume: str | None = setting(
         None,
         const="",
-        help="resume a checkpoint; without a value: the newest run; auto: start or resume --project/--name",
+        help="checkpoint or run; without a value: the newest; auto: start or resume --project/--name",
         scope="run",
         on_resume="command",
         is_keyword=False,
@@ -430,9 +396,7 @@ class TrainConfig(DataFlags):
     repeat_factor: float = setting(
         0.0, Bounds(0, 1), help="repeat images of classes that occur in less than this fraction of the images; 0: off"
     )
-    cls_pw: float = setting(
-        0.0, Bounds(0, 4), help="weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"
-    )
+    cls_pw: float = setting(0.0, Bounds(0, 4), help="weight classes in the loss by 1 / frequency to this power")
     multi_scale: float = setting(
         0.0, Bounds(0, 0.9), const=0.5, help="vary the image size between steps by up to +- this fraction of --imgsz"
     )
@@ -457,10 +421,7 @@ class TrainConfig(DataFlags):
         0, Bounds(0), help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
     )
     pipeline: int = setting(
-        1,
-        Bounds(1, 2),
-        help="2: split the model's layers between two processes, for images too large for one device",
-        on_resume="machine",
+        1, Bounds(1, 2), help="2: split the model's layers between two processes", on_resume="machine"
     )
     threads: int = setting(
         0,
@@ -482,7 +443,7 @@ class TrainConfig(DataFlags):
         0, Bounds(0), help="stop after this many epochs without a better --fitness; 0: never", on_resume="extends"
     )
     save_period: int = setting(
-        0, Bounds(0), help="keep an additional checkpoint every n epochs; 0: never", scope="run", on_resume="extends"
+        0, Bounds(0), help="keep a checkpoint every n epochs; 0: never", scope="run", on_resume="extends"
     )
     save_minutes: float = setting(
         10.0, Bounds(0), help="also save within an epoch every n minutes; 0: never", scope="run", on_resume="extends"
@@ -490,7 +451,7 @@ class TrainConfig(DataFlags):
     eval_ranks: int = setting(
         0,
         Bounds(0),
-        help="the last n processes only validate, while the others train; 0: all processes do both",
+        help="the last n processes only validate, while the others train",
         scope="run",
         on_resume="command",
     )
@@ -556,20 +517,18 @@ class ValConfig(_DetectionsConfig, DataFlags):
     task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
     imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
-    rect: bool | None = setting(
-        None, help="rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"
-    )
+    rect: bool | None = setting(None, help="rectangles; --no-rect: squares; default: by head (YOLOX: squares)")
     conf_thres: float = setting(
         0.001,
         Bounds(0, 1),
         aliases=("--conf",),
-        help="count only detections above it; other values than the default are also the threshold of P, R and F1",
+        help="count only detections above it; other values than the default also set the threshold of P, R and F1",
     )
     iou_thres: float | None = setting(
         None,
         Bounds(0, 1),
         aliases=("--iou",),
-        help="NMS IoU threshold; default: by head for AP (0.7, 0.65, 0.6 or no NMS), and detect.py's for P, R and F1",
+        help="NMS IoU threshold; default: by head for AP, detect.py's for P, R and F1",
     )
     tta: bool = setting(
         False, aliases=("--augment",), help="test-time augmentation: add a flipped view and a flipped, enlarged one"
@@ -597,7 +556,7 @@ class DetectConfig(_DetectionsConfig):
         None,
         Bounds(0, 1),
         aliases=("--iou",),
-        help="NMS IoU threshold; default: 0.45; for NMS-free models no NMS, unless --agnostic-nms is given",
+        help="NMS IoU threshold; default: 0.45; NMS-free models: none, unless --agnostic-nms",
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
     agnostic_nms: bool = setting(False, help="class-agnostic NMS")
@@ -616,7 +575,7 @@ class DetectConfig(_DetectionsConfig):
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection, with a margin")
     nosave: bool = setting(False, help="do not write annotated images and videos")
-    quiet: bool = setting(False, help="print only the summary and errors, no lines about images")
+    quiet: bool = setting(False, help="print only the summary and errors")
     view_img: bool = setting(False, aliases=("--show",), help="show results in a window")
     line_thickness: int = setting(
         0,
@@ -662,7 +621,7 @@ class ExportConfig(Downloads):
         None,
         Bounds(0, 1),
         aliases=("--iou",),
-        help="IoU threshold of NMS; default: detect.py's (0.45) in end2end files, by head for the AP of raw ones",
+        help="NMS IoU threshold; default: 0.45 in end2end files, by head for the AP of raw ones",
     )
     opset: int = setting(18, help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")

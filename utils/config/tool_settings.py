@@ -30,7 +30,7 @@ class CheckConfig:
     min_score: float = setting(0.3, Bounds(0, 1), help="minimum score of the label errors that are reported")
     device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device")
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core")
-    json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", is_keyword=False)
+    json: bool = setting(False, help="print all issues as JSON, and nothing else", is_keyword=False)
     out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...")
     plots: bool = setting(True, help="write report.html")
 
@@ -82,7 +82,7 @@ class KfoldConfig(TrainConfig):
     folds: int = setting(5, Bounds(2), aliases=("--kfold",), help="number of folds")
     groups: str = setting(
         "",
-        help="keep images of a group together: CSV with columns image and group, or a regex that finds it in the path",
+        help="keep groups of images together: CSV with columns image and group, or a regex that finds it in paths",
         is_path=True,
     )
     near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
@@ -94,9 +94,7 @@ class KfoldConfig(TrainConfig):
 class SearchConfig(KfoldConfig):
     """The flags of ``python -m tools.search``."""
 
-    hyp: str = setting(
-        "all", help="what to search: all, optimizer, augment or loss of configs/search, or a YAML", scope="run"
-    )
+    hyp: str = setting("all", help="ranges: all, optimizer, augment or loss of configs/search, or a YAML", scope="run")
     trials: int = setting(50, Bounds(1), help="number of trials, over all processes and restarts", scope="run")
     pruner: str = setting(
         "median", Bounds(choices=("median", "halving", "none")), help="what ends unpromising trials early"
