@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from data.dataset.spec import DatasetSpec, DataSource
-from data.index.index import DatasetIndex, IndexSettings
+from data.index.index import IndexSettings
 from data.index.load import load_index
+from data.samples.readers import SampleReader
 from engine.export.formats import describe_exported, format_module, require_packages
 from engine.export.graphs import ModelGraphs, ResolvedExport, resolve_options
 from engine.export.images import calibration_batches, open_samples
@@ -52,8 +53,7 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     """
     configure_logging(True)
     require_packages(config.format, int8=config.int8)
-    ctx = DistributedContext.single(CPU)
-    weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
+    weights = fetch_weights(config.weights, ctx=DistributedContext.single(CPU), offline=config.offline)
     detector, info = load_detector(weights)
     if config.nms and not detector.head.is_dual:
         raise UserError(f"--nms: {weights} has one branch; leave it out, or write --layout end2end for NMS in the file")
@@ -62,27 +62,16 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     model = CheckpointModel(fused, info, weights, CPU)
     model.nms_iou = options.nms_iou
     graphs = ModelGraphs(detector, options)
-    spec = reference = None
-    if config.check or config.int8:
-        instead = "" if config.int8 else ", or export without a check with --no-check"
-        source = DataSource(config.data, cache_dir=config.cache_dir)
-        spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
-        if class_columns(model, spec) not in (None, list(range(len(model.names)))):
-            raise UserError(
-                f"{spec.source}: has the classes of {model.path} in another order; name the data of its training with "
-                f"--data{instead}"
-            )
-    imgsz = max(options.imgsz_hw)
+    spec = _open_data(config, model) if config.check or config.int8 else None
+    reference: Reference | None = None
     if spec is not None and config.int8:
-        train = _read_split(model, spec, "train", config)
-        reader = open_samples(train, count=config.calibration_images, imgsz=imgsz, tile=model.tile)
-        if len(reader.sample_index) < config.batch:
-            found = len(reader.sample_index)
+        reader = _open_images(config, model, spec, "train", count=config.calibration_images, options=options)
+        found = len(reader.sample_index)
+        if found < config.batch:
             raise UserError(f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({found})")
         graphs.calibration = partial(calibration_batches, reader, replace(options, dynamic=False), model.stride)
     if spec is not None and config.check:
-        val = _read_split(model, spec, "val", config)
-        reader = open_samples(val, count=config.check_images, imgsz=imgsz, tile=model.tile)
+        reader = _open_images(config, model, spec, "val", count=config.check_images, options=options)
         reference = Reference(model, reader, options)
     metadata = _describe_file(model, options, spec, reference, by_training=by_training)
 
@@ -144,12 +133,30 @@ def export_best(folder: Path, config: TrainConfig) -> None:
             raise UserError(f"{error}; to export with other flags: {typed} {' '.join(missing)}") from None
 
 
-def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: ExportConfig) -> DatasetIndex:
+def _open_data(config: ExportConfig, model: CheckpointModel) -> DatasetSpec:
+    """Opens the data of the check and the calibration. Raises UserError if it is not known, or has other classes."""
+    instead = "" if config.int8 else ", or export without a check with --no-check"
+    source = DataSource(config.data, cache_dir=config.cache_dir)
+    ctx = DistributedContext.single(CPU)
+    spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
+    if class_columns(model, spec) not in (None, list(range(len(model.names)))):
+        raise UserError(
+            f"{spec.source}: has the classes of {model.path} in another order; name the data of its training with "
+            f"--data{instead}"
+        )
+    return spec
+
+
+def _open_images(
+    config: ExportConfig, model: CheckpointModel, spec: DatasetSpec, split: str, *, count: int, options: ResolvedExport
+) -> SampleReader:
+    """Opens about ``count`` images of a split, or tiles if the model was trained on tiles."""
     settings = IndexSettings(cache_dir=config.cache_dir, single_cls=model.has_merged_classes, progress=False)
     allowed = model.stored("max_bad")
     if type(allowed) in (int, float) and 0 <= allowed <= 1:
         settings = replace(settings, max_bad=float(allowed))  # the fraction that the training was allowed to lose
-    return load_index(spec, name, settings)
+    index = load_index(spec, split, settings)
+    return open_samples(index, count=count, imgsz=max(options.imgsz_hw), tile=model.tile)
 
 
 def _describe_file(
@@ -213,21 +220,22 @@ def _describe_file(
 def _thresholds(
     model: CheckpointModel, options: ResolvedExport, reference: Reference | None
 ) -> tuple[float | None, float | None]:
-    """Returns the thresholds, chosen by F1, of the output as it is, after NMS if it needs one, and of the output after
-    NMS with box voting; None: unknown, or rows of detections, for which nothing votes.
+    """Returns the confidence thresholds that F1 chooses: that of the output as it is, after NMS if it needs one, and
+    that of the output after NMS with box voting. None: unknown. Nothing votes for rows of detections.
 
-    A file of fixed size sees other canvases than most checkpoints were validated on, rectangles, so its thresholds are
-    those of the checkpoint on its canvas. They are training's without a check, if no detection of the check is correct,
-    on the canvases of the training, and with tiles, which training joins to images.
+    The training chose thresholds on its own canvases. A file of fixed size usually has another one (most checkpoints
+    are validated on rectangles), for which the check chooses new thresholds, unless none of its detections is correct.
+    It also chooses them if the training has none. With tiles, the training's are kept: it joins tiles to images, which
+    the check does not.
     """
-    is_trained_size = options.imgsz_hw == (model.imgsz, model.imgsz)
-    has_trained_canvas = options.dynamic or model.tile > 0 or (model.squares and is_trained_size)
     plain = model.confidence if model.plain_confidence is None else model.plain_confidence
     voting = model.confidence
-    result = None if reference is None else reference.result
-    if result and result.threshold is not None and (voting is None or not has_trained_canvas):
-        plain = result.plain_confidence
-        voting = result.threshold
+    is_trained_size = options.imgsz_hw == (model.imgsz, model.imgsz)
+    has_trained_canvas = options.dynamic or model.tile > 0 or (model.squares and is_trained_size)
+    checked = None if reference is None else reference.result
+    if checked and checked.threshold is not None and (voting is None or not has_trained_canvas):
+        plain = checked.plain_confidence
+        voting = checked.threshold
     return plain, None if options.end2end else voting
 
 
