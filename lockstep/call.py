@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from utils.errors import PeerFailure, Stopped, UserError
@@ -69,22 +68,17 @@ def call(
 @contextlib.contextmanager
 def _program_restored() -> Iterator[None]:
     """Gives a command the settings of a new process during the block, and restores the program's."""
-    with contextlib.ExitStack() as stack:
-        restart_clock()
-        stack.enter_context(_environment_restored())
+    restart_clock()
+    with _environment_restored():
         limit_spinning()
-        import torch  # before any handler of signals: an exception during its import would be lost
+        import torch  # noqa: F401  before any handler of signals: an exception during its import would be lost
 
-        stack.enter_context(_open_streams())
-        stack.enter_context(restored_logging())
-        stack.enter_context(_torch_restored())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        keep_freed_memory()
-        try:
-            yield
-        finally:
-            _release_memory()
+        with _open_streams(), restored_logging(), _torch_restored():
+            keep_freed_memory()
+            try:
+                yield
+            finally:
+                _release_memory()
 
 
 @contextlib.contextmanager
@@ -124,34 +118,36 @@ def _torch_restored() -> Iterator[None]:
     program's, and restores all that a command changes."""
     import torch
 
-    def set_device(device: torch.device) -> None:
-        torch.set_default_device(None if device.type == "cpu" else device)  # not CPU, whose mode slows every call
-
+    cudnn = torch.backends.cudnn
+    deterministic: Any = torch.utils.deterministic  # its attribute has no type stub
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
     threads = torch.get_num_threads()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    fills_memory = deterministic.fill_uninitialized_memory
+    searches = cudnn.benchmark
+    is_cudnn_deterministic = cudnn.deterministic
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    functions: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = [
-        (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-        (torch.get_default_device, set_device, torch.device("cpu")),
-        (torch.get_num_threads, torch.set_num_threads, threads),
-        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, False),
-    ]
-    attributes: list[tuple[Any, str, Any]] = [
-        (torch.utils.deterministic, "fill_uninitialized_memory", True),
-        (torch.backends.cudnn, "benchmark", False),
-        (torch.backends.cudnn, "deterministic", False),
-    ]
-    for owner, name, new in attributes:
-        functions.append((partial(getattr, owner, name), partial(setattr, owner, name), new))
-    before = [read() for read, _, _ in functions]
-    for read, write, new in functions:
-        if read() != new:
-            write(new)
+
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    if is_deterministic:  # the function imports torch's compiler, which takes seconds
+        torch.use_deterministic_algorithms(False)
+    deterministic.fill_uninitialized_memory = True
+    cudnn.benchmark = False
+    cudnn.deterministic = False
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
-        for (read, write, _), value in zip(functions, before):
-            if read() != value:
-                write(value)
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None if device.type == "cpu" else device)  # not CPU, whose mode slows every call
+        torch.set_num_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != is_deterministic:
+            torch.use_deterministic_algorithms(is_deterministic)
+        deterministic.fill_uninitialized_memory = fills_memory
+        cudnn.benchmark = searches
+        cudnn.deterministic = is_cudnn_deterministic
         if gpu is not None:
             torch.cuda.set_device(gpu)
 
