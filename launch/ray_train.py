@@ -27,8 +27,7 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-from utils.config.flags import Parser
-from utils.config.parser import parse_config
+from utils.config.parser import Parser, parse_config
 from utils.config.settings import TrainConfig
 from utils.errors import INTERRUPTED, USER_ERROR, Stopped, UserError, first_line
 from utils.machine.packages import require_package

@@ -36,10 +36,9 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name in INTERNAL_COMMANDS:
         importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
     else:
-        from utils.config.aliases import mode_command
+        from utils.config.aliases import MODES
 
-        command = mode_command(name)
-        hint = f" (lockstep {command} does this)" if command else suggestion(name, COMMANDS)
+        hint = f" (lockstep {MODES[name]} does this)" if name in MODES else suggestion(name, COMMANDS)
         raise UserError(f"{name}: no such command{hint}; commands are {', '.join(COMMANDS)}")
 
 

@@ -25,9 +25,9 @@ from lockstep.run import Run
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_as_keywords
 from utils.config.parser import ParsedCommand, parse_keywords, settings_word
-from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
+from utils.config.values import checked_value, plain_value
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
 from utils.logger import configure_logging, restored_logging
@@ -99,14 +99,15 @@ def train(
         UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
         KeyboardInterrupt: if interrupted, once the run is saved; its text says how to continue.
     """
-    is_alone = settings.get("spawn") in (None, 0, 1)
-    own = {"data": _data_path(data), "callbacks": _callbacks_name(callbacks, is_alone=is_alone)}
+    own: dict[str, Any] = {"data": data}
+    if callbacks is not None:
+        own["callbacks"] = _callbacks_name(callbacks, is_alone=settings.get("spawn") in (None, 0, 1))
     keywords: dict[str, Any] = {**settings}
-    if isinstance(resume, str | os.PathLike) and os.fspath(resume) == AUTO:
+    if str(resume) == AUTO:
         own["resume"] = AUTO
     elif resume is not None:  # refused by `parse_keywords`, except False
         keywords["resume"] = resume
-    return _train(_parse("train", own, keywords, data))
+    return _train(_parse("train", own, keywords))
 
 
 @lists_settings(TrainConfig, Hyperparameters)
@@ -138,8 +139,10 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     """
     from engine.commands.start import validate
 
-    own = {"weights": checked_value("weights", weights, str), "data": None if data is None else _data_path(data)}
-    parsed = _parse("val", own, settings, data)
+    own: dict[str, Any] = {"weights": weights}
+    if data is not None:
+        own["data"] = data
+    parsed = _parse("val", own, settings)
     return Run(call(partial(validate, parsed.config))["folder"])
 
 
@@ -150,7 +153,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    parsed = _parse("export", {"weights": checked_value("weights", weights, str)}, settings)
+    parsed = _parse("export", {"weights": weights}, settings)
     # In a process of its own: torch's exporters keep each model that they have exported.
     words = [*command_prefix("export"), settings_word(parsed.config, parsed.explicit_flags)]
     with restored_logging():
@@ -173,7 +176,7 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     Raises UserError (`lockstep.Error`) with the line that the command prints. If the page cannot be written, "report"
     is None.
     """
-    config = _parse("check", {"data": _data_path(data)}, settings, data).config
+    config = _parse("check", {"data": data}, settings).config
     content: dict[str, Any] = {}
 
     def work() -> None:
@@ -185,25 +188,22 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     return content
 
 
-def _parse(
-    command: str, own_settings: Mapping[str, Any], keywords: Mapping[str, Any], data: Data | None = None
-) -> ParsedCommand[Any]:
+def _parse(command: str, own_settings: Mapping[str, Any], keywords: Mapping[str, Any]) -> ParsedCommand[Any]:
     """Checks the arguments of a function (`parse_keywords`), and writes the YAML of a data set that is given by its
     content."""
     if COMMANDS[command].is_one_process:
         require_one_process(f"lockstep.{command}", COMMANDS[command].instead)
-    parsed: ParsedCommand[Any] = parse_keywords(COMMANDS[command].settings, own_settings, keywords)
+    data = own_settings.get("data")
     if not isinstance(data, Mapping):
-        return parsed
+        return parse_keywords(COMMANDS[command].settings, own_settings, keywords)
+    # The YAML is written once the other arguments are known to be right, and to the project that they name.
+    parsed: ParsedCommand[Any] = parse_keywords(
+        COMMANDS[command].settings, {**own_settings, "data": "written below"}, keywords
+    )
     # A check, unlike a run, never writes to the working folder: it may be the data set.
     folder = cache_folder() / "check" if command == "check" else Path(parsed.config.project)
     config = dataclasses.replace(parsed.config, data=_write_yaml(plain_value("data", data), folder))
     return dataclasses.replace(parsed, config=config)
-
-
-def _data_path(data: Data) -> str:
-    """Returns the setting for the parameter ``data``; a name that `_parse` replaces if it is the content of a YAML."""
-    return checked_value("data", "data" if isinstance(data, Mapping) else data, str)
 
 
 def _write_yaml(content: dict[str, Any], folder: Path) -> str:
@@ -237,10 +237,10 @@ def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
     return Run(call(partial(train_command, parsed), explain_stop=how_to_continue)["folder"])
 
 
-def _callbacks_name(callbacks: str | Callable | None, *, is_alone: bool) -> str | None:
-    """Returns MODULE:OBJECT; None without callbacks. Raises UserError for an object that cannot be imported by it.
-    ``is_alone``: whether this process trains alone, which needs to import nothing."""
-    if callbacks is None or isinstance(callbacks, str):
+def _callbacks_name(callbacks: str | Callable, *, is_alone: bool) -> str:
+    """Returns MODULE:OBJECT. Raises UserError for an object that cannot be imported by it. ``is_alone``: whether this
+    process trains alone, which needs to import nothing."""
+    if isinstance(callbacks, str):
         return callbacks
     if not callable(callbacks):
         raise UserError(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from utils.config.aliases import other_task
-from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.logger import get_logger, log_when_configured
@@ -27,6 +26,7 @@ from utils.schema import Bounds, build, check, suggestion
 
 MODEL_FOLDER = CONFIGS / "models"
 DEEP_SCALES = ("m", "l", "x")  # public convention: at these scales every C3k2 is deep
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 IMAGE = -1  # the source that stands for the input image
 
 # Keys that are copied to a plain spec unchanged.

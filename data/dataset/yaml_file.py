@@ -21,7 +21,7 @@ from data.dataset.folder import read_folder
 from data.dataset.spec import IGNORE, IGNORED, SPLITS, DatasetSpec, FilesSplit, JoinedSplit, ShardSplit, Split
 from data.images.shards import is_shard_path
 from data.labels.formats import VOC, format_of
-from utils.config.settings import MAX_IMGSZ
+from utils.config.image_size import MAX_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.paths import normal_path

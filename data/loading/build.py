@@ -21,7 +21,7 @@ from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
 from data.samples.tiles import TiledIndex
 from data.samples.weights import sample_weights
-from utils.config.checks import check_image_size
+from utils.config.image_size import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first

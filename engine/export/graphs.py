@@ -23,8 +23,8 @@ from models.detector import Detector
 from models.postprocess.nms import overlaps
 from models.postprocess.selection import detection_iou
 from utils.boxes import xyxy_to_cxcywh
-from utils.config.checks import check_image_size
 from utils.config.export_formats import EXPORT_FORMATS, formats_with
+from utils.config.image_size import check_image_size
 from utils.config.settings import ExportConfig
 from utils.errors import UserError, all_mistakes
 

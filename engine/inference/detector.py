@@ -26,8 +26,8 @@ from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.class_names import class_numbers
 from utils.config.aliases import python_hint
-from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
+from utils.config.values import checked_value, plain_value
 from utils.detections import Detections
 from utils.errors import UserError
 from utils.logger import get_logger

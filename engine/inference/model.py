@@ -24,10 +24,10 @@ from models.postprocess.selection import DEFAULT_CONFIDENCE
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from utils.boxes import cxcywh_to_xyxy
-from utils.config.checks import check_image_size
 from utils.config.export_formats import EXPORT_FORMATS, format_of, titles_of_programs
-from utils.config.plain_values import checked_value
-from utils.config.settings import MAX_IMGSZ
+from utils.config.image_size import MAX_IMGSZ, check_image_size
+from utils.config.settings import AMP_TYPES
+from utils.config.values import checked_value
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
 from utils.logger import configure_logging, get_logger
@@ -35,8 +35,6 @@ from utils.machine.devices import parse_devices, resolve_amp
 from utils.machine.limits import explain_limit
 from utils.pixels import PixelFormat
 from utils.strings import counted
-
-AMP_TYPES = ("auto", "off", "bf16", "fp16")
 
 
 class InferenceModel(nn.Module):

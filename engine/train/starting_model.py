@@ -18,7 +18,7 @@ from models.weights.origin import RANDOM, origin_of_run
 from models.weights.read import read_weights, shapes_of
 from models.weights.transfer import fill_model
 from utils.class_names import class_difference
-from utils.config.checks import check_image_size
+from utils.config.image_size import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext

@@ -27,9 +27,9 @@ from torch.nn.functional import interpolate, pad
 from models.postprocess.nms import nms_keep
 from models.postprocess.selection import PostprocessSettings
 from utils.boxes import TILE_OVERLAP, area_xyxy, tile_windows
-from utils.config.checks import check_image_size
-from utils.config.plain_values import checked_value
+from utils.config.image_size import check_image_size
 from utils.config.settings import MAX_CANDIDATES, DetectConfig, ValConfig
+from utils.config.values import checked_value
 from utils.detections import Detections, DetectionTable
 from utils.errors import UserError
 from utils.pixels import GRAY

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from models.spec import model_name_hint
+from models.spec import WEIGHTS_SUFFIXES, model_name_hint
 from utils.config.aliases import other_task
-from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.url import is_http

@@ -18,7 +18,7 @@ from torch.distributed.run import get_args_parser
 
 from tests.helpers.documents import ROOT, Command, commands, documents
 from utils.config.commands import COMMANDS
-from utils.config.flags import Parser
+from utils.config.parser import Parser
 from utils.process import main as process_main
 
 PAGES = documents()

@@ -1,37 +1,46 @@
 """What users of YOLOv5 and Ultralytics type every day, and what it is here.
 
-A flag or setting of the same meaning is replaced, one without effect is left out, and others are refused with what to
-write instead. Anything else is unknown, and the error names the nearest of ours. `utils.config.flags` makes hidden
-flags of these tables, and `utils.config.parser` reads keywords by them.
+A setting with another name there has it as an alias (`utils.config.settings.setting`). Here are the switches that set
+another setting, what is left out because it has no effect, and what is refused with what to write instead. Anything
+else is unknown, and the error names the nearest of ours. `settings_of` decides this for hidden flags, for keywords of
+Python, and for the words of the yolo command.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-# Settings and hyper-parameters with another name there, in each command that has the one on the right and not the one
-# on the left. `setting` has the aliases that belong to one setting.
-RENAMED = {"lr": "lr0", "model": "weights", "tracker": "track"}
-# What a setting with this value, or a flag for True, sets here, in each command that has the settings on the right.
-_SAME: dict[str, dict[str, Any]] = {
-    "adam=True": {"optimizer": "Adam"},
-    "amp=False": {"amp": "off"},
-    "amp=True": {"amp": "auto"},
-    "cache_images=True": {"cache": "ram"},
-    "half=True": {"amp": "fp16"},
-    "linear_lr=True": {"cos_lr": False},
-    "noautoanchor=True": {"autoanchor": False},
-    "noplots=True": {"plots": False},
-    "noval=True": {"val_every": 0},
-    "pretrained=False": {},
-    "resume=False": {},
-    "save=False": {"nosave": True},
-    "val=False": {"val_every": 0},
+from utils.config.commands import COMMANDS, command_of
+from utils.config.flags import words_of_settings
+from utils.config.settings import Hyperparameters, TrainConfig, field_by_alias
+from utils.config.values import checked_setting, plain_value
+from utils.errors import Mistakes, UserError
+from utils.schema import hints_of, parse_hint, suggestion, type_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# What true and false of a setting, or its flag alone, set here, in each command that has the settings on the right.
+_SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
+    "adam": {True: {"optimizer": "Adam"}, False: {}},
+    "amp": {True: {"amp": "auto"}, False: {"amp": "off"}},
+    "cache_images": {True: {"cache": "ram"}, False: {}},
+    "half": {True: {"amp": "fp16"}, False: {}},
+    "linear_lr": {True: {"cos_lr": False}, False: {}},
+    "noautoanchor": {True: {"autoanchor": False}, False: {}},
+    "noplots": {True: {"plots": False}, False: {}},
+    "noval": {True: {"val_every": 0}, False: {}},
+    "pretrained": {False: {}},
+    "resume": {False: {}},
+    "save": {True: {}, False: {"nosave": True}},
+    "val": {True: {}, False: {"val_every": 0}},
 }
 # Flags and settings that are left out with this reason, by command.
-LEFT_OUT: dict[str, dict[str, str]] = {
+_LEFT_OUT: dict[str, dict[str, str]] = {
     "train": {"local_rank": "launchers set LOCAL_RANK"},
     "val": {"local_rank": "launchers set LOCAL_RANK", "verbose": "the scores of each class are always printed"},
     "detect": {"data": "the checkpoint contains the class names", "update": "checkpoints are read as they are"},
@@ -69,7 +78,7 @@ _INSTEAD: dict[str, dict[str, str]] = {
     "detect": {"augment": "val.py --tta scores several views; detection uses one"},
     "export": {"conf_thres": "--layout end2end has NMS in the graph; whoever runs the file filters by confidence"},
 }
-# Modes of the yolo command.
+# Modes of the yolo command, and the command that each is here.
 MODES = {"train": "train", "val": "val", "predict": "detect", "track": "detect", "export": "export"}
 _TASKS = {
     "seg": "there are no masks, only boxes",
@@ -109,57 +118,113 @@ _PYTHON = {
         "stream": "model.stream(source) yields the results one by one",
     },
 }
-# Keys of YOLOv5's files of hyper-parameters that do not exist here, or have another scale, with their usual values. A
-# file with one of the first three is YOLOv5's.
-_ONLY_YOLOV5 = ("fl_gamma", "iou_t", "obj_pw")
-_YOLOV5_HYPERPARAMETERS: dict[str, float | None] = {
-    "fl_gamma": 0,
-    "iou_t": None,
-    "obj_pw": 1,
-    "cls_pw": 1,
-    "box": 0.05,
-    "cls": 0.5,
-    "obj": 1,
-    "anchors": None,
-    "copy_paste": 0,
-}
 
 
-def our_name(name: str, known: Collection[str]) -> str:
-    """Returns our name of a setting or hyper-parameter that has another one in other programs, if it is ``known`` and
-    the other is not."""
-    ours = RENAMED.get(name, name)
-    return ours if name not in known and ours in known else name
+def settings_of(
+    cls: type[DataclassInstance], name: str, value: Any, *, location: str = "", is_keyword: bool = False
+) -> dict[str, Any]:
+    """Returns the settings and hyper-parameters that a name and a value set, by our names, converted and checked.
+
+    Args:
+        cls: the settings of a command.
+        name: ours, an alias, or a name of another program.
+        value: any value of Python, or text. None sets what can be null, and nothing else.
+        location: the name in messages, if it is another one.
+        is_keyword: only keywords are known (`utils.config.settings.setting`).
+
+    Raises UserError that begins with the name for an unknown one and a wrong value.
+    """
+    location = location or name
+    plain = plain_value(location, value)
+    command = command_of(cls).name
+    switch = _switches(cls).get(name)
+    if switch is not None and isinstance(plain, bool) and plain in switch:
+        return switch[plain]
+    fields = {**_hyperparameters(cls), **field_by_alias(cls)}
+    if is_keyword:
+        fields = {known: field for known, field in fields.items() if field.metadata["is_keyword"]}
+    field = fields.get(name)
+    if field is not None:
+        owner = cls if field.name in cls.__dataclass_fields__ else Hyperparameters
+        if plain is None and not parse_hint(hints_of(owner)[field.name]).is_optional:
+            return {}
+        return {field.name: checked_setting(owner, field.name, plain, location)}
+    reason = _LEFT_OUT.get(command, {}).get(name)
+    if reason:
+        from utils.logger import log_when_configured  # imports logging, which --help does not need
+
+        log_when_configured(f"{location}: {reason}; left out")
+        return {}
+    instead = _instead_of(command).get(name)
+    raise UserError(f"{location}: {instead or f'unknown{suggestion(name, fields, 0.75)}'}")
 
 
-def same_settings(name: str, value: Any, known: Collection[str]) -> dict[str, Any] | None:
-    """Returns our settings for a setting of another program with a value; None if there are none. A switch in the other
-    position sets nothing. ``known``: the names of the command's settings."""
-    same = _SAME.get(f"{name}={value}")
-    if same is not None and same.keys() <= set(known):
-        return same
-    other = _SAME.get(f"{name}={not value}") if isinstance(value, bool) and name not in known else None
-    return {} if other and other.keys() <= set(known) else None
+def foreign_flags(cls: type[DataclassInstance]) -> list[str]:
+    """Returns the names of other programs for which `settings_of` has an answer, as flags of a command."""
+    command = command_of(cls).name
+    switches = [name for name, switch in _switches(cls).items() if switch.get(True)]
+    others = [*_hyperparameters(cls), *_LEFT_OUT.get(command, {}), *_instead_of(command)]
+    return list(dict.fromkeys([*switches, *others]))
 
 
-def switches(known: Collection[str]) -> Iterator[tuple[str, str, Any]]:
-    """Yields the flags without a value that set ours, by the names of their settings, and the setting and value that
-    each sets. ``known``: the names of the command's settings."""
-    for key, same in _SAME.items():
-        name, _, position = key.partition("=")
-        for ours, value in same.items():
-            if position == "True" and ours in known:
-                yield name, ours, value
+def _switches(cls: type[DataclassInstance]) -> dict[str, dict[bool, dict[str, Any]]]:
+    """Returns the rows of `_SWITCHES` whose settings ``cls`` has."""
+    names = cls.__dataclass_fields__.keys()
+    return {name: switch for name, switch in _SWITCHES.items() if set().union(*switch.values()) <= names}
 
 
-def instead_of(command: str) -> dict[str, str]:
-    """Returns what to do instead of giving a flag or a setting in ``command``, by its name."""
+def _hyperparameters(cls: type) -> dict[str, dataclasses.Field]:
+    """Returns the hyper-parameters of a command that trains, by their names and aliases."""
+    return field_by_alias(Hyperparameters) if issubclass(cls, TrainConfig) else {}
+
+
+def _instead_of(command: str) -> dict[str, str]:
     return {**_INSTEAD[""], **_INSTEAD.get(command, {})}
 
 
-def mode_command(word: str) -> str:
-    """Returns the command for a mode of the yolo command, or ""."""
-    return MODES.get(word, "")
+def switch_value(text: str) -> Any:
+    """Returns the value of a word that is true, false or none, and other words unchanged."""
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def yolo_answer(command: str, words: Sequence[str]) -> str:
+    """Returns the answer to a line of the yolo command, such as ``train model=yolov8n.pt epochs=3`` or ``resume
+    model=last.pt``: the command line to type, and the settings that it leaves out. Our own flags at its end stay as
+    they are. Returns "" for other lines."""
+    first = words[0] if words else ""
+    is_answered = first in (*MODES, "detect", "resume") or re.match(r"[a-z][a-z0-9_]*=", first)
+    if not is_answered or command not in MODES.values():
+        return ""
+    num_settings = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    settings = [word.removeprefix("mode=") for word in words[:num_settings]]
+    mode = next((word for word in settings if word in MODES), "")
+    target = COMMANDS[MODES[mode] if mode else command]
+    fields = field_by_alias(target.settings)
+    is_scratch = "pretrained=false" in map(str.lower, settings)
+    values: dict[str, Any] = {}
+    mistakes = Mistakes()
+    for word in settings:
+        if word in (*MODES, "detect", "task=detect"):
+            continue
+        name, separator, text = word.partition("=")
+        if name == "model" and not is_scratch and not text.endswith((".yaml", ".yml")):
+            name = "weights"
+        # There, nms puts NMS into the graph; here it chooses a head that needs NMS.
+        if name == "nms" and "layout" in fields and text.lower() == "true":
+            name, text = "layout", "end2end"
+        is_text = name in fields and type_of(fields[name], target.settings) is str
+        value = switch_value(text) if separator else True
+        if name in fields and (text.startswith(("[", "(")) or ("," in text and not is_text)):
+            value = [part.strip(" '\"") for part in text.strip("[]()").split(",")]
+        with mistakes.collecting():
+            values |= settings_of(target.settings, name, value)
+    if values.get("resume") == "":  # resume model=last.pt
+        values["resume"] = values.pop("weights", "")
+    if mode == "track":
+        values.setdefault("track", "botsort")
+    line = shlex.join([*words_of_settings(values), *words[num_settings:]])
+    message = f"the mode is the program here, and settings are flags; write {target.typed} {line}"
+    return f"{message} (without {'; '.join(mistakes.messages)})" if mistakes else message
 
 
 def python_hint(kind: str, name: str) -> str:
@@ -178,14 +243,3 @@ def other_task(weights: str) -> str:
     """Returns a message that weights such as ``yolov8n-seg.pt`` are not a detector's, or "" for other names."""
     match = re.fullmatch(rf"(yolo\w+)-({'|'.join(_TASKS)})(\.pt|\.ya?ml)?", weights)
     return f"{weights}: {_TASKS[match[2]]}; use {match[1]}{match[3] or ''}" if match else ""
-
-
-def split_recipe(values: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str], list[str]]:
-    """Splits a file of hyper-parameters. Returns what exists here; the keys of YOLOv5 that are left out, because they
-    do not exist or have another scale here, and have their usual values; and those that have other values."""
-    if not any(key in values for key in _ONLY_YOLOV5):
-        return dict(values), [], []
-    other = [key for key in _YOLOV5_HYPERPARAMETERS if key in values]
-    left_out = [key for key in other if _YOLOV5_HYPERPARAMETERS[key] in (None, values[key])]
-    kept = {key: value for key, value in values.items() if key not in other}
-    return kept, left_out, [key for key in other if key not in left_out]

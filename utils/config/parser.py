@@ -1,38 +1,35 @@
-"""Reads settings into the dataclasses of `utils.config.settings`: from a command line, and by name, from keywords of
-Python and lines of the yolo command.
+"""Reads the settings of a command from the words of a command line or the keywords of a Python function.
 
-    parse_command                   the words of a command line, or a `settings_word` of our own
-      flags.build_parser            argparse, with a flag for each field, and hidden ones for those of other programs
-    parse_keywords, _yolo_answer    names and values
-      settings_of                   names of other programs are replaced by ours
-    checked_setting                 every value, by the type and the bounds of its field
+A command line has a flag for each field of the command's dataclass (utils/config/settings.py), and hidden ones for the
+words of other programs (aliases.py). Each value is converted and checked by the type and the bounds of its field
+(`utils.config.values.checked_setting`).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
+import functools
 import json
 import re
-import shlex
 import sys
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
-from utils.config.aliases import LEFT_OUT, MODES, instead_of, our_name, same_settings
-from utils.config.commands import COMMANDS, command_of
-from utils.config.flags import build_parser, flags_as_keywords, override_of, shown_name, words_of_settings
-from utils.config.plain_values import number_as_bool, plain_value
-from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, default_of, field_by_alias
-from utils.errors import Mistakes, UserError, all_mistakes
-from utils.schema import DataclassT, build, check, hints_of, parse_hint, suggestion, type_of
+from utils.config.aliases import foreign_flags, settings_of, switch_value, yolo_answer
+from utils.config.commands import command_of
+from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name
+from utils.config.settings import FIRST_SETTINGS, HYPERPARAMETERS, TOPICS, Hyperparameters, default_of, field_by_alias
+from utils.config.values import checked_setting, plain_value
+from utils.errors import UserError, all_mistakes
+from utils.schema import DataclassT, build, suggestion, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_MANY_FLAGS = 50  # --help of a command with so many shows the first ones
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `--set` adds to it
 
 
@@ -45,15 +42,15 @@ class ParsedCommand(Generic[DataclassT]):
 
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
-    """Parses a command line, which may use YOLOv5's flags, or a single argument, a `settings_word`.
-    ``argv`` None means this process's own. Raises UserError that lists the mistakes and what to write instead."""
+    """Parses a command line, or a single argument, a `settings_word`. ``argv`` None means this process's own. Raises
+    UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) == 1 and argv[0].startswith("@{"):
         stored = json.loads(argv[0][1:])
         return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
-    command = command_of(cls).name
-    if _is_yolo_line(command, argv):
-        raise UserError(_yolo_answer(command, argv))
+    answer = yolo_answer(command_of(cls).name, argv)
+    if answer:
+        raise UserError(answer)
     end = argv.index("--") if "--" in argv else len(argv)  # from there on, no word is a flag
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv[:end]), *argv[end:]]
 
@@ -99,9 +96,8 @@ def parse_keywords(
     """Checks the arguments of a function of the package lockstep.
 
     Args:
-        own_settings: the settings that the function's own parameters give, by field; None: not given.
-        keywords: its ``**settings``, including hyper-parameters. None sets an optional hyper-parameter to null;
-            for other known keywords it means not given.
+        own_settings: the settings that the function's own parameters give, by field.
+        keywords: its ``**settings``, including hyper-parameters. None means not given, unless a setting can be null.
 
     Raises UserError that lists the mistakes: unknown names, wrong values, and names of one setting with two values.
     """
@@ -117,126 +113,131 @@ def parse_keywords(
         mistakes.messages = [flags_as_keywords(message) for message in mistakes.messages]
         for name, value in own_settings.items():
             with mistakes.collecting():
-                if value is not None:
-                    values[name] = checked_setting(cls, name, value, name)
+                values[name] = checked_setting(cls, name, plain_value(name, value), name)
     overrides = [override_of(name, values.pop(name)) for name in HYPERPARAMETERS if name in values]
     if overrides:
         values["override"] = overrides
     return ParsedCommand(cls(**values), frozenset(values))
 
 
-def _is_yolo_line(command: str, words: Sequence[str]) -> bool:
-    """Returns whether a command line begins like one of the yolo command, ``train model=yolov8n.pt epochs=3`` or
-    ``train resume model=last.pt``, whose mode may be left out."""
-    is_first = words[:1] and (words[0] in (*MODES, "detect", "resume") or re.match(r"[a-z][a-z0-9_]*=", words[0]))
-    return bool(is_first) and command in MODES.values()
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
+
+    own_flags: Sequence[str] = ()  # those that are suggested
+
+    def unknown_message(self, words: Sequence[str]) -> str:
+        """Describes the ``words`` that `parse_known_args` did not recognize."""
+        flags = [word for word in words if word.startswith("-")]
+        if flags:  # other words are probably their values
+            descriptions = [flag + self._nearest(flag.partition("=")[0]) for flag in flags]
+            return f"unrecognized arguments: {', '.join(descriptions)}"
+        shown = f"{' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
+        return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
+
+    def _nearest(self, flag: str) -> str:
+        """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
+        known = list(self.own_flags)
+        if "--set" in known:
+            known += map(flag_name, field_by_alias(Hyperparameters))
+        completions = [name for name in known if name.startswith(flag)]
+        return suggestion(flag, completions or known, 0.6 if completions else 0.75)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
 
 
-def _yolo_answer(command: str, words: Sequence[str]) -> str:
-    """Returns a message with the command line for a line of the yolo command, and the settings that it leaves out. Our
-    own flags at its end stay as they are."""
-    num_settings = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    mode = next((word for word in words if word in MODES), command)
-    target = COMMANDS[MODES.get(mode, mode)]
-    fields = field_by_alias(target.settings)
-    is_scratch = "pretrained=false" in map(str.lower, words)
-    values: dict[str, Any] = {}
-    mistakes = Mistakes()
-    for word in words[:num_settings]:
-        name, separator, text = word.partition("=")
-        if word in (*MODES, "detect") or (name in ("mode", "task") and text in (*MODES, "detect")):
-            continue
-        if name == "model" and not ("model" in fields and (is_scratch or text.endswith((".yaml", ".yml")))):
-            name = "weights"
-        # There, nms puts NMS into the graph; here it chooses a head that needs NMS.
-        if name == "nms" and "layout" in fields and text.lower() == "true":
-            name, text = "layout", "end2end"
-        takes_text = name in fields and type_of(fields[name], target.settings) is str
-        value: Any = text if separator else True
-        if text.lower() in ("true", "false", "none"):
-            value = {"true": True, "false": False, "none": None}[text.lower()]
-        elif name in fields and (text.startswith(("[", "(")) or ("," in text and not takes_text)):
-            value = [part.strip(" '\"") for part in text.strip("[]()").split(",")]
-        with mistakes.collecting():
-            values |= settings_of(target.settings, name, value)
-    if values.get("resume") == "":  # resume model=last.pt
-        values["resume"] = values.pop("weights", "")
-    if mode == "track":
-        values.setdefault("track", "botsort")
-    line = shlex.join([*words_of_settings(values), *words[num_settings:]])
-    message = f"the mode is the program here, and settings are flags; write {target.typed} {line}"
-    return f"{message} (without {'; '.join(mistakes.messages)})" if mistakes else message
+class _ForeignFlag(argparse.Action):
+    """A flag of another program, perhaps with a value, which sets what `settings_of` says."""
+
+    def __init__(self, option_strings: Sequence[str], settings: type[DataclassInstance], **options: Any) -> None:
+        super().__init__(option_strings, nargs="?", help=argparse.SUPPRESS, **options)
+        self._settings = settings
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None
+    ) -> None:
+        name = self.option_strings[0].removeprefix("--").replace("-", "_")
+        hyperparameter = field_by_alias(Hyperparameters).get(name)
+        if hyperparameter is not None:
+            raise UserError(f"{flag}: is a hyper-parameter; write --set {hyperparameter.name}={value or 'VALUE'}")
+        value = True if value is None else switch_value(value)
+        for ours, checked in settings_of(self._settings, name, value, location=flag or name).items():
+            setattr(namespace, ours, checked)
 
 
-def settings_of(cls: type[DataclassInstance], name: str, value: Any, *, is_keyword: bool = False) -> dict[str, Any]:
-    """Returns the settings and hyper-parameters that a name and a value set, by our names, converted and checked.
+class _HelpAll(argparse.Action):
+    """Prints the help of all flags."""
 
-    Args:
-        name: ours, an alias, or a name of another program.
-        value: any value of Python, or text. None sets an optional hyper-parameter to null, and nothing else.
-        is_keyword: only keywords are known (`utils.config.settings.setting`).
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        build_parser(self.const, all_flags=True).print_help()
+        parser.exit()
 
-    Raises UserError that begins with ``name`` for an unknown name and a wrong value.
-    """
-    fields = {
-        known: field for known, field in field_by_alias(cls).items() if field.metadata["is_keyword"] or not is_keyword
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Leaves out empty defaults, whose meaning most help texts state, and the second of two equal image sides."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        is_one_value = action.nargs == "+" and isinstance(action.default, int)
+        return default_metavar if is_one_value else super()._format_args(action, default_metavar)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, "", []) else super()._get_help_string(action)
+
+
+@functools.cache
+def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
+    """Creates the parser of a command with the settings ``cls``: one flag per field, or a positional argument if the
+    field is ``positional``. Booleans have ``--x`` and ``--no-x``. The help of a command with many flags lists
+    `FIRST_SETTINGS` unless ``all_flags``."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    positional = [field for field in fields.values() if field.metadata["positional"]]
+    flags = [field for field in fields.values() if not field.metadata["positional"]]
+    shows_all = all_flags or len(flags) < _MANY_FLAGS
+    command = command_of(cls)
+    required = [flag_name(field.name) + " " + field.name.upper() for field in flags if default_of(field) is MISSING]
+    parser = Parser(
+        prog=command.typed,
+        usage=" ".join(["%(prog)s", *map(shown_name, positional), *required, "[flags]"]),
+        description=command.description + ("" if shows_all else " --help-all lists all flags."),
+        epilog=f"example: {command.typed} {command.example}",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    help_all = "show all flags and exit"
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, const=cls, help=help_all, default=argparse.SUPPRESS)
+    for field in positional:
+        action = parser.add_argument(field.name, metavar=field.metadata["positional"], help=field.metadata["help"])
+        action.required = False  # the parser of settings lists missing ones, with all other mistakes
+    for topic, names in TOPICS.items():
+        group = parser.add_argument_group(topic)
+        for field in [fields[name] for name in names.split() if fields.get(name) in flags]:
+            is_shown = shows_all or field.name in FIRST_SETTINGS.split()
+            help_text = field.metadata["help"] if is_shown else argparse.SUPPRESS
+            _add_flag(group, field, cls, help_text)
+    parser.own_flags = list(parser._option_string_actions)
+    for flag in map(flag_name, foreign_flags(cls)):
+        if flag not in parser.own_flags:
+            parser.add_argument(flag, action=_ForeignFlag, settings=cls, dest=argparse.SUPPRESS)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type, help_text: str) -> None:
+    """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional. The
+    parser returns words, which are converted and checked as values from Python are (`checked_setting`)."""
+    kind = type_of(field, owner)
+    default = default_of(field)
+    choices = field.metadata["bounds"].choices
+    options: dict[str, Any] = {
+        "help": help_text,
+        "dest": field.name,
+        "default": None if default is MISSING else default,
     }
-    hyperparameters = HYPERPARAMETERS if issubclass(cls, TrainConfig) else ()
-    plain = plain_value(name, value)
-    same = same_settings(name, plain, cls.__dataclass_fields__)
-    if same is not None:
-        return same
-    ours = our_name(name, {*fields, *hyperparameters})
-    if ours in fields:
-        field = fields[ours]
-        if plain is None:
-            return {}
-        return {field.name: checked_setting(cls, field.name, plain, name)}
-    if ours in hyperparameters:
-        if plain is None and not parse_hint(hints_of(Hyperparameters)[ours]).is_optional:
-            return {}
-        return {ours: checked_setting(Hyperparameters, ours, plain, name)}
-    command = command_of(cls).name
-    left_out = LEFT_OUT.get(command, {}).get(name)
-    if left_out:
-        from utils.logger import log_when_configured  # imports logging, which --help does not need
-
-        log_when_configured(f"{name}: {left_out}; left out")
-        return {}
-    instead = instead_of(command).get(name)
-    raise UserError(f"{name}: {instead or f'unknown{suggestion(name, [*fields, *hyperparameters], 0.75)}'}")
-
-
-def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
-    """Returns the value of the setting ``name`` of ``owner``, converted and checked. ``value``: a `plain_value`, or
-    the words of a command line; a single one is no list. Raises UserError that begins with ``location``."""
-    field = owner.__dataclass_fields__[name]
-    if owner is not Hyperparameters:
-        convert = field.metadata["convert"]
-        value = _converted(value if convert is None else convert(value, location), field, type_of(field, owner))
-    elif isinstance(value, str):
-        from utils.config.yaml_files import parse_yaml_value  # not needed for --help
-
-        value = parse_yaml_value(value, location)
-    return check(value, hints_of(owner)[name], location, field.metadata["bounds"])
-
-
-def _converted(value: Any, field: dataclasses.Field, kind: Any) -> Any:
-    """Converts a value to the type of a setting: numbers to text and text to numbers, one value to a list, 0 and 1 to
-    false and true, true and false of a setting that is no switch to the value of its flag alone and its default, and
-    words to the case of the choices. Returns others unchanged, for `check` to refuse."""
-    if typing.get_origin(kind) is list:
-        (element_type,) = typing.get_args(kind)
-        elements = value if isinstance(value, list) else [value]
-        return [_converted(element, field, element_type) for element in elements]
     if kind is bool:
-        return number_as_bool(value)
-    if isinstance(value, bool) and field.metadata["const"] is not None:
-        return field.metadata["const"] if value else default_of(field)
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if kind is int and isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return int(value)
-    choices = field.metadata["bounds"].choices or ()
-    return next((c for c in choices if isinstance(value, str) and c.lower() == value.lower()), value)
+        options["action"] = argparse.BooleanOptionalAction
+    elif typing.get_origin(kind) is list:
+        options["nargs"] = "+"
+    elif field.metadata["const"] is not None:
+        options |= {"nargs": "?", "const": field.metadata["const"]}
+    if choices:
+        options["metavar"] = f"{{{','.join(choices)}}}"
+    group.add_argument(flag_name(field.name), *field.metadata["aliases"], **{**options, **field.metadata["flag"]})

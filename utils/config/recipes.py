@@ -8,13 +8,27 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from utils.config.aliases import our_name, split_recipe
 from utils.config.flags import flag_name
-from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig
+from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, field_by_alias
 from utils.config.yaml_files import load_yaml, parse_yaml_value
 from utils.errors import UserError, all_mistakes
 from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
+
+# Keys of YOLOv5's files of hyper-parameters that do not exist here, or have another scale, with their usual values, or
+# None for any value. A file with one of the first three is YOLOv5's.
+_ONLY_YOLOV5 = ("fl_gamma", "iou_t", "obj_pw")
+_YOLOV5_HYPERPARAMETERS: dict[str, float | None] = {
+    "fl_gamma": 0,
+    "iou_t": None,
+    "obj_pw": 1,
+    "cls_pw": 1,
+    "box": 0.05,
+    "cls": 0.5,
+    "obj": 1,
+    "anchors": None,
+    "copy_paste": 0,
+}
 
 
 def hyperparameters_from(
@@ -24,12 +38,17 @@ def hyperparameters_from(
     log line to ``lines`` that names values without effect. Raises UserError that lists the mistakes."""
     values = load_yaml(path) if path else {}
     with all_mistakes() as mistakes:
-        if isinstance(values, dict):
-            values, left_out, refused = split_recipe(values)
+        if isinstance(values, dict) and any(key in values for key in _ONLY_YOLOV5):
+            left_out = []
+            for key in [key for key in _YOLOV5_HYPERPARAMETERS if key in values]:
+                if _YOLOV5_HYPERPARAMETERS[key] in (None, values.pop(key)):
+                    left_out.append(key)
+                else:
+                    mistakes.add(
+                        f"{path}: '{key}': does not exist here, or has another scale than in YOLOv5; remove it"
+                    )
             if left_out and lines is not None:
                 lines.append(f"{path}: left out, because only YOLOv5 has these: {', '.join(left_out)}")
-            for key in refused:
-                mistakes.add(f"{path}: '{key}': does not exist here, or has another scale than in YOLOv5; remove it")
         hyp = base or Hyperparameters()
         with mistakes.collecting():
             hyp = _changed(hyp, values, path or "hyper-parameters")
@@ -59,7 +78,8 @@ def unknown_key(key: str) -> str:
     """Returns a message about ``key``, which is not a hyper-parameter."""
     if key in TrainConfig.__dataclass_fields__:
         return f"'{key}': is a flag, not a hyper-parameter; give it as {flag_name(key)}"
-    return f"unknown key '{key}'{suggestion(our_name(key, HYPERPARAMETERS), HYPERPARAMETERS)}"
+    known = field_by_alias(Hyperparameters)
+    return f"unknown key '{key}'{suggestion(known[key].name if key in known else key, HYPERPARAMETERS)}"
 
 
 def read_recipe(

@@ -19,15 +19,13 @@ from utils.schema import UNBOUNDED, Bounds
 AUTO = "auto"  # the value of --resume that means the folder --project/--name, whether a run is there or not
 FIND_BATCH_SIZE = -1  # the value of --batch-size that finds the largest that fits
 ALL_RANKS = -1  # the value of --sync-bn that means the whole run
-MAX_IMGSZ = 65_536  # an image of this size takes 12 GiB, and sizes of larger ones may not fit into 64 bits
 MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
 MAX_LINE_WIDTH = 32_767  # of OpenCV
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 IMGSZ_ALIASES = ("--img", "--img-size")
-_AMP = ("auto", "off", "bf16", "fp16")
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
+AMP_TYPES = ("auto", "off", "bf16", "fp16")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 # What a setting of a command that trains affects, and therefore when it may change:
 # "result": the results of a run.
@@ -179,7 +177,9 @@ def changed_settings(config: Any) -> dict[str, Any]:
 class Hyperparameters:
     """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
 
-    lr0: float | None = setting(None, Bounds(0), help="initial learning rate; null: the default of the optimizer")
+    lr0: float | None = setting(
+        None, Bounds(0), aliases=("--lr",), help="initial learning rate; null: the default of the optimizer"
+    )
     lr_factor: float = setting(1.0, Bounds(0), help="factor on the learning rate, however it was chosen")
     lr_mult: float | None = setting(
         1.0, Bounds(0), help="learning rate factor of loaded weights; null: chosen by how well they detect"
@@ -279,7 +279,7 @@ class _DetectionsConfig(_RunConfig):
         Bounds(1, MAX_CANDIDATES),
         help="maximum number of detections per image or, with tiles, per tile",
     )
-    amp: str = setting("off", Bounds(choices=_AMP), help="autocast type")
+    amp: str = setting("off", Bounds(choices=AMP_TYPES), help="autocast type")
     tile: int | None = setting(
         None, Bounds(0), help="cut images into overlapping tiles of n x n pixels; 0: off; default: as in training"
     )
@@ -406,7 +406,9 @@ class TrainConfig(DataFlags):
     nominal_batch: int = setting(
         0, Bounds(0), aliases=("--nbs",), help="images over which a step accumulates gradients; 0: one batch"
     )
-    amp: str = setting("auto", Bounds(choices=_AMP), help="autocast type; auto: bf16 if supported, fp16 on older GPUs")
+    amp: str = setting(
+        "auto", Bounds(choices=AMP_TYPES), help="autocast type; auto: bf16 if supported, fp16 on older GPUs"
+    )
     compile: bool = setting(
         False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed", on_resume="machine"
     )
@@ -512,7 +514,7 @@ class RunSettings:
 class ValConfig(_DetectionsConfig, DataFlags):
     """The flags of val.py."""
 
-    weights: str = setting(help="checkpoint or exported file to evaluate", is_keyword=False)
+    weights: str = setting(aliases=("--model",), help="checkpoint or exported file to evaluate", is_keyword=False)
     data: str = setting("", help="data set YAML; empty: the checkpoint's", is_keyword=False)
     task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
@@ -546,7 +548,7 @@ class ValConfig(_DetectionsConfig, DataFlags):
 class DetectConfig(_DetectionsConfig):
     """The flags of detect.py."""
 
-    weights: str = setting(help="checkpoint, exported file, or a public name such as yolov8n")
+    weights: str = setting(aliases=("--model",), help="checkpoint, exported file, or a public name such as yolov8n")
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
     imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
@@ -563,6 +565,7 @@ class DetectConfig(_DetectionsConfig):
     track: str | None = setting(
         None,
         Bounds(choices=OBJECT_TRACKERS),
+        aliases=("--tracker",),
         const="bytetrack",
         convert=_tracker_name,
         help="give ids to objects in videos and ordered images; without a value: bytetrack",
@@ -594,7 +597,7 @@ class DetectConfig(_DetectionsConfig):
 class ExportConfig(Downloads):
     """The flags of export.py."""
 
-    weights: str = setting(help="checkpoint, or a public name such as yolov8n", is_keyword=False)
+    weights: str = setting(aliases=("--model",), help="checkpoint, or a public name such as yolov8n", is_keyword=False)
     format: list[str] = setting(
         factory=lambda: ["onnx"],
         bounds=Bounds(choices=tuple(EXPORT_FORMATS), is_filled=True),

@@ -11,8 +11,8 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS, Command
-from utils.config.flags import build_parser, flags_of, shown_name
-from utils.config.parser import parse_command, parse_config, settings_word
+from utils.config.flags import flags_of, shown_name
+from utils.config.parser import build_parser, parse_command, parse_config, settings_word
 from utils.config.settings import (
     TOPICS,
     DetectConfig,

@@ -1,9 +1,10 @@
-"""Checks an image size against the stride of a model."""
+"""The image sizes that a model takes."""
 
 from __future__ import annotations
 
-from utils.config.settings import MAX_IMGSZ
 from utils.errors import UserError
+
+MAX_IMGSZ = 65_536  # an image of this size takes 12 GiB, and sizes of larger ones may not fit into 64 bits
 
 
 def check_image_size(imgsz: int, stride: int, *, min_cells: int = 1, flag: str = "--imgsz") -> None:

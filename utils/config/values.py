@@ -1,13 +1,20 @@
-"""Values of Python as plain data, which JSON and YAML can hold, and their types."""
+"""Values of settings: as plain data, which JSON and YAML can hold, converted to the type of a setting, and checked."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import typing
 from collections.abc import KeysView, Mapping, Sequence, ValuesView
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from utils.config.settings import default_of
 from utils.errors import UserError
-from utils.schema import check, parse_hint
+from utils.schema import check, hints_of, parse_hint, type_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def plain_value(name: str, value: Any) -> Any:
@@ -47,10 +54,40 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     kind, is_optional, bounds = parse_hint(hint)
     plain = plain_value(name, value)
     if kind is bool:
-        plain = number_as_bool(plain)
+        plain = _number_as_bool(plain)
     return None if plain is None and is_optional else check(plain, kind, name, bounds)
 
 
-def number_as_bool(plain: Any) -> Any:
+def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
+    """Returns the value of the setting ``name`` of ``owner``, converted and checked. ``value``: a `plain_value`, or
+    the words of a command line; a single one is no list. Raises UserError that begins with ``location``."""
+    field = owner.__dataclass_fields__[name]
+    convert = field.metadata["convert"]
+    value = _converted(value if convert is None else convert(value, location), field, type_of(field, owner))
+    return check(value, hints_of(owner)[name], location, field.metadata["bounds"])
+
+
+def _converted(value: Any, field: dataclasses.Field, kind: Any) -> Any:
+    """Converts a value to the type of a setting: numbers to text and text to numbers, one value to a list, 0 and 1 to
+    false and true, true and false of a setting that is no switch to the value of its flag alone and its default, and
+    words to the case of the choices. Returns others unchanged, for `check` to refuse."""
+    if typing.get_origin(kind) is list:
+        (element_type,) = typing.get_args(kind)
+        elements = value if isinstance(value, list) else [value]
+        return [_converted(element, field, element_type) for element in elements]
+    if kind is bool:
+        return _number_as_bool(value)
+    if isinstance(value, bool) and field.metadata["const"] is not None:
+        return field.metadata["const"] if value else default_of(field)
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if kind is int and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return int(value)
+    choices = field.metadata["bounds"].choices or ()
+    return next((c for c in choices if isinstance(value, str) and c.lower() == value.lower()), value)
+
+
+def _number_as_bool(plain: Any) -> Any:
     """Returns false and true for 0 and 1, and other values unchanged."""
     return bool(plain) if plain in (0, 1) else plain
