@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.same_bits import have_same_bits
 from benchmarks.speed.training_step import build_step, context_of, make_batches, state_of
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.distributed.join import join_run
@@ -54,7 +55,7 @@ def compare_processes(options: argparse.Namespace) -> Iterator[str]:
         expected = train_in_one_process(training)
         others = {"once more": train_in_one_process(training), f"on {PROCESSES} processes": train_in_two(training)}
         for name, other in others.items():
-            names = [key for key, value in expected.items() if not torch.equal(value, other[key])]
+            names = [key for key, value in expected.items() if not have_same_bits(value, other[key])]
             case = f"{options.model} {optimizer}, {STEPS} steps of {VIRTUAL_RANKS} virtual ranks, {name}"
             if names:
                 yield f"{case}: {len(names)} of {len(expected)} tensors differ"
