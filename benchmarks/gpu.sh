@@ -32,11 +32,11 @@
 #   pip download --no-deps -d .whl ultralytics ultralytics-thop ultralytics-platform
 #
 # A machine whose host name cannot be resolved, or whose only network interface is the loopback, needs
-# GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo and torchrun --local-addr 127.0.0.1; `first` runs torchrun with these.
+# GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo and torchrun --local-addr 127.0.0.1, so all parts run with these.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3} WHEELS=${WHEELS:-.whl}
-export OUT=${OUT:-runs/gpu} ONLY=${ONLY:-} PARTS=${PARTS:-} BUDGET_S=${BUDGET_S:-} SLOWDOWN=${SLOWDOWN:-1}
+export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
 
 TMP=$(mktemp -d "${TMPDIR:-/tmp}/lockstep-gpu.XXXXXX")
 trap 'rm -rf "$TMP"' EXIT
@@ -52,5 +52,5 @@ if [[ -z ${PEER+set} ]]; then
     PEER=
     "$PYTHON" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("ultralytics") is None)' && PEER=$PYTHON
 fi
-export PEER SPENT_S=$SECONDS
-"$PYTHON" -m benchmarks.gpu.runner "$@"
+"$PYTHON" -m benchmarks.gpu.runner --peer "$PEER" --out "${OUT:-runs/gpu}" --only "${ONLY:-}" --parts "${PARTS:-}" \
+    --budget "${BUDGET_S:-0}" --slowdown "${SLOWDOWN:-1}" --spent "$SECONDS" "$@"

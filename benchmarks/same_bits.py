@@ -61,17 +61,27 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(a: dict, b: dict) -> list[str]:
-    """Returns the places at which two checkpoints are not bitwise equal."""
-    return _unequal(*({key: content[key] for key in COMPARED} for content in (a, b)))
+    """Returns the places at which two checkpoints' model, average and optimizer do not have the same bits."""
+    return unequal_places(*({key: content[key] for key in COMPARED} for content in (a, b)))
 
 
-def _unequal(a: dict, b: dict) -> list[str]:
+def unequal_places(a: dict, b: dict) -> list[str]:
+    """Returns the places at which nested plain data differs, or at which only one of the two has a value."""
     leaves_a = dict(leaves(a))
     leaves_b = dict(leaves(b))
     if leaves_a.keys() != leaves_b.keys():
         return sorted(leaves_a.keys() ^ leaves_b.keys())
-    pairs = ((place, value, leaves_b[place]) for place, value in leaves_a.items())
-    return [place for place, x, y in pairs if not (torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y)]
+    return [place for place, value in leaves_a.items() if not have_same_bits(value, leaves_b[place])]
+
+
+def have_same_bits(a: Any, b: Any) -> bool:
+    """Returns whether two tensors, or two plain values, have the same type, shape and bits: 0.0 is not -0.0, and nan is
+    nan."""
+    if not isinstance(a, torch.Tensor):
+        return repr(a) == repr(b)
+    if not isinstance(b, torch.Tensor) or (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return torch.equal(*(tensor.cpu().reshape(-1).view(torch.uint8) for tensor in (a, b)))
 
 
 def train(folder: Path, setup: Setup, *flags: str) -> Path:
@@ -115,7 +125,7 @@ def compare_runs(data: str, setups: Sequence[Setup]) -> bool:
         runs = [train(Path(folder), setup, *flags) for setup in setups[:2]]
         rows = [_results_without_times(run) for run in runs]
         first, second = ({key: read_checkpoint(run / "best.pt")[key] for key in ("ema", "progress")} for run in runs)
-    places = _unequal(first, second)
+    places = unequal_places(first, second)
     verdict = f"{len(places)} places differ: {places[:3]}" if places else "the same"
     scores = f"{rows[0][-1]['metrics/AP']} and {rows[1][-1]['metrics/AP']}"
     print(f"10 epochs, {setups[0]} against {setups[1]}: best.pt of epoch {first['progress']['best_epoch']}: {verdict}")

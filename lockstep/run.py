@@ -95,7 +95,7 @@ class Run:
             html += Markup("<table>{}</table>").format(Markup("").join(cells))
         with contextlib.suppress(UserError):
             columns = {name: values for name, values in self.history.items() if name.startswith(_SHOWN_COLUMNS)}
-            charts = history_charts(columns)
+            charts = [chart for group in history_charts(columns) for chart in group]
             if charts:
                 sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CHARTS_PER_ROW)
                 html += embed_image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,31 +48,35 @@ class Outcome:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.gpu.runner", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser("benchmarks/gpu.sh", description="Runs the parts of the benchmark on a GPU.")
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU")
     parser.add_argument("--list", action="store_true", help="list the parts and run none")
+    # From the environment, by gpu.sh.
+    parser.add_argument("--only", choices=("", *BUDGETS_S), default="", help="one call; default: all")
+    parser.add_argument("--parts", default="", help="regular expression: parts with these names")
+    parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics; empty: ours alone")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.txt and gpu.log")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds a call; 0: those of the call")
+    parser.add_argument("--slowdown", type=float, default=1.0, help="factor for all limits")
+    parser.add_argument("--spent", type=float, default=0.0, help="seconds that have passed before")
     options = parser.parse_args()
-    only = os.environ.get("ONLY", "")
-    pattern = os.environ.get("PARTS", "")
-    if only and only not in BUDGETS_S:
-        sys.exit(f"ONLY={only}: expected one of {', '.join(BUDGETS_S)}")
-    calls = [only] if only else list(BUDGETS_S)
-    peer = find_peer(os.environ.get("PEER", ""))
+    calls = [options.only] if options.only else list(BUDGETS_S)
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
-        parts = Parts(DRY_RUN_SIZES if options.dry else Sizes(), Path(folder), peer)
+        sizes = DRY_RUN_SIZES if options.dry else Sizes()
+        parts = Parts(sizes, Path(folder), find_peer(options.peer))
         try:
-            chosen = {call: parts.chosen(call, pattern) for call in calls}
+            chosen = {call: parts.chosen(call, options.parts) for call in calls}
         except re.error as error:
-            sys.exit(f"PARTS={pattern}: not a regular expression ({error})")
+            sys.exit(f"PARTS={options.parts}: not a regular expression ({error})")
         if not any(chosen.values()):
-            sys.exit(f"PARTS={pattern}: matches no part of {', '.join(calls)}; --list has their names")
+            sys.exit(f"PARTS={options.parts}: matches no part of {', '.join(calls)}; --list has their names")
         if options.list:
             for call in calls:
                 print(listed(call, chosen[call], parts))
             return
-        runner = Runner(parts, Path(os.environ.get("OUT", "runs/gpu")))
+        runner = Runner(parts, options.out, slowdown=options.slowdown, spent_s=options.spent)
         for call in calls:
-            runner.run_call(call, chosen[call])
+            runner.run_call(call, chosen[call], options.budget or BUDGETS_S[call])
     print(runner.table(), flush=True)
     sys.exit(any(outcome.verdict == "FAIL" for outcome in runner.outcomes))
 
@@ -79,71 +84,58 @@ def main() -> None:
 def listed(call: str, chosen: Sequence[Part], parts: Parts) -> str:
     lines = [f"{call}, at most {BUDGETS_S[call]} s:", "| part | expected seconds | sum |", "| --- | --- | --- |"]
     total = 0
-    for part in parts.with_providers(chosen):
+    for part in parts.with_makers(chosen):
         total += part.expected_s
         lines.append(f"| {part.name} | {part.expected_s} | {total} |")
     return "\n".join([*lines, ""])
 
 
-def number_of(variable: str, default: float) -> float:
-    """Returns the number in an environment variable, which may be empty or missing. Raises SystemExit for other text
-    and for negative numbers."""
-    text = os.environ.get(variable) or str(default)
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        sys.exit(f"{variable}={text}: expected a number")
-    return number
-
-
 class Runner:
-    """Runs parts. Updates the log and the table after each part, so that they are complete whenever it is stopped."""
+    """Runs parts. Updates the log and the table after each part, so that they are complete whenever it is stopped.
 
-    def __init__(self, parts: Parts, out: Path) -> None:
+    Args:
+        out: folder of the log and the table.
+        slowdown: factor for all limits of time.
+        spent_s: seconds that the first call has spent before.
+    """
+
+    def __init__(self, parts: Parts, out: Path, *, slowdown: float = 1.0, spent_s: float = 0.0) -> None:
         self.outcomes: list[Outcome] = []
         self._parts = parts
         self._out = out
-        self._slowdown = number_of("SLOWDOWN", 1.0)
-        self._budget_s = number_of("BUDGET_S", 0.0)  # 0: that of the call
-        self._spent_s = number_of("SPENT_S", 0.0)  # before this program started
-        self._deadline = 0.0
+        self._slowdown = slowdown
+        self._spent_s = spent_s
         self._call_times: list[str] = []
         out.mkdir(parents=True, exist_ok=True)
         (out / "gpu.log").write_text("")
 
-    def run_call(self, call: str, chosen: Sequence[Part]) -> None:
-        budget_s = (self._budget_s or BUDGETS_S[call]) * self._slowdown
+    def run_call(self, call: str, chosen: Sequence[Part], budget_s: float) -> None:
+        budget_s *= self._slowdown
         began = time.monotonic() - self._spent_s
         self._spent_s = 0.0
-        self._deadline = began + budget_s
-        for part in self._parts.with_providers(chosen):
-            is_there = part.product and self._parts.path_of(part.product).exists()
-            if is_there and part not in chosen:  # an earlier call has made it
+        for part in self._parts.with_makers(chosen):
+            if part.makes and part.makes.exists() and part not in chosen:  # an earlier call has made it
                 continue
-            outcome = self._run(part)
+            outcome = self._run(part, began + budget_s - time.monotonic())
             self.outcomes.append(outcome)
             print(f"{outcome.verdict} {outcome.name}, {outcome.seconds:.0f} s", flush=True)
             self._write_table()
         self._call_times.append(f"{call} {time.monotonic() - began:.0f} of {budget_s:.0f} s")
         self._write_table()
 
-    def _run(self, part: Part) -> Outcome:
-        left_s = self._deadline - time.monotonic()
-        missing = [product for product in part.needs if not self._parts.path_of(product).exists()]
-        if self._parts.is_skipped(part):
-            return Outcome(part.name, "SKIP", 0, part.expected_s, [part.cpu_skip_reason])
+    def _run(self, part: Part, left_s: float) -> Outcome:
+        if part.skipped:
+            return Outcome(part.name, "SKIP", 0, part.expected_s, [part.skipped])
         if left_s < TOO_LATE_S:
             return Outcome(part.name, "SKIP", 0, part.expected_s, ["the time is used up"])
+        missing = [f"{path.name} (by: {self._parts.maker_of[path].name})" for path in part.needs if not path.exists()]
         if missing:
-            needed = ", ".join(f"{product} (by: {self._parts.providers[product].name})" for product in missing)
-            return Outcome(part.name, "FAIL", 0, part.expected_s, [f"! missing: {needed}"])
+            return Outcome(part.name, "FAIL", 0, part.expected_s, [f"! missing: {', '.join(missing)}"])
         limit_s = max(MIN_LIMIT_S, PATIENCE * part.expected_s) * self._slowdown
         began = time.monotonic()
         code, output = run_for(part, min(limit_s, left_s))
         with open(self._out / "gpu.log", "a", encoding="utf-8") as log:
-            log.write(f"\n===== {part.name}: {' '.join(part.command)}\n{output}")
+            log.write(f"\n===== {part.name}: {shlex.join(map(str, part.command))}\n{output}")
         outcome = outcome_of(part, code, output, time.monotonic() - began)
         if code is None and left_s < part.expected_s * self._slowdown:
             return replace(outcome, verdict="SKIP", lines=[*outcome.lines, "the time is used up"])
@@ -163,9 +155,8 @@ def run_for(part: Part, limit_s: float) -> tuple[int | None, str]:
     """Returns the exit code, None if the part was stopped after ``limit_s``, and its output."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
-            part.command,
+            [str(word) for word in part.command],
             cwd=ROOT,
-            env=os.environ | part.environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

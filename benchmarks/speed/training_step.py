@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor
 
-    from engine.train.step import TrainStep
-    from utils.batches import Batch
-    from utils.distributed.context import DistributedContext
-
-StepBuilder = Callable[..., "TrainStep"]  # `build_step`, or what takes its place
+from engine.optim.schedule import step_plan
+from engine.train import step as train_step
+from engine.train.step import TrainStep
+from models.detector import build_detector
+from models.modules import unwrap
+from utils.batches import Batch, Targets
+from utils.config.recipes import hyperparameters_from
+from utils.config.settings import RunSettings, TrainConfig
+from utils.distributed.context import DistributedContext
 
 
 def context_of(device: str, *, replicas: int = 1) -> DistributedContext:
     """Creates the context of one process on "cpu" or a CUDA device number, with ``replicas`` of the model there."""
-    from utils.distributed.context import DistributedContext
-
     ctx = DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
     return replace(ctx, devices=(ctx.device,) * replicas)
 
@@ -45,21 +47,13 @@ def build_step(
         ctx: replaces ``device``: this process among others, or several replicas of the model (`context_of`).
         settings: further fields of `TrainConfig`.
     """
-    import torch
-
-    from engine.optim.schedule import step_plan
-    from engine.train.step import build_step as build
-    from models.detector import build_detector
-    from utils.config.recipes import hyperparameters_from
-    from utils.config.settings import RunSettings, TrainConfig
-
     ctx = ctx or context_of(device)
     config = TrainConfig(optimizer=optimizer, epochs=100, **settings)
     if images:
         config = replace(config, batch_size=images)
     hyp = replace(hyperparameters_from(""), lr0=1e-4)
     detector = build_detector(model, classes).to(ctx.device, memory_format=torch.channels_last)
-    return build(
+    return train_step.build_step(
         ctx,
         RunSettings(config, hyp),
         detector,
@@ -85,8 +79,6 @@ def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -
 
 def state_of(take_step: TrainStep) -> dict[str, Tensor]:
     """Returns copies of every tensor that a step changes, on the host."""
-    from models.modules import unwrap
-
     state = {f"model.{key}": value for key, value in unwrap(take_step.model).state_dict().items()}
     state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
     for place, rule in enumerate(take_step.optimizer.state_dict()["optimizers"]):
@@ -104,11 +96,6 @@ def make_batches(
     Box sides are a fifth to a half of the canvas. ``ignore``: whether the first image has an ignore region, like COCO's
     crowd regions.
     """
-    import numpy as np
-    import torch
-
-    from utils.batches import Batch, Targets
-
     batches = []
     region = np.array([[0, 0, 0.5, 0.5, 0.4, 0.3]], np.float32)
     for seed in range(number):

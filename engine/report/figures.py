@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,51 +26,55 @@ from utils.drawing.figures import (
 MANY_CLASSES = 20
 FEW_CLASSES = 8
 MAX_CONFUSED = 60  # classes in a confusion matrix
-AP_CHART = "AP"
-LOSS_SUFFIX = " loss"
 _AP_NAMES = ("AP", "AP50", "AP75")
+_TIMES = {"time": "seconds since the start", "data_wait": "fraction of time waiting for data"}
 
 
-def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
-    """Returns charts of the columns of results.csv that have a finite value, first AP, then other scores, losses, and
-    the rest. ``train/box`` and ``val/box`` share a chart. Lines join the epochs that have a value, because not every
-    epoch is validated."""
-    lines: dict[str, list[Line]] = {AP_CHART: []}  # by title
-    y_labels = {AP_CHART: "AP"}
-    titles = {metric.name: metric.title for metric in METRICS}
+class HistoryCharts(NamedTuple):
+    """Charts of results.csv by epoch; a chart without a value is left out."""
+
+    ap: list[Chart]  # at most one
+    training: list[Chart]  # other scores, then losses
+    others: list[Chart]  # times and learning rates
+
+
+def history_charts(columns: Mapping[str, np.ndarray]) -> HistoryCharts:
+    """Creates charts of the columns of results.csv that have a finite value. ``train/box`` and ``val/box`` share a
+    chart. Lines join the epochs that have a value, because not every epoch is validated."""
+    metric_titles = {metric.name: metric.title for metric in METRICS}
+    ap: list[str] = []  # names of columns
+    scores: list[str] = []
+    losses: dict[str, list[str]] = {}
+    others: dict[tuple[str, str], list[str]] = {}  # by title and label of the y axis
     for name, values in columns.items():
         if name == "epoch" or not np.isfinite(values).any():
             continue
         head, _, tail = name.partition("/")
-        label = titles.get(tail, tail or head)
-        if head == "metrics" and tail.partition(":")[0] in _AP_NAMES:
-            title = AP_CHART
-        elif head == "metrics":
-            title, y_label = "Precision, recall and F1", "score"
+        if head == "metrics":
+            (ap if tail.partition(":")[0] in _AP_NAMES else scores).append(name)
         elif head in ("train", "val"):
-            title, y_label, label = f"{tail}{LOSS_SUFFIX}", "loss", head
-        elif head == "lr":
-            title, y_label = "Learning rates", "learning rate"
+            losses.setdefault(f"{tail} loss", []).append(name)
         else:
-            title = y_label = {"time": "seconds since the start", "data_wait": "fraction of time waiting for data"}.get(
-                tail or head, (tail or head).replace("_", " ")
-            )
-        if title != AP_CHART:
-            y_labels[title] = y_label
-        lines.setdefault(title, []).append(Line(label, columns["epoch"], values, is_strong=label == "AP"))
-    order = sorted(lines, key=lambda title: (title != AP_CHART, y_labels[title] != "score", y_labels[title] != "loss"))
-    return [
-        Chart(
-            title=title,
-            lines=lines[title],
-            x_label="epoch",
-            y_label=y_labels[title],
-            x_is_whole=True,
-            y_range=(0, None) if y_labels[title] in ("AP", "score") else None,
-        )
-        for title in order
-        if lines[title]
-    ]
+            words = _TIMES.get(tail or head, (tail or head).replace("_", " "))
+            title = ("Learning rates", "learning rate") if head == "lr" else (words, words)
+            others.setdefault(title, []).append(name)
+
+    def chart(title: str, names: Sequence[str], y_label: str, *, from_zero: bool = False) -> Chart:
+        lines = []
+        for name in names:
+            head, _, tail = name.partition("/")
+            label = head if y_label == "loss" else metric_titles.get(tail, tail or head)
+            lines.append(Line(label, columns["epoch"], columns[name], is_strong=label == "AP"))
+        y_range = (0, None) if from_zero else None
+        return Chart(title=title, lines=lines, x_label="epoch", y_label=y_label, x_is_whole=True, y_range=y_range)
+
+    training = [chart("Precision, recall and F1", scores, "score", from_zero=True)] if scores else []
+    training += [chart(title, names, "loss") for title, names in losses.items()]
+    return HistoryCharts(
+        [chart("AP", ap, "AP", from_zero=True)] if ap else [],
+        training,
+        [chart(title, names, y_label) for (title, y_label), names in others.items()],
+    )
 
 
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:

@@ -38,11 +38,8 @@ JPEG_QUALITY = 80
 MIN_BOX_SIDE = 8  # pixels; smaller boxes would be drawn as dots
 MAX_OUTLINES = 150  # in a photo; more would hide it
 PICTURED_IMAGES = 16  # images of a batch on a sheet
-# Name of each kind of error, in the order of `engine.evaluation.analysis.KINDS`.
-KIND_WORDS = ("wrong class", "misplaced", "wrong class and misplaced", "duplicate", "spurious", "missed")
-COLORS = {
-    "correct": "#20c05c",
-    "label": "#ffffff",
+# By the name of each kind of error, in the order of `engine.evaluation.analysis.KINDS`.
+KIND_COLORS = {
     "wrong class": "#e599f7",
     "misplaced": "#74c0fc",
     "wrong class and misplaced": "#faa2c1",
@@ -50,6 +47,8 @@ COLORS = {
     "spurious": "#ffa94d",
     "missed": "#ff8787",
 }
+KIND_NAMES = tuple(KIND_COLORS)
+COLORS = {"correct": "#20c05c", "label": "#ffffff", **KIND_COLORS}
 WORST_LEGEND = tuple(LegendEntry(style, color) for style, color in COLORS.items())
 LABEL_LEGEND = (
     LegendEntry("label of the wrong class", COLORS["missed"]),
@@ -166,24 +165,19 @@ def worst_images(split: CheckedSplit, matches: Matches) -> list[Card]:
     cards = []
     for image in order[count[order] > 0].tolist():
         missed = np.flatnonzero((object_image == image) & errors.missed)
+        is_explained = (object_image == image) & ~errors.detected & ~errors.missed & ~matches.objects.crowd
         rows = np.flatnonzero(found_image == image)
         rows = rows[np.argsort(-ranked.scores[rows], kind="stable")]
+        wrong = rows[is_false[rows]].tolist()
+        kinds = [KIND_NAMES[errors.outcome[row]] for row in wrong]
         outlines = [Outline(object_boxes[i], "missed", f"{names[matches.object_classes[i]]}?") for i in missed]
-        outlines += [
-            Outline(
-                ranked.boxes_xyxy[row],
-                KIND_WORDS[errors.outcome[row]],
-                f"{names[ranked.classes[row]]} {ranked.scores[row]:.2f}",
-            )
-            for row in rows[is_false[rows]]
-        ]
-        is_explained = (object_image == image) & ~errors.detected & ~errors.missed & ~matches.objects.crowd
+        for row, kind in zip(wrong, kinds):
+            text = f"{names[ranked.classes[row]]} {ranked.scores[row]:.2f}"
+            outlines.append(Outline(ranked.boxes_xyxy[row], kind, text))
         outlines += [Outline(box, "label") for box in object_boxes[is_explained]]  # of a wrong detection
         outlines += [Outline(ranked.boxes_xyxy[row], "correct") for row in rows[errors.outcome[rows] == CORRECT]]
-        kinds = Counter({KIND_WORDS[MISSED]: len(missed)}) + Counter(
-            KIND_WORDS[kind] for kind in errors.outcome[rows[is_false[rows]]].tolist()
-        )
-        summary = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+        counts = Counter([KIND_NAMES[MISSED]] * len(missed) + kinds)
+        summary = ", ".join(f"{number} {kind}" for kind, number in counts.most_common())
         name = split.index.paths[image]
         source = PhotoFile.of(split, image)
         picture = photo(source, source.whole(), PHOTO_SIDE, outlines, label=f"{name}: {summary}")

@@ -18,8 +18,6 @@ from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ap_error, confused
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.report.figures import (
-    AP_CHART,
-    LOSS_SUFFIX,
     MANY_CLASSES,
     class_bars,
     confusion_picture,
@@ -103,20 +101,20 @@ class ReportPage:
             self._evaluation = None
             for name, picture in (self._validation["curves"] | self._validation["error_figures"]).items():
                 self._save(name, [picture])
-        charts = {chart.title: chart_picture(chart) for chart in history_charts(history)}
-        self._save("results", charts.values())
+        ap, training, others = (
+            {chart.title: chart_picture(chart) for chart in charts} for charts in history_charts(history)
+        )
+        self._save("results", [*ap.values(), *training.values(), *others.values()])
         curves = self._validation["curves"] if self._validation else {}
-        first = {AP_CHART: charts[AP_CHART]} if AP_CHART in charts else dict([*curves.items()][:1])
-        is_timing = {title: not title.endswith((LOSS_SUFFIX, "F1")) for title in charts if title != AP_CHART}
         page.write_page(
             self.path,
             TEMPLATE,
             subject.title,
             self._subtitle(history),
             epochs=len(history.get("epoch", ())),
-            first_chart=first,
-            charts={title: charts[title] for title, is_folded in is_timing.items() if not is_folded},
-            timings={title: charts[title] for title, is_folded in is_timing.items() if is_folded},
+            first_chart=ap or dict([*curves.items()][:1]),
+            charts=training,
+            timings=others,
             validation=self._validation,
             advice=list(advice(subject, history, self._validated, last=self._folder / "last.pt")),
             data=self._data,

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.dataset.spec import DEMO
 from data.index.index import DatasetIndex
-from engine.evaluation.analysis import CLASS, KINDS, MISSED, ErrorSplit, confused_pairs
+from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, LOCATION, MISSED, ErrorSplit, confused_pairs
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
 from engine.optim.schedule import few_steps_warning, random_weights_warning, step_plan
@@ -32,14 +32,22 @@ MIN_F1_RISE = 0.1  # of a class at a threshold of its own, which is mentioned
 MIN_OBJECTS = 10  # validation objects of a class, for its threshold to be more than chance
 IMBALANCED = 10  # ratio of boxes of the most frequent class to the rarest
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
-# What a kind of error is, and what to do about it.
-SENTENCES = {
-    "class": ("name another class", "compare the labels of the confused classes, and add images of them"),
-    "location": ("overlap their object by an IoU of only 0.1 to 0.5", "check that labels are tight and consistent"),
-    "both": ("overlap only an object of another class", "check that the labels of these objects are complete"),
-    "duplicate": ("are of an object that is found already", "check for objects that are labeled twice"),
-    "background": ("are where no object is labeled", "check for missing labels, or add images without objects"),
-    "missed": ("are not found", "add images of such objects, or train with a larger --imgsz or a larger model"),
+# By kind of error: what these detections do, or what happens to these objects, and what to do about it.
+ERROR_SENTENCES = {
+    CLASS: "name another class",
+    LOCATION: "overlap their object by an IoU of only 0.1 to 0.5",
+    BOTH: "overlap only an object of another class",
+    DUPLICATE: "are of an object that is found already",
+    BACKGROUND: "are where no object is labeled",
+    MISSED: "are not found",
+}
+ERROR_ADVICE = {
+    CLASS: "compare the labels of the confused classes, and add images of them",
+    LOCATION: "check that labels are tight and consistent",
+    BOTH: "check that the labels of these objects are complete",
+    DUPLICATE: "check for objects that are labeled twice",
+    BACKGROUND: "check for missing labels, or add images without objects",
+    MISSED: "add images of such objects, or train with a larger --imgsz or a larger model",
 }
 
 
@@ -90,7 +98,7 @@ def error_sentences(result: EvalResult, errors: ErrorSplit, names: Sequence[str]
         if not count or not errors.cost[kind] >= MIN_COST:
             continue
         total = counted(objects, "object") if kind == MISSED else counted(detections, "detection")
-        sentence = f"{count:,} of {total} {SENTENCES[KINDS[kind]][0]}{_main_class(result, errors, kind, names)}"
+        sentence = f"{count:,} of {total} {ERROR_SENTENCES[kind]}{_main_class(result, errors, kind, names)}"
         yield f"{sentence}: {errors.cost[kind]:.3f} of AP50."
     ap = np.where(result.class_targets > 0, result.class_ap, np.nan)
     if np.count_nonzero(result.class_targets) > 1:
@@ -143,7 +151,7 @@ def advice(
         cost = validated.errors.cost
         largest = int(np.nan_to_num(cost).argmax())
         if cost[largest] >= MIN_COST and not (largest == CLASS and flips):
-            yield f"Against the largest error: {SENTENCES[KINDS[largest]][1]}."
+            yield f"Against the largest error: {ERROR_ADVICE[largest]}."
         yield from flips
         yield from _own_thresholds(validated.result, subject.validated.names)
         if validated.label_errors:

@@ -1,10 +1,11 @@
-"""The comparison of bits: both checkouts read the same data, and a missing one is found before anything is trained."""
+"""The comparison of bits: values that are equal but have other bits differ, and both checkouts read the same data."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import same_bits
 
@@ -28,6 +29,19 @@ def write_checkout(folder: Path) -> Path:
     (folder / "train.py").write_text(TRAIN)
     (folder / "own_module.py").write_text("NAME = 'data.txt'")
     return folder
+
+
+def test_values_that_are_equal_but_have_other_bits_differ():
+    def content(weight: torch.Tensor, rate: float) -> dict:
+        return {"model": {"weight": weight, "count": torch.tensor(3)}, "ema": {}, "optimizer": {"rates": [rate]}}
+
+    zero = content(torch.tensor([0.0, float("nan")]), 0.0)
+    assert same_bits.differences(zero, content(torch.tensor([0.0, float("nan")]), 0.0)) == []
+    assert same_bits.differences(zero, content(torch.tensor([-0.0, float("nan")]), -0.0)) == [
+        ".model.weight",
+        ".optimizer.rates[0]",
+    ]
+    assert same_bits.differences(zero, content(torch.zeros(2, dtype=torch.float64), 0.0)) == [".model.weight"]
 
 
 def test_another_checkout_reads_data_that_is_relative_to_the_working_folder(

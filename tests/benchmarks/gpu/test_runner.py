@@ -47,19 +47,19 @@ def test_figures_tables_and_the_last_output_of_a_failure_are_kept():
     assert all(row.count("|") == 5 for row in found.rows())
 
 
-def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path):
     """An intermediate result is made once, not for each part that needs it."""
-    monkeypatch.setenv("BUDGET_S", "60")
     parts = Parts(DRY_RUN_SIZES, tmp_path)
     works = [sys.executable, "-c", ""]
-    parts.providers["weights"] = Part("makes nothing", 1, works, product="weights")
+    lacking = tmp_path / "last.pt"
+    parts.maker_of[lacking] = Part("makes nothing", 1, works, makes=lacking)
     runner = Runner(parts, tmp_path / "out")
     runner.run_call(
-        "first", [Part("one", 1, works, ["weights"]), Part("two", 1, works, ["weights"]), Part("b", 1, works)]
+        "first", [Part("one", 1, works, [lacking]), Part("two", 1, works, [lacking]), Part("b", 1, works)], 60
     )
     verdicts = [(outcome.name, outcome.verdict) for outcome in runner.outcomes]
     assert verdicts == [("makes nothing", "PASS"), ("one", "FAIL"), ("two", "FAIL"), ("b", "PASS")]
-    assert runner.outcomes[1].lines == ["! missing: weights (by: makes nothing)"]
+    assert runner.outcomes[1].lines == ["! missing: last.pt (by: makes nothing)"]
 
 
 @pytest.mark.parametrize(("expected_s", "verdict"), [(100, "SKIP"), (0, "FAIL")])
@@ -67,11 +67,10 @@ def test_a_part_that_the_end_of_its_call_stops_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected_s: int, verdict: str
 ):
     """It has failed only if it has taken longer than expected."""
-    monkeypatch.setenv("BUDGET_S", "1")
     monkeypatch.setattr("benchmarks.gpu.runner.TOO_LATE_S", 0.1)
     sleeps = [sys.executable, "-c", "import time; print('figure: begun', flush=True); time.sleep(60)"]
     runner = Runner(Parts(DRY_RUN_SIZES, tmp_path), tmp_path / "out")
-    runner.run_call("first", [Part("sleeps", expected_s, sleeps), Part("too late", 1, sleeps)])
+    runner.run_call("first", [Part("sleeps", expected_s, sleeps), Part("too late", 1, sleeps)], 1)
     first, second = runner.outcomes
     assert (first.verdict, first.lines[:2]) == (verdict, ["begun", "! stopped after 1 s"])
     assert (second.verdict, second.lines) == ("SKIP", ["the time is used up"])
@@ -114,7 +113,7 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
     assert table.strip() in done.stdout
     named = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")]
     catalog = Parts(DRY_RUN_SIZES, tmp_path)
-    wanted = list(catalog.with_providers(catalog.chosen(call, parts)))
+    wanted = catalog.with_makers(catalog.chosen(call, parts))
     assert {part.name for part in wanted} <= set(named)
     log = (tmp_path / "out" / "gpu.log").read_text()
-    assert all(f"===== {part.name}: " in log for part in wanted if not catalog.is_skipped(part))
+    assert all(f"===== {part.name}: " in log for part in wanted if not part.skipped)
