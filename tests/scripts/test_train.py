@@ -150,14 +150,17 @@ def test_a_run_that_stopped_early_or_ran_out_of_time_continues(inputs, tmp_path,
 
 @pytest.mark.slow
 def test_epochs_fit_into_the_time(inputs, tmp_path):
-    """The schedule ends with the last epoch, which is validated; a resumed run has the number of its checkpoint."""
-    arguments = ["--time", "0.001", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD"]
-    done = run_python(*flags(inputs, tmp_path, *arguments))
+    """The schedule ends with the last epoch, which is validated; a resumed run has the number of its checkpoint. Slow
+    steps make an epoch so long that the machine's other work does not end the run an epoch early."""
+    arguments = ["--time", "0.002", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD"]
+    with Processes(tmp_path / "log.txt", faults="slow:0.5") as run:
+        run.ranks(1, *map(str, flags(inputs, tmp_path, *arguments)[1:]))
+        assert run.codes() == [0], run.output()
     folder = tmp_path / "exp"
     table = rows(folder / "results.csv")
     last = read_checkpoint(folder / "last.pt")
     assert len(table) == last["progress"]["epoch"] == last["config"]["epochs"] != 100
-    assert f"--time 0.001: {len(table)} epoch" in done.stdout
+    assert f"--time 0.002: {len(table)} epoch" in run.output()
     assert table[-1]["metrics/AP"]
     assert float(table[-1]["lr/weight"]) == pytest.approx(0.01 * 0.01)
     first = read_checkpoint(folder / "epoch1.pt")
