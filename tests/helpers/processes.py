@@ -110,12 +110,17 @@ class Processes:
         return self.log.read_text(errors="replace")
 
     def until(self, condition: Callable[[], bool], timeout: float = 120) -> None:
-        """Waits for ``condition``; fails with the output if it never becomes true or all processes end."""
+        """Waits for ``condition``; fails with the output, and the ranks' stacks, if it never becomes true or all
+        processes end."""
         deadline = time.monotonic() + timeout
         while not condition():
             ended = all(process.poll() is not None for process in self.started)
             assert not ended or condition(), self.output()
-            assert time.monotonic() < deadline, self.output()
+            if time.monotonic() > deadline:
+                for pid in self.launched():
+                    os.kill(pid, signal.SIGUSR2)
+                time.sleep(1)
+                raise AssertionError(self.output())
             time.sleep(0.02)
 
     def kill_all(self) -> None:

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import itertools
 import os
@@ -142,6 +143,7 @@ def inject_process_fault(kind: str, *args: str) -> bool:
 def main(argv: list[str] | None = None) -> None:
     import train
 
+    faulthandler.register(signal.SIGUSR2)  # prints the stacks of all threads: `Processes.until`
     for fault in filter(None, os.environ.get("FAULTS", "").split(";")):
         if not inject_process_fault(*fault.split(":")):
             inject_step_fault(*fault.split(":"))
