@@ -154,8 +154,8 @@ class Reference:
         found = self._evaluate(exported).result
         threshold = exported.threshold(box_voting=True)
         f1, expected_f1 = (_f1_at(result, threshold) for result in (found, expected))
-        summary = f"AP {found.ap:.4f} (checkpoint {expected.ap:.4f})"
-        summary += f", F1 {f1:.4f} ({expected_f1:.4f}) at confidence {threshold:.3f}"
+        summary = f"AP {found.ap:.4f} (checkpoint {expected.ap:.4f}), F1 {f1:.4f} ({expected_f1:.4f}) at confidence "
+        summary += f"{threshold:.3f}"
         problems = []
         if not self._options.end2end:
             images = to_float(next(self._batches()).images, CPU, torch.float32, channels_last=False)
