@@ -143,17 +143,19 @@ def test_a_second_training_is_refused_in_the_same_run_folder(inputs, tmp_path, c
 
 def test_ranks_wait_for_the_checkpoint_of_a_signal(inputs, tmp_path):
     """A rank that ended earlier would make torchrun signal rank 0 again, which ends the write at once."""
-    go_on, written = tmp_path / "go on", tmp_path / "written"
-    with Processes(tmp_path / "log.txt", faults=f"holdsave:{written};{held_at(3, go_on)}") as run:
+    go_on, written, steps = tmp_path / "go on", tmp_path / "written", tmp_path / "steps"
+    steps.mkdir()
+    with Processes(tmp_path / "log.txt", faults=f"holdsave:{written};{held_at(3, go_on)};log:{steps}") as run:
         run.ranks(2, *flags(inputs, tmp_path))
-        run.until(lambda: "first step" in run.output())
+        run.until(lambda: ["\n3: " in file.read_text() for file in steps.iterdir()] == [True, True])  # both wait
         run.started[0].send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
         go_on.touch()
         time.sleep(4)
         assert [process.poll() for process in run.started] == [None, None]
         written.touch()
         assert run.codes() == [75, 75], run.output()
-    assert position(tmp_path / "exp") in ((0, 3), (0, 4))  # the signal may come before both wait
+    assert position(tmp_path / "exp") == (0, 5)  # step 4 carries the request, whose values are read after step 5
 
 
 @pytest.mark.slow
