@@ -58,6 +58,7 @@ class Progress:
     finite_steps: Count = 0  # finite steps of the epoch so far
     bad_steps: Count = 0  # non-finite ones in a row
     best_fitness: float = -1.0  # see `engine.evaluation.fitness.Fitness`
+    best_ap: float = -1.0  # of this epoch
     best_epoch: Annotated[int, Bounds(-1)] = -1
     # Thresholds chosen by F1 in the newest validation, see `EvalResult`; None: not known.
     confidence: float | None = None
@@ -72,11 +73,13 @@ class Progress:
             return f"the steps of epoch {self.epoch + 1}"
         return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
 
-    def record_fitness(self, epoch: int, fitness: float) -> bool:
-        """Records the ``fitness`` of an epoch; it may be nan. Returns whether it is the best so far."""
-        is_best = fitness > self.best_fitness
+    def record_fitness(self, epoch: int, fitness: float, *, ap: float) -> bool:
+        """Records the scores of an epoch; they may be nan. Returns whether it is the best so far: its ``fitness`` is
+        higher, or it is equal and its ``ap`` is higher."""
+        is_best = fitness > self.best_fitness or (fitness == self.best_fitness and ap > self.best_ap)
         if is_best:
             self.best_fitness = fitness
+            self.best_ap = ap
             self.best_epoch = epoch
         return is_best
 
@@ -84,6 +87,7 @@ class Progress:
         """Makes the next validated epoch the best one."""
         self.best_epoch = -1
         self.best_fitness = -1.0
+        self.best_ap = -1.0
 
     def has_stalled(self, patience: int) -> bool:
         """Returns True if the newest completed epoch is at least ``patience`` epochs after the best one. Returns False
@@ -126,7 +130,7 @@ class Progress:
 
 
 # Fields of `Progress` that follow from a validation.
-RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence")
+RESULT_FIELDS = ("best_fitness", "best_ap", "best_epoch", "confidence", "plain_confidence")
 
 
 @dataclass(frozen=True)

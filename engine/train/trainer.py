@@ -374,7 +374,8 @@ class Trainer:
             epoch.metrics, epoch.class_ap, thresholds = scores
             progress = self.progress
             progress.confidence, progress.plain_confidence = thresholds
-            epoch.is_best = progress.record_fitness(epoch.number, epoch.metrics[self._fitness.column])
+            fitness = epoch.metrics[self._fitness.column]
+            epoch.is_best = progress.record_fitness(epoch.number, fitness, ap=epoch.metrics["metrics/AP"])
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
             columns.setdefault(self._fitness.column, self._fitness.name)
             shown = [f"{title} {number_text(epoch.metrics[name])}" for name, title in columns.items()]

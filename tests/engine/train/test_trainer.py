@@ -59,6 +59,17 @@ def test_checkpoints_have_the_scores_of_their_weights_only():
     assert trainer.checkpointer.best == [1, 2]
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_of_epochs_with_equal_fitness_the_one_with_the_highest_ap_is_best(tmp_path, is_late):
+    """ultralytics#21123: AP50 was 1.0 in epochs 3 to 14, and best.pt had AP 0.883 while epoch 9 had 1.000."""
+    scores = Scores({1: 0.5, 2: 0.883, 3: 1.0, 4: 0.9, 5: 1.0}, ap50=1.0)
+    trainer = build(folder=tmp_path, epochs=5, scores=scores, fitness="AP50", is_late=is_late)
+    trainer.fit()
+    assert trainer.checkpointer.best == [1, 2, 3]
+    progress = trainer.checkpointer.saved[-1][2].progress
+    assert (progress.best_epoch, progress.best_fitness) == (3, 1.0)
+
+
 @pytest.mark.parametrize(
     ("answers", "steps", "saved"),
     [

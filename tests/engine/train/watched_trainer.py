@@ -108,12 +108,15 @@ class Watch(Hook):
 
 
 class Scores:
-    """Stands in for the evaluator and the evaluating processes: an epoch has a tenth of its number as its AP, or what
-    ``ap`` says. ``during``: called in each validation."""
+    """Stands in for the evaluator and the evaluating processes: all scores of an epoch are a tenth of its number, or
+    what ``ap`` says, and AP50 is ``ap50`` if it is given. ``during``: called in each validation."""
 
-    def __init__(self, ap: dict[int, float] | None = None, during: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, ap: dict[int, float] | None = None, during: Callable[[], None] = lambda: None, ap50: float | None = None
+    ) -> None:
         self.runs = 0
         self._ap = ap or {}
+        self._ap50 = ap50
         self._during = during
         self._sent = 0
 
@@ -134,6 +137,8 @@ class Scores:
 
     def _evaluation(self, epoch: int) -> Any:
         metrics = {metric.name: self._ap.get(epoch, epoch / 10) for metric in METRICS}
+        if self._ap50 is not None:
+            metrics["AP50"] = self._ap50
         result = SimpleNamespace(metrics=metrics, threshold=None, plain_confidence=None, class_ap=np.ones(1), extras={})
         return SimpleNamespace(result=result)
 
@@ -150,6 +155,7 @@ def build(
     scores: Scores | None = None,
     is_late: bool = False,
     step: Any = None,
+    fitness: str = "AP",
     **settings: Any,
 ) -> Trainer:
     """Builds a trainer. ``is_late``: other processes validate (``--eval-ranks``)."""
@@ -166,7 +172,7 @@ def build(
         loader=loader,
         val_loader=None,  # type: ignore[arg-type]
         evaluator=scores,  # type: ignore[arg-type]
-        fitness=Fitness.parse("AP", ["a"]),
+        fitness=Fitness.parse(fitness, ["a"]),
         steps=step_plan(run.config, len(loader)),
         progress=progress or Progress(),
         unscored=unscored,
