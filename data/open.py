@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from data.dataset.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, ShardSplit, Split, class_names
 from data.dataset.yaml_file import YAML_FOLDER, load_dataset_spec
@@ -61,25 +61,26 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 
 def _open_folder(source: DataSource, ctx: DistributedContext, store: Store) -> DatasetSpec:
-    """Opens a folder without a YAML on the first process of each node, which may have to read all labels to find the
-    classes, and gives the others its result."""
+    """Opens a folder without a YAML. The first process of each node, which may have to read all labels to find the
+    classes, gives the others their names."""
     from utils.distributed.context import torch_distributed_zero_first
 
     key = f"folder/{ctx.first_rank}/{ctx.node_rank}/{source.data!a}/{source.splits}/{source.optional}"
     with torch_distributed_zero_first(ctx):
         if not ctx.is_node_leader:
-            return pickle.loads(store.get(key))
+            return _open_files(source, tuple(json.loads(store.get(key))))
         spec = _open_files(source)
-        store.set(key, cast(str, pickle.dumps(spec)))  # torch's stubs declare only str
+        store.set(key, json.dumps(spec.label_names or spec.names))
         return spec
 
 
-def _open_files(source: DataSource) -> DatasetSpec:
-    """Opens a data set in its own folder."""
+def _open_files(source: DataSource, known_names: tuple[str, ...] = ()) -> DatasetSpec:
+    """Opens a data set in its own folder. ``known_names``: see `load_dataset_spec`."""
     with _permission_errors_named(source.data):
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
-        spec = _without_empty(load_dataset_spec(find_data(source.data), source.known_root), source.optional)
+        spec = load_dataset_spec(find_data(source.data), source.known_root, known_names)
+        spec = _without_empty(spec, source.optional)
         for line in spec.notes:
             get_logger().info("%s", line)
         for split in _splits_to_read(source, spec):  # report missing data before weights are read

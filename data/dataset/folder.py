@@ -15,7 +15,7 @@ A folder of which everything is in one subfolder, as after unpacking an archive,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,20 @@ def split_of(name: str) -> str:
     return match[1].lower() if match else ""
 
 
-def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
+def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any, Any], Path, str]:
     """Reads the YAML in ``folder`` or, without one that names images, the folder's layout.
 
+    ``known_names`` take the place of names that would have to be read from all labels, or from an annotation file.
     Returns the values as in a YAML, with paths as Path; the YAML or the folder, for messages; and a line for the log.
     Raises UserError if the folder is in no known layout.
     """
     folder = _unpacked(folder)
     yaml = _own_yaml(folder)
     values = load_yaml(yaml, text_under=frozenset({"names", "classes", "ignore"})) if yaml else {}
+    known = {"names": list(known_names)} if known_names else {}
     if yaml is not None and _names_images(values):
-        return values, yaml, f"{folder}: its YAML is {yaml.name}"
-    values["path"] = folder
+        return values | known if known else values, yaml, f"{folder}: its YAML is {yaml.name}"
+    values |= {"path": folder, **known}
     splits = _find_splits(folder)
     found = {name: _find_annotations(folder, name, images) for name, images in splits.items()}
     annotations = {name: path for name, path in found.items() if path is not None}

@@ -8,8 +8,8 @@ on either side ends the job, as any rank does.
 
 from __future__ import annotations
 
+import io
 import itertools
-import pickle
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,12 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from data.dataset.spec import DataSource
-from engine.evaluation.result import Evaluation
+from engine.evaluation.matching import CocoAssignment, Matches, Objects, Ranked
+from engine.evaluation.result import EvalResult, Evaluation, Preview, SizeScores
+from utils.batches import Batch, Targets
 from utils.config.settings import Hyperparameters, TrainConfig
+from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.distributed.join import evaluation_store
 from utils.errors import UserError, first_line
@@ -94,7 +99,7 @@ class EvalRanks:
         self._epoch = epoch
         self._number += 1
         if self._is_main:
-            _post(self._store, f"epoch/{self._number}", (weights_path(self._folder, epoch), is_closing))
+            _post(self._store, f"epoch/{self._number}", (str(weights_path(self._folder, epoch)), is_closing))
 
     def wait(self, epoch: int, should_stop: Callable[[], bool]) -> Evaluation | None:
         """Waits for the scores of the epoch that was sent last. Returns them on rank 0; None on the others, and if
@@ -150,9 +155,21 @@ def serve(ctx: DistributedContext, build_scorer: Callable[[EvalSetup], Scorer]) 
             raise
 
 
+# What a message consists of, besides tensors and plain data. `_read` makes no object of another class.
+_CLASSES: list[Any] = [
+    *(EvalSetup, TrainConfig, Hyperparameters, DataSource),
+    *(Evaluation, EvalResult, SizeScores, Matches, Ranked, Objects, CocoAssignment, DetectionTable),
+    *(Preview, Batch, Targets, Detections),
+    *(bytes, np.ndarray, np.dtype, np.ndarray.__reduce__(np.zeros(0))[0], np.float64(0).__reduce__()[0]),
+    *(type(np.dtype(name)) for name in ("bool", "uint8", "int64", "float32", "float64")),
+]
+
+
 def _post(store: dist.Store, key: str, message: Any) -> None:
-    """Stores ``message`` under ``key``, pickled, as torch.distributed does with objects."""
-    content = memoryview(pickle.dumps(message))
+    """Stores ``message`` under ``key``."""
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    content = buffer.getbuffer()
     starts = range(0, len(content), _PIECE_BYTES)
     for number, start in enumerate(starts):
         piece = bytes(content[start : start + _PIECE_BYTES])
@@ -161,12 +178,14 @@ def _post(store: dist.Store, key: str, message: Any) -> None:
 
 
 def _read(store: dist.Store, key: str, *, discard: bool = False) -> Any:
-    """Returns a message that has been posted. ``discard``: frees its memory in the store."""
+    """Returns a message that has been posted. ``discard``: frees its memory in the store. Raises UnpicklingError for
+    objects of other classes than `_CLASSES`."""
     names = [f"{key}/{number}" for number in range(int(store.get(key)))]
     content = b"".join(store.get(name) for name in names)
     for name in names if discard else []:
         store.delete_key(name)
-    return pickle.loads(content)
+    with torch.serialization.safe_globals(_CLASSES):
+        return torch.load(io.BytesIO(content), weights_only=True)
 
 
 def _wait_for(store: dist.Store, key: str) -> Any:
