@@ -27,7 +27,7 @@ UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --gr
 # Bytecode is kept, because many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo help check test same-bits test-newest test-lowest test-slow test-benchmarks test-extras test-extras-slow test-litert test-wheel lint types format lock clean always
+.PHONY: demo help check test same-bits test-newest test-lowest test-requirements test-slow test-benchmarks test-extras test-extras-slow test-litert test-wheel lint types format lock clean always
 
 demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
@@ -73,6 +73,12 @@ test-newest:  ### runs the tests with the newest versions of all packages
 
 test-lowest: lowest.txt  ### runs the tests with the lowest versions that pyproject.toml allows
 	$(MAKE) test VENV=.venv-lowest LOCK=lowest.txt
+
+# Without make's other packages; the tests that need them are skipped.
+test-requirements:  ### runs the tests with nothing but requirements.txt, in .venv-requirements
+	$(PYTHON) -m venv --clear .venv-requirements
+	.venv-requirements/bin/python -m pip install -r requirements.txt
+	.venv-requirements/bin/python -m pytest $(TESTS)
 
 test-python3.%:  ### test-python3.12 runs the tests with that Python
 	$(MAKE) test VENV=.venv-python3.$* PYTHON=python3.$*

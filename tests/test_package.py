@@ -87,8 +87,8 @@ def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
     assert {f"lockstep/{path}" for path in templates} <= set(names)
     assert templates >= {"utils/drawing/page.html", "engine/report/page.html"}
     needed = re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
-    assert [line for line in needed if line.startswith("torch")] == ["torch>=2.10"]
-    assert not any(line.startswith(("pytest", "ruff", "torchvision")) for line in needed)
+    assert [line for line in needed if line.startswith("torch")] == ["torch>=2.10", "torchvision>=0.25"]
+    assert not any(line.startswith(("pytest", "ruff")) for line in needed)
     assert any(re.fullmatch(r"optuna\S+; extra == 'search'", line) for line in needed)
     extras = ["convert", "export", "litert", "ncnn", "ray", "search", "tiff", "track", "trackers"]
     assert re.findall(r"^Provides-Extra: (.+)$", metadata, re.M) == extras
@@ -103,12 +103,11 @@ def test_the_locked_versions_are_in_the_ranges(python_version):
         assert requirement.specifier.contains(versions[name]), (requirement, versions[name])
 
 
-def test_requirements_txt_lists_what_pip_installs():
+def test_requirements_txt_lists_what_pip_installs_and_pytest():
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     listed = [Requirement(line) for line in lines if not line.startswith("#")]
-    assert {line.name: line.specifier for line in listed} == {
-        package.name: package.specifier for package in requirements()[""].values()
-    }
+    needed = [*requirements()[""].values(), requirements()["dev"]["pytest"]]
+    assert {line.name: line.specifier for line in listed} == {package.name: package.specifier for package in needed}
 
 
 def tracked_files() -> list[str]:

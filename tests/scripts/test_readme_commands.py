@@ -53,6 +53,21 @@ class Clone:
 
 
 @pytest.mark.slow
+def test_the_first_two_commands_need_only_a_clone_and_an_empty_home(tmp_path: Path):
+    """They install gigabytes, from pip's index. Of the tests, a few run."""
+    clone = Clone(tmp_path)
+    kept = ("PATH", "LANG", "SSL_CERT_FILE", "PIP_", "UV_")
+    environment = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+    environment |= {"HOME": str(tmp_path / "home"), "TESTS": "tests/models/postprocess"}
+    for command in commands("README.md")[:2]:
+        assert command.words[0] == "make", command
+        done = subprocess.run(command.words, cwd=clone.folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (clone.folder / "demo" / "train" / "report.html").is_file()
+    assert len(list((clone.folder / "demo" / "detect").glob("*.jpg"))) > 1
+
+
+@pytest.mark.slow
 def test_from_clone_to_onnx(tmp_path: Path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)

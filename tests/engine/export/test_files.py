@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -189,6 +188,7 @@ def test_a_file_has_the_lowest_ir_version_of_its_opset_and_says_what_reads_it(op
 @torch.no_grad()
 def test_an_onnx_file_of_another_program(tmp_path: Path):
     """Its names tell the layout; without them it is refused."""
+    onnx = pytest.importorskip("onnx")
     proto = onnx.load(file_of("a.onnx"))
     entries = {entry.key: entry.value for entry in proto.metadata_props}
     fused = calibrated_detector(TINY_MODEL, NAMES).fuse()
@@ -210,6 +210,7 @@ def test_an_onnx_file_of_another_program(tmp_path: Path):
 
 
 def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tmp_path: Path, capfd):
+    onnx = pytest.importorskip("onnx")
     proto = onnx.load(file_of("a.onnx"))
     folder = tmp_path / "models"
     folder.mkdir()
