@@ -62,7 +62,7 @@ def detect(config: DetectConfig) -> Path | None:
 
     # The window shows a frame before the next one is processed.
     ahead = ReadAhead(0 if config.view_img else detector.images_at_once())
-    tracks = ObjectTracks(config.track, threshold, vid_stride=config.vid_stride) if config.track else None
+    tracks = ObjectTracks(config.track, threshold) if config.track else None
     paths: set[str] = set()  # of all files
     skipped: list[FileProblem] = []
     found = open_detection(
@@ -153,9 +153,10 @@ class FrameLog:
         name = frame.path
         if frame.is_video:
             self._unit = "frame"
-            name += f" frame {frame.index}"  # as in predictions.json
-            if frame.total is not None and frame.index < frame.total:  # the total is an estimate
-                name += f" of {frame.total}"
+            name += f" frame {frame.index} at {frame.time_s:.2f}"  # as in predictions.json
+            if frame.duration_s is not None:
+                name += f" of {frame.duration_s:.2f}"
+            name += " s"
         if self._config.quiet:
             return
         line = f"{name}: {result.verbose()} ({milliseconds:.1f} ms)"

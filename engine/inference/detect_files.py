@@ -61,7 +61,10 @@ class ResultFiles:
         self._video: cv2.VideoWriter | None = None
         self._video_path = Path()
         self._video_size = (0, 0)  # width, height
-        self._video_index = 0  # of the newest frame in the video
+        self._video_fps = 0.0
+        self._video_frames = 0  # number of frames written
+        self._newest_bgr: np.ndarray = np.zeros(0)
+        self._newest_end_s = 0.0  # in the video
 
     def add(self, frame: Frame, result: Results, drawing: np.ndarray | None, encoded: bytes) -> None:
         """Writes the files of a frame. ``drawing``: uint8 (H, W, 3) RGB for the frame of a video; ``encoded``: an image
@@ -106,7 +109,7 @@ class ResultFiles:
         """Appends rows to the list in predictions.json, which `close` ends."""
         common: dict[str, Any] = {"image_id": self._image_ids.get(frame_name, frame_name), "file": frame.path}
         if frame.is_video:
-            common["frame"] = frame.index
+            common |= {"frame": frame.index, "time": round(frame.time_s, 3)}
         boxes = result.boxes
         corners = np.round(xyxy_to_xywh(boxes.array[:, :4].astype(np.float64)), 3).tolist()
         scores = boxes.array[:, -2].astype(np.float64).tolist()
@@ -125,21 +128,19 @@ class ResultFiles:
     def _add_to_video(self, path: Path, frame: Frame, image: np.ndarray) -> None:
         """Appends a frame to the video ``path``, resized to the first frame's size.
 
-        A frame of a live stream also stands for those that were skipped while the model ran, so that the video has the
-        stream's speed. Raises OSError while the disk still has space for the index of the video: on a full disk, OpenCV
-        would leave a file that cannot be played, without an error.
+        The video has a constant frame rate: a frame is repeated until the next one is due, so that the video has the
+        speed of its source. Raises OSError while the disk still has space for the index of the video: on a full disk,
+        OpenCV would leave a file that cannot be played, without an error.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(path.parent).free < SPARE_BYTES + image.nbytes:
             self._close_video()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        stride = self._config.vid_stride
         if self._video is None or path != self._video_path:
             self._close_video()
             height, width = image.shape[:2]
             # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
-            fps = frame.fps / stride
-            fps = max(round(fps, 1 if fps > 65 else 3), 0.002)
+            fps = max(round(frame.fps, 1 if frame.fps > 65 else 3), 0.002)
             video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
             if not video.isOpened():
                 raise UserError(
@@ -149,18 +150,28 @@ class ResultFiles:
             self._video = video
             self._video_path = path
             self._video_size = (width, height)
-            self._video_index = frame.index - stride
+            self._video_fps = fps
+            self._video_frames = 0
+        else:
+            self._show_until(self._video, frame.time_s)
         if image.shape[1::-1] != self._video_size:
             image = cv2.resize(image, self._video_size, interpolation=cv2.INTER_AREA)
-        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        repeats = max(round((frame.index - self._video_index) / stride), 1) if frame.is_live else 1
+        self._newest_bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        self._newest_end_s = frame.end_s
+
+    def _show_until(self, video: cv2.VideoWriter, time_s: float) -> None:
+        """Writes the newest frame until the video lasts ``time_s``. It is written once if the video is thereby ahead by
+        less than 1.5 frames, and otherwise, where frames follow each other faster than the frame rate, left out."""
+        due = time_s * self._video_fps
+        repeats = max(round(due) - self._video_frames, int(self._video_frames - due < 0.5))
         for _ in range(repeats):
-            self._video.write(bgr)
-        self._video_index = frame.index
+            video.write(self._newest_bgr)
+        self._video_frames += repeats
 
     def _close_video(self) -> None:
         """Finishes the open video, which cannot be played before that."""
         if self._video is not None:
+            self._show_until(self._video, self._newest_end_s)
             self._video.release()
             self._video = None
 

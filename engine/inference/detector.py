@@ -135,7 +135,8 @@ class ImageDetections(NamedTuple):
         """Returns them as the result of ``frame``."""
         height, width = frame.image.shape[:2]
         boxes = Boxes(torch.from_numpy(self.rows.astype(np.float32)), (height, width))
-        return Results(as_rgb8(frame.image), frame.path, names, boxes, self.speed)
+        time_s = frame.time_s if frame.is_video else None
+        return Results(as_rgb8(frame.image), frame.path, names, boxes, self.speed, time_s=time_s)
 
 
 class ImageDetector:

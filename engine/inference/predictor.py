@@ -137,9 +137,7 @@ class Predictor:
         """
         resolved = self.settings.changed(settings).resolve(self.model)
         vid_stride = checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
-        tracks = None
-        if tracker is not None:
-            tracks = ObjectTracks(tracker, resolved.selection.conf_thres, vid_stride=vid_stride)
+        tracks = None if tracker is None else ObjectTracks(tracker, resolved.selection.conf_thres)
         detector = self.image_detector
         if isinstance(source, str | os.PathLike | int):
             text = os.fspath(source) if isinstance(source, os.PathLike) else str(source)

@@ -140,13 +140,21 @@ class Results:
     """The detections of one image, uint8 (H, W, 3) RGB, on the CPU.
 
     ``path``: path of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference,
-    postprocess); times of a batch are divided by its size.
+    postprocess); times of a batch are divided by its size. ``time_s``: seconds from the first frame of a video or
+    stream; None for images.
     """
 
     masks = keypoints = probs = obb = None  # a detector of boxes finds none of these
 
     def __init__(
-        self, image: np.ndarray, path: str, names: Mapping[int, str], boxes: Boxes, speed: Mapping[str, float]
+        self,
+        image: np.ndarray,
+        path: str,
+        names: Mapping[int, str],
+        boxes: Boxes,
+        speed: Mapping[str, float],
+        *,
+        time_s: float | None = None,
     ) -> None:
         self.image = image
         self.path = path
@@ -155,6 +163,7 @@ class Results:
         height, width = image.shape[:2]
         self.orig_shape = (height, width)
         self.speed = dict(speed)
+        self.time_s = time_s
 
     @cached_property
     def orig_img(self) -> np.ndarray:
@@ -170,7 +179,7 @@ class Results:
         return self._with(self.boxes.numpy())
 
     def _with(self, boxes: Boxes) -> Results:
-        return Results(self.image, self.path, self.names, boxes, self.speed)
+        return Results(self.image, self.path, self.names, boxes, self.speed, time_s=self.time_s)
 
     def __len__(self) -> int:
         return len(self.boxes)

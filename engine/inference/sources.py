@@ -15,8 +15,8 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -36,10 +36,14 @@ VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".m
 STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt"})
 MAX_AHEAD_BYTES = 1 << 27
 DEFAULT_FPS = 25.0  # for videos and streams that state no rate
+MAX_FPS = 100.0  # of a variable frame rate; GIF's times are hundredths of a second
+RATE_PACKETS = 300  # frames at the beginning of a video whose times show its frame rate
+MAX_STEP_S = 3600.0  # a larger step of a container's clock, or one back by more than JITTER_S, is a clock that was set
+JITTER_S = 1.0
 STREAM_TIMEOUT_S = 30.0  # a live source without a frame for so long is lost
 LOST_SOURCE_S = 60.0  # how long a lost live source is opened again before that is an error
 RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each attempt to open it; the last one repeats
-MIN_READ_FRACTION = 0.95  # fraction of the container's frame count, an estimate; below it, the video is damaged
+MIN_READ_FRACTION = 0.95  # of the duration that the container states; a video that ends before that is damaged
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,11 @@ class Frame:
     path: str  # file, URL without user and password, or number of a webcam
     image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`; upright, C-contiguous
     index: int = 0  # position in its sequence
-    fps: float = 0.0  # frame rate of the video or stream
+    time_s: float = 0.0  # seconds since the first frame: a file's container says it, a live stream's is that of arrival
+    end_s: float = 0.0  # when the next frame is shown, or the video ends; of a live stream an estimate
+    fps: float = 0.0  # constant frame rate at which each frame of the video or stream can be shown in time
     is_video: bool = False
-    total: int | None = 1  # number of frames of the video, None if unknown
+    duration_s: float | None = None  # of the video, as its container states it; None if unknown
     is_live: bool = False  # the newest frame of a webcam or stream
     sequence: str = ""  # where objects are tracked: the video or stream, or an image's folder; "": images of a call
 
@@ -167,9 +173,9 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
         content = EncodedImage.from_data(read_url(source, max_bytes=MAX_IMAGE_BYTES), name)
         return _one(Frame(name, decode_image(content, pixels=options.pixels), sequence=name))
     capture = _open_stream(source)
-    if _length(capture) is None:
+    if _duration_s(capture) is None:
         return _live_frames(source, capture, options)
-    return _video_frames(name, capture, options)
+    return _video_frames(source, capture, options)
 
 
 def _one(item: Frame | FileProblem) -> FrameStream:
@@ -233,62 +239,136 @@ def _video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
     yield from _video_frames(str(path), capture, options)
 
 
-def _video_frames(name: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
+def _video_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     """Yields every n-th frame, read ahead in a thread. A video without a frame, or that ends early, is a problem."""
+    name = without_login(source)
 
     def read() -> FrameStream:
-        fps = _fps(capture)
-        total = _length(capture)
-        index = 0
+        stated_fps = capture.get(cv2.CAP_PROP_FPS)
+        num_stated = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+        duration_s = _duration_s(capture)
+        fps = _constant_fps(source, capture)
+        newest: Frame | None = None  # it is yielded when its end is known
         taken = 0
+        index = -1
+        time_s = 0.0
+        is_decoded = True
         try:
-            while capture.grab():  # without `retrieve`, a frame is not decoded
-                if index % options.vid_stride == 0:
-                    ok, frame = capture.retrieve()
-                    if not ok:
-                        break
-                    image = to_format(frame, name, options.pixels)
-                    yield Frame(name, image, index, fps, is_video=True, total=total, sequence=name)
-                    taken += 1
-                    if taken == options.max_frames:
-                        return
-                index += 1
+            for index, time_s in enumerate(_grabbed_times(capture, 1 / fps)):
+                if index % options.vid_stride:
+                    continue
+                if newest is not None:
+                    yield replace(newest, end_s=time_s)
+                if taken and taken == options.max_frames:
+                    return
+                is_decoded, pixels = capture.retrieve()
+                if not is_decoded:
+                    newest = None
+                    break
+                image = to_format(pixels, name, options.pixels)
+                newest = Frame(
+                    name,
+                    image,
+                    index,
+                    time_s=time_s,
+                    fps=fps / options.vid_stride,
+                    is_video=True,
+                    duration_s=duration_s,
+                    sequence=name,
+                )
+                taken += 1
+            # Matroska's duration counts from 0, the time from the first frame, which may be later.
+            position_s = capture.get(cv2.CAP_PROP_PTS) / stated_fps if stated_fps > 0 else 0.0
         finally:
             capture.release()
-        is_short = total is not None and index < MIN_READ_FRACTION * total
-        if is_short or not taken:
-            of_total = f" of {total}" if total else ""
-            reason = f"{name}: ends after {index}{of_total} frames (damaged, or OpenCV cannot read the rest)"
+        end_s = time_s + 1 / fps
+        if duration_s is None or end_s >= MIN_READ_FRACTION * duration_s or index + 1 >= MIN_READ_FRACTION * num_stated:
+            end_s = max(end_s, duration_s or 0.0)  # the last frame may be shown for long
+            is_whole = is_decoded
+        else:
+            is_whole = is_decoded and position_s >= MIN_READ_FRACTION * duration_s
+        if newest is not None:
+            yield replace(newest, end_s=end_s)
+        if not is_whole or not taken:
+            of_duration = f" of {duration_s:.2f}" if duration_s is not None else ""
+            read_s = end_s if taken else 0.0
+            reason = f"{name}: ends after {read_s:.2f}{of_duration} s (damaged, or OpenCV cannot read the rest)"
             yield FileProblem(name, reason, is_skipped=not taken)
 
     with contextlib.closing(iterate_ahead(read(), options.ahead)) as items:
         yield from items
 
 
+def _grabbed_times(capture: cv2.VideoCapture, interval_s: float) -> Iterator[float]:
+    """Grabs the frames of a video, whose pixels `retrieve` decodes, and yields their times, seconds since the first.
+
+    They are the container's. Where its clock does not advance, or was set, because recordings were joined, a frame
+    follows the one before after ``interval_s``.
+    """
+    time_s = -interval_s
+    offset_s: float | None = None  # of the time to the container's clock
+    while capture.grab():
+        clock_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
+        if offset_s is None:
+            offset_s = -clock_s
+        step_s = clock_s + offset_s - time_s
+        if 0 < step_s <= MAX_STEP_S:
+            time_s += step_s
+        else:
+            time_s += interval_s
+            if abs(step_s) > JITTER_S:
+                offset_s = time_s - clock_s
+        yield time_s
+
+
+def _constant_fps(source: str, capture: cv2.VideoCapture) -> float:
+    """Returns the constant frame rate at which each frame of a video can be shown in time: the rate that its container
+    states, or, if the frames at its beginning follow each other at another one, the highest of theirs."""
+    fps = _fps(capture)
+    # Encoded frames are not decoded, so that this takes milliseconds.
+    packets = _open_capture(source, [cv2.CAP_PROP_FORMAT, -1])
+    times_ms = {packets.get(cv2.CAP_PROP_POS_MSEC) for _ in range(RATE_PACKETS) if packets.grab()}
+    packets.release()
+    if len(times_ms) < 2:
+        return fps
+    step_s = float(np.percentile(np.diff(sorted(times_ms)), 5)) / 1000  # the very shortest are rounding errors
+    return fps if 0.75 < fps * step_s < 1.5 else min(1 / step_s, MAX_FPS)
+
+
 def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
-    """Yields every n-th of the newest frames. Their indices also count the frames of the time in which the source was
-    lost. A video of unknown length just ends."""
+    """Yields every n-th of the newest frames. A video of unknown length just ends."""
     name = without_login(source)
     is_file = "://" in source and os.path.splitext(url_path(source))[1].lower() in VIDEO_SUFFIXES
     fps = _fps(capture)
     index = -1
     due = 0  # index of the next frame to yield
     taken = 0
+    first_at = 0.0
     lost_at: float | None = None
     while True:
         first = index + 1
         with contextlib.closing(_newest_frames(capture)) as frames:
-            for number, frame in frames:
+            for number, arrived_at, pixels in frames:
                 if lost_at is not None:
-                    seconds = time.monotonic() - lost_at
-                    get_logger().info("%s: is back after %.0f s", name, seconds)
-                    first += round(seconds * fps)
+                    get_logger().info("%s: is back after %.0f s", name, time.monotonic() - lost_at)
                     lost_at = None
                 index = first + number
                 if index < due:
                     continue
-                image = to_format(frame, name, options.pixels)
-                yield Frame(name, image, index, fps, is_video=True, total=None, is_live=True, sequence=name)
+                if not taken:
+                    first_at = arrived_at
+                time_s = arrived_at - first_at
+                yield Frame(
+                    name,
+                    to_format(pixels, name, options.pixels),
+                    index,
+                    time_s=time_s,
+                    end_s=time_s + options.vid_stride / fps,
+                    fps=fps / options.vid_stride,
+                    is_video=True,
+                    is_live=True,
+                    sequence=name,
+                )
                 due = index + options.vid_stride
                 taken += 1
                 if taken == options.max_frames:
@@ -314,10 +394,12 @@ def _open_again(source: str, deadline: float) -> cv2.VideoCapture:
     raise UserError(f"{without_login(source)}: was lost, and is not back after {LOST_SOURCE_S:g} s")
 
 
-def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, np.ndarray], None, None]:
-    """Yields the numbers, from 0, and BGR images of the frames of a live stream, which a thread reads: a slow reader
-    gets the newest one. Ends if the stream ends, or sends none for `STREAM_TIMEOUT_S`."""
-    waiting: queue.SimpleQueue[tuple[int, np.ndarray] | None] = queue.SimpleQueue()  # at most one frame, then the end
+def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, float, np.ndarray], None, None]:
+    """Yields the numbers, from 0, times of arrival (`time.monotonic`) and BGR images of the frames of a live stream,
+    which a thread reads: a slow reader gets the newest one. Ends if the stream ends, or sends none for
+    `STREAM_TIMEOUT_S`."""
+    # At most one frame, then the end.
+    waiting: queue.SimpleQueue[tuple[int, float, np.ndarray] | None] = queue.SimpleQueue()
     is_closed = threading.Event()
 
     def read() -> None:
@@ -328,7 +410,7 @@ def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, np.ndarray
                     break
                 with contextlib.suppress(queue.Empty):
                     waiting.get_nowait()  # an older frame
-                waiting.put((number, frame))
+                waiting.put((number, time.monotonic(), frame))
         waiting.put(None)
 
     thread = threading.Thread(target=read, daemon=True)
@@ -353,12 +435,12 @@ def _open_stream(source: str) -> cv2.VideoCapture:
     return capture
 
 
-def _open_capture(source: str | int) -> cv2.VideoCapture:
+def _open_capture(source: str | int, parameters: Sequence[int] = ()) -> cv2.VideoCapture:
     """Opens a capture without the decoders' messages. The caller must check that it is open."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
     level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:
-        return cv2.VideoCapture(source)
+        return cv2.VideoCapture(source, cv2.CAP_FFMPEG, parameters) if parameters else cv2.VideoCapture(source)
     finally:
         cv2.utils.logging.setLogLevel(level)
 
@@ -368,6 +450,8 @@ def _fps(capture: cv2.VideoCapture) -> float:
     return fps if 0 < fps <= 1000 else DEFAULT_FPS
 
 
-def _length(capture: cv2.VideoCapture) -> int | None:
-    count = capture.get(cv2.CAP_PROP_FRAME_COUNT)
-    return int(count) if 0 < count < math.inf else None
+def _duration_s(capture: cv2.VideoCapture) -> float | None:
+    """Returns the duration that a container states; None for a live stream. OpenCV multiplies it by the frame rate."""
+    frames = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+    fps = capture.get(cv2.CAP_PROP_FPS)
+    return frames / fps if 0 < frames < math.inf and fps > 0 else None

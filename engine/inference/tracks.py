@@ -20,6 +20,7 @@ from utils.schema import suggestion
 # Detections above it continue a track, although they cannot begin one (the value of the ByteTrack paper).
 LOW_CONFIDENCE = 0.1
 IMAGES_PER_SECOND = 30.0  # assumed for folders of images
+LOST_TRACK_S = 1.0  # how long a tracker of the package keeps a track without a detection, by its default
 Tracker: TypeAlias = Any  # a tracker of the package trackers: its method update(sv.Detections) sets tracker_id
 TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRACKERS, or a function that makes one
 
@@ -30,8 +31,8 @@ class ObjectTracks:
     Each sequence of frames (`Frame.sequence`) has its own tracker and ids from 1 on. Its frames must come in order.
     """
 
-    def __init__(self, tracker: TrackerSource, threshold: float, *, vid_stride: int = 1) -> None:
-        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: see `SourceOptions`.
+    def __init__(self, tracker: TrackerSource, threshold: float) -> None:
+        """``threshold``: the confidence above which a detection begins a track.
 
         Raises UserError for an unknown name, and without the package.
         """
@@ -41,8 +42,8 @@ class ObjectTracks:
         require_package("trackers", "tracking objects", "leave out --track, or use stream()")
         self._source = tracker
         self._threshold = threshold
-        self._vid_stride = vid_stride
         self._trackers: dict[str, Tracker] = {}  # by sequence
+        self._times: dict[str, tuple[float, float]] = {}  # by sequence: of its newest frame, and what its tracker got
 
     @property
     def lowest_confidence(self) -> float:
@@ -65,14 +66,21 @@ class ObjectTracks:
         # botsort and trackers of users may measure the camera's motion in the image, BGR.
         needs_image = self._source == "botsort" or not isinstance(self._source, str)
         image = as_rgb8(frame.image)[..., ::-1] if needs_image else None
-        # A live stream skips frames while the model runs, so its trackers need the time in seconds.
-        timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
+        timestamp = self._tracker_time(frame) if frame.is_video else None
         tracked = self._trackers[frame.sequence].update(detections, frame=image, timestamp=timestamp)
         numbers = np.asarray(tracked.data.get("row", ()), np.int64)
         ids = np.asarray(tracked.tracker_id, np.int64)
         order = np.argsort(numbers)
         order = order[ids[order] >= 0]  # others have no track, or not yet
         return np.insert(rows[numbers[order]], 4, ids[order] + 1, axis=1)
+
+    def _tracker_time(self, frame: Frame) -> float:
+        """Returns the time of a frame for its tracker, seconds. A step is at most as long as a tracker keeps a track,
+        so that frames that are further apart are compared with the one before."""
+        time_s, told_s = self._times.get(frame.sequence, (frame.time_s, 0.0))
+        told_s += min(frame.time_s - time_s, LOST_TRACK_S)
+        self._times[frame.sequence] = (frame.time_s, told_s)
+        return told_s
 
     def _new_tracker(self, frame: Frame) -> Tracker:
         """Returns the user's tracker, or one of the package with its defaults, except for the confidence thresholds.
@@ -81,8 +89,7 @@ class ObjectTracks:
             return self._source()
         import trackers
 
-        rate = frame.fps / self._vid_stride if frame.fps and not frame.is_live else frame.fps
-        settings: dict[str, float] = {"frame_rate": rate or IMAGES_PER_SECOND}
+        settings: dict[str, float] = {"frame_rate": frame.fps or IMAGES_PER_SECOND}
         if self._source != "ocsort":
             settings["track_activation_threshold"] = self._threshold
         if self._source != "sort":

@@ -202,7 +202,7 @@ def write_picture(path: str, numbers: Sequence[int] = (40, 80, 120)) -> None:
     tracks = ObjectTracks("bytetrack", 0.5)
     pictures = []
     for frame in scene(max(numbers) + 1):
-        source_frame = Frame("scene.mp4", frame.image, frame.number, FPS, is_video=True)
+        source_frame = Frame("scene.mp4", frame.image, frame.number, frame.number / FPS, fps=FPS, is_video=True)
         rows = detections_in(frame)
         rows = tracks.update(source_frame, rows[rows[:, 4] > tracks.lowest_confidence])
         if frame.number in numbers:

@@ -45,7 +45,7 @@ def test_a_single_image_is_a_source(tmp_path):
     (frame,) = open_source(str(save_image(tmp_path / "größe 猫.png", (10, 20, 30))))
     assert frame.image.shape == (24, 32, 3)
     assert frame.image[0, 0].tolist() == [30, 20, 10]  # RGB
-    assert (frame.index, frame.fps, frame.is_video, frame.total) == (0, 0.0, False, 1)
+    assert (frame.index, frame.fps, frame.is_video, frame.duration_s) == (0, 0.0, False, None)
 
 
 def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
@@ -105,7 +105,7 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
     pixels = PixelFormat(bits=16) if name.endswith("npy") else RGB8
     with serve_folder(tmp_path, monkeypatch) as address:
         (frame,) = open_source(f"{address}/{asked}", SourceOptions(pixels=pixels))
-    assert (frame.is_video, frame.is_live, frame.total) == (False, False, 1)
+    assert (frame.is_video, frame.is_live) == (False, False)
     assert frame.path == f"{address.replace('me:s%20cret@', '')}/{asked}"
     np.testing.assert_array_equal(frame.image, read_image(tmp_path / name, pixels=pixels))
 
@@ -115,7 +115,7 @@ def test_video_frames_follow_stride_and_limit(video):
     assert numbers(frames) == list(range(10))
     assert [f.index for f in frames] == list(range(10))
     assert frames[0].image[..., 0].mean() > frames[0].image[..., 2].mean()  # RGB
-    assert (frames[0].fps, frames[0].total, frames[0].is_video) == (10.0, 10, True)
+    assert (frames[0].fps, frames[0].duration_s, frames[0].is_video) == (10.0, 1.0, True)
     assert numbers(open_source(str(video), SourceOptions(vid_stride=3))) == [0, 3, 6, 9]
     assert numbers(open_source(str(video), SourceOptions(vid_stride=4, max_frames=2))) == [0, 4]
 

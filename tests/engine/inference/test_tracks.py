@@ -6,11 +6,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 import detect
 from engine.inference import detect as detection
@@ -159,10 +161,37 @@ def test_skipped_frames_of_live_streams_are_told(frames):
     tracks = ObjectTracks("bytetrack", THRESHOLD)
     ids = []
     for frame in frames[:40:4]:
-        given = Frame("rtsp://camera", frame.image, frame.number, FPS, True, None, is_live=True)
+        given = Frame(
+            "rtsp://camera", frame.image, frame.number, frame.number / FPS, fps=FPS, is_video=True, is_live=True
+        )
         rows = tracks.update(given, detections_in(frame))
         ids.append(dict(zip(rows[:, 6].tolist(), rows[:, 4].tolist())))
     assert ids[-1] == ids[2]
+
+
+@pytest.mark.parametrize(("pause_ms", "is_same"), [(600, True), (1500, False)])
+def test_a_track_lasts_for_a_second_of_the_source(predictor, frames, tmp_path, pause_ms, is_same):
+    """In the third frame, which is shown for ``pause_ms``, nothing is found."""
+    empty = replace(frames[2], boxes_xyxy_px=np.zeros((0, 4)), classes=np.zeros(0, int), visible=np.zeros(0))
+    shown = [*frames[:2], empty, *frames[3:5]]
+    pictures = [Image.fromarray(frame.image) for frame in shown]
+    path = tmp_path / "pause.gif"
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=[50, 50, pause_ms, 50, 50])
+    ids = [set(result.boxes.id.tolist()) for result in with_known_detections(predictor, shown).track(path)]
+    assert ids[1]
+    assert not ids[2]
+    assert bool(ids[1] & ids[4]) == is_same
+
+
+def test_frames_that_are_seconds_apart_are_tracked(predictor, frames, tmp_path):
+    pictures = [Image.fromarray(frame.image) for frame in frames[:4]]
+    path = tmp_path / "slow.gif"
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=2500)
+    results = list(predictor.track(path))
+    assert [result.time_s for result in results] == pytest.approx([0, 2.5, 5, 7.5])
+    ids = [set(result.boxes.id.tolist()) for result in results]
+    assert ids[1]
+    assert ids[1] <= ids[2] <= ids[3]
 
 
 def test_tracked_results(predictor, video, tmp_path):

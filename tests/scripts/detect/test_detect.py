@@ -192,7 +192,7 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, ca
         rows = read_txt(folder / "labels" / f"clip_{frame:06d}.txt")
         assert len(rows) == sum(r["frame"] == frame for r in records) > 0
     lines = capsys.readouterr().out.splitlines()
-    logged = [line.split(" of ")[0] for line in lines if " frame " in line]
+    logged = [line.split(" at ")[0] for line in lines if " frame " in line]
     assert logged == [f"{clip} frame {i}" for i in (0, 2, 4, 6)]
     limited = run(weights, clip, tmp_path, "--max-frames", "1", "--nosave", "--save-txt")
     assert names_in(limited) == ["labels/clip_000000.txt"]

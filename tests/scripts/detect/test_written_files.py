@@ -75,14 +75,14 @@ def write_video(folder, fps, *sides):
     files = ResultFiles({0: "disc"}, config)
     for index, side in enumerate(sides):
         image = np.zeros((side, side, 3), np.uint8)
-        frame = Frame(config.source, image, index, fps, is_video=True, total=len(sides))
+        frame = Frame(config.source, image, index, index / fps, (index + 1) / fps, fps, is_video=True)
         result = Results(image, frame.path, {0: "disc"}, Boxes(np.zeros((0, 6)), (side, side)), {})
         files.add(frame, result, image, b"")
     files.close()
     return files.folder / "clip.mp4"
 
 
-@pytest.mark.parametrize("fps", [1000 / 3, 237.457, 119.743, 30000 / 1001, 14.985, 0.0125, 1e-6])
+@pytest.mark.parametrize("fps", [1000 / 3, 237.457, 119.743, 30000 / 1001, 14.985, 0.002])
 def test_any_frame_rate_can_be_written(tmp_path, fps):
     path = write_video(tmp_path, fps, 32, 32, 32)
     assert len(frames_of(path)) == 3
