@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ from utils.process.signals import end_with_parent
 from utils.strings import rank_list
 
 TIMEOUT_S = 1800.0  # for joining, and of collectives
+_LOOPBACK = "127.0.0.1"
 LOG_AFTER_S = 10.0  # waiting time after which a line is logged, and then again and again
 # Parts of a failed collective's message that mean that another process has ended.
 _LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
@@ -124,6 +126,8 @@ def join_run(
         store = evaluation_store(store) if ctx.first_rank else store
         ctx = replace(ctx, store=store)
         make_current(ctx.device)
+        if launch.is_on_one_machine:
+            _keep_to_loopback()
         dist.init_process_group(
             ctx.backend,
             store=dist.PrefixStore("group", store),
@@ -132,9 +136,13 @@ def join_run(
             timeout=timeout,
         )
         _check_own_gpu(ctx)
-    except (RuntimeError, ValueError) as error:  # raised by torch, and by gloo if another process exits meanwhile
+    except (
+        RuntimeError,
+        ValueError,
+        OSError,
+    ) as error:  # raised by torch, and by gloo if another process exits meanwhile
         hint = "is the port taken? choose another with --master-port"
-        if "EADDRINUSE" not in str(error):
+        if "EADDRINUSE" not in str(error) and not isinstance(error, OSError):
             hint = "is it reachable, and are all processes started?"
         address = f"{launch.address}:{launch.port}"
         raise PeerLost(f"cannot form the process group at {address}: {first_line(error)}; {hint}") from None
@@ -201,7 +209,9 @@ def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store
     process 0 if two processes have the same rank, or different numbers of processes.
     """
     deadline = time.monotonic() + timeout_s
-    tcp_store = _connect(launch, deadline, timeout_s)
+    shared_store: dist.Store = _connect(launch, deadline, timeout_s)
+    if launch.store_prefix:
+        shared_store = dist.PrefixStore(launch.store_prefix, shared_store)
     ticket = secrets.token_hex(8)
     numbers = f"WORLD_SIZE {launch.world_size} and --eval-ranks {eval_ranks}"
     is_first = launch.rank == 0
@@ -209,8 +219,8 @@ def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store
     part = 0
     next_log = time.monotonic() + LOG_AFTER_S
     while True:
-        newest = tcp_store.add("lockstep/parts", 1 if is_first and part == 0 else 0)
-        store = dist.PrefixStore(f"lockstep/{newest}", tcp_store)
+        newest = shared_store.add("lockstep/parts", 1 if is_first and part == 0 else 0)
+        store = dist.PrefixStore(f"lockstep/{newest}", shared_store)
         if newest != part:
             if is_first and part:
                 raise UserError(same_rank.format(0))
@@ -247,22 +257,42 @@ def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store
 
 
 def _connect(launch: Launch, deadline: float, timeout_s: float) -> dist.TCPStore:
-    """Connects to the run's store, which torchrun or process 0 hosts. Raises torch's errors."""
+    """Connects to the run's store, which torchrun or process 0 hosts; process 0 of a run on one machine listens on the
+    loopback interface only. Raises torch's errors, and OSError if the port is taken."""
     is_host = launch.rank == 0 and not launch.is_hosted
+    is_local = launch.is_on_one_machine and not launch.is_hosted
     while True:
         try:
             return dist.TCPStore(
-                launch.address,
+                _LOOPBACK if is_local else launch.address,
                 launch.port,
                 is_master=is_host,
                 timeout=datetime.timedelta(seconds=min(LOG_AFTER_S, timeout_s)),
                 wait_for_workers=False,
                 multi_tenant=True,
+                master_listen_fd=_bound_to_loopback(launch.port) if is_host and is_local else None,
             )
         except RuntimeError as error:
             if is_host or time.monotonic() > deadline:
                 raise
             get_logger().warning("still waiting for %s:%d: %s", launch.address, launch.port, first_line(error))
+
+
+def _bound_to_loopback(port: int) -> int:
+    """Returns the descriptor of a socket that only processes of this machine can connect to. Raises OSError."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: the last run's port is free
+        bound.bind((_LOOPBACK, port))
+        return bound.detach()
+
+
+def _keep_to_loopback() -> None:
+    """Makes gloo and NCCL listen on the loopback interface only, unless the user has chosen another for them."""
+    for _, name in socket.if_nameindex():
+        if name.startswith("lo"):  # lo on Linux, lo0 on macOS
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+            return
 
 
 def _check_own_gpu(ctx: DistributedContext) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from utils.errors import PeerFailure, UserError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+STORE_PREFIX = "LOCKSTEP_STORE_PREFIX"  # begins the keys of a run of ``--spawn`` in its store; random
 # Launchers that start copies of a program, by the variable with the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
 
@@ -29,6 +30,12 @@ class Launch:
     port: int
     is_hosted: bool = False  # torchrun hosts the store; otherwise rank 0 does
     run_id: str = ""  # torchrun's run id; "" without it
+    store_prefix: str = ""  # see `STORE_PREFIX`
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all processes of the run are on this machine."""
+        return self.local_world_size == self.world_size
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -59,6 +66,7 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         port=_number(environ, "MASTER_PORT"),
         is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        store_prefix=environ.get(STORE_PREFIX, ""),
     )
     is_local = launch.local_rank < launch.local_world_size <= launch.world_size
     if not (is_local and launch.rank < launch.world_size and 0 < launch.port < 2**16):
@@ -151,5 +159,5 @@ def environment_of_child() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in _VARIABLES and not name.startswith("TORCHELASTIC_")
+        if name not in (*_VARIABLES, STORE_PREFIX) and not name.startswith("TORCHELASTIC_")
     }

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import secrets
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from utils.errors import BUG, USER_ERROR, PeerFailure, PeerLost, Stopped, UserEr
 from utils.logger import early_lines, log_when_configured
 from utils.machine.resources import available_cores, available_memory
 from utils.process.child import STOP_CODES, result_variables
-from utils.process.launch import torchrun_variables
+from utils.process.launch import STORE_PREFIX, torchrun_variables
 from utils.process.main import run_main
 from utils.process.signals import (
     SAME_SIGNAL_S,
@@ -50,9 +51,10 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
     """
     context = multiprocessing.get_context("spawn")
     port = free_port()
+    of_run = {STORE_PREFIX: secrets.token_hex(16)} | result_variables()
     ranks = []
     for rank in range(processes):
-        variables = torchrun_variables(rank, processes, port) | result_variables()
+        variables = torchrun_variables(rank, processes, port) | of_run
         ranks.append(context.Process(target=_run_rank, args=(variables, early_lines(), function, tuple(args))))
     signals: list[int] = []
     first_at = 0.0
