@@ -175,9 +175,10 @@ def _describe_file(
         by_training: whether ``train.py --export`` writes the files, and may replace them.
     """
     detector = model.detector
-    confidence, voting_confidence = _thresholds(model, options, reference)
-    if confidence is None and model.is_unscored_branch:
-        get_logger().info("--nms: the files state no confidence threshold: training's is of the one-to-one branch")
+    confidence = _threshold(model, options, reference)
+    if confidence is None and (model.is_unscored_branch or model.confidence is not None):
+        known = "the one-to-one branch" if model.is_unscored_branch else "detections with box voting"
+        get_logger().info("the files state no confidence threshold: training's is that of %s", known)
     stored = model.info.get("data", {})
     data = {name: str(stored[name]) for name in ("source", "root") if name in stored}
     if spec is not None:
@@ -195,7 +196,6 @@ def _describe_file(
         validation_iou=detector.head.validation_iou,
         squares=detector.head.squares,
         confidence=confidence,
-        voting_confidence=voting_confidence,
         data=data,
         description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -217,26 +217,22 @@ def _describe_file(
     )
 
 
-def _thresholds(
-    model: CheckpointModel, options: ResolvedExport, reference: Reference | None
-) -> tuple[float | None, float | None]:
-    """Returns the confidence thresholds that F1 chooses: that of the output as it is, after NMS if it needs one, and
-    that of the output after NMS with box voting. None: unknown. Nothing votes for rows of detections.
+def _threshold(model: CheckpointModel, options: ResolvedExport, reference: Reference | None) -> float | None:
+    """Returns the confidence threshold that F1 chooses for what detect.py finds with the files; None: unknown.
 
-    The training chose thresholds on its own canvases. A file of fixed size usually has another one (most checkpoints
-    are validated on rectangles), for which the check chooses new thresholds, unless none of its detections is correct.
-    It also chooses them if the training has none. With tiles, the training's are kept: it joins tiles to images, which
-    the check does not.
+    The training chose one on its own canvases, with box voting. A file of fixed size usually has others (most
+    checkpoints are validated on rectangles), and a graph with NMS does not vote: for these the check chooses a
+    threshold, unless none of its detections is correct. It also does if the training has none. With tiles, the
+    training's is kept for a file without NMS: it joins tiles to images, which the check does not.
     """
-    plain = model.confidence if model.plain_confidence is None else model.plain_confidence
-    voting = model.confidence
+    has_nms = options.end2end and options.nms_iou is not None
+    trained = None if has_nms else model.confidence
     is_trained_size = options.imgsz_hw == (model.imgsz, model.imgsz)
     has_trained_canvas = options.dynamic or model.tile > 0 or (model.squares and is_trained_size)
-    checked = None if reference is None else reference.result
-    if checked and checked.threshold is not None and (voting is None or not has_trained_canvas):
-        plain = checked.plain_confidence
-        voting = checked.threshold
-    return plain, None if options.end2end else voting
+    checked = None if reference is None else reference.result.threshold
+    if checked is None or (trained is not None and has_trained_canvas):
+        return trained
+    return checked
 
 
 def _export_format(

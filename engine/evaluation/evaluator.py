@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from data.loading.prefetcher import Prefetcher
-from engine.evaluation.metrics import best_threshold, score_detections
+from engine.evaluation.metrics import score_detections
 from engine.evaluation.result import Evaluation, Preview
 from models.detector import CPU_CHUNK, Detector
 from models.losses.base import LossOutput
@@ -159,11 +159,9 @@ class Evaluator:
     def _score(self, arrays: dict[str, np.ndarray], preview: Preview | None) -> Evaluation:
         """Scores the detections of all ranks, and takes them from ``arrays``."""
         self._check_visits(arrays["visited"])
-        # Scored first and dropped.
-        plain = best_threshold(self.ground_truth, _sorted_table(arrays, "detected_unvoted"), self.num_classes)
         for_ap = _sorted_table(arrays, "for_ap")
         detected = _sorted_table(arrays, "detected")
-        scores = score_detections(self.ground_truth, for_ap, self.num_classes, detected, plain, self.chosen_confidence)
+        scores = score_detections(self.ground_truth, for_ap, self.num_classes, detected, self.chosen_confidence)
         result = replace(scores.result, protocol=self.protocol)
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:

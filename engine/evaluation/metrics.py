@@ -122,7 +122,6 @@ def score_detections(
     for_ap: DetectionTable,
     num_classes: int,
     detected: DetectionTable | None = None,
-    plain_confidence: float | None = None,
     chosen_confidence: float | None = None,
 ) -> Scores:
     """Scores detections against labels.
@@ -138,7 +137,6 @@ def score_detections(
     Args:
         for_ap: detections whose AP is computed.
         detected: detections as detect.py finds them, for all other scores; None: the same.
-        plain_confidence: `best_threshold` of those without box voting, which the result holds; None: unknown.
         chosen_confidence: of precision, recall, F1 and the confusion matrix; None: `ConfidenceCurves.threshold`.
     """
 
@@ -160,7 +158,6 @@ def score_detections(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
         class_metrics={name: nanmean(v, axis=tuple(range(1, v.ndim))) for name, v in values.items()},
         threshold=curves.threshold,
-        plain_confidence=plain_confidence,
         shown_confidence=shown_confidence,
         ap_small=float(nanmean(precision[:, SMALL])),
         ap_medium=float(nanmean(precision[:, MEDIUM])),
@@ -193,11 +190,6 @@ def _size_scores(outcomes: DetectionOutcomes, targets: np.ndarray, precision: np
         ap75=nanmean(precision[:, :, IOU_75], axis=2),
         recall=recall,
     )
-
-
-def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> float | None:
-    """Finds the threshold of the detections in ``table``, see `ConfidenceCurves`; None if none is correct."""
-    return ConfidenceCurves.of(match_detections(gt, table, num_classes)).threshold
 
 
 def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> np.ndarray:

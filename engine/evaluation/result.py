@@ -45,7 +45,6 @@ class EvalResult:
     pr_recall: np.ndarray  # float64 (101,)
     pr_precision: np.ndarray  # float64 (C, 101) at IoU 0.5
     num_images: int
-    plain_confidence: float | None = None  # `threshold` without box voting; None: unknown
     protocol: str = ""  # how AP was measured, see `protocol_text`
     extras: dict[str, float] = field(default_factory=dict)  # validation losses, milliseconds per image
 

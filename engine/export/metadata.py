@@ -34,7 +34,7 @@ MAX_BYTES = 10_000_000  # of metadata in an archive
 MAX_CLASSES = 100_000
 _TEXTS = ("description", "date", "author", "version", "license")
 # Fields of `ExportMetadata` in the key `KEY`.
-_JSON_FIELDS = ("nms_iou", "validation_iou", "squares", "confidence", "voting_confidence", "bits", "data")
+_JSON_FIELDS = ("nms_iou", "validation_iou", "squares", "confidence", "bits", "data")
 Side = Annotated[int, Bounds(1, 2**16)]
 
 
@@ -61,9 +61,7 @@ class ExportMetadata:
     nms_iou: Fraction | None = None  # of the NMS in the file (``end2end``) or after it; None: the model needs none
     validation_iou: Fraction = FOREIGN_IOU  # as published for the model's head
     squares: bool = False  # whether images are padded to squares
-    # Thresholds chosen by F1:
-    confidence: Fraction | None = None  # for the output as it is, after detect.py's NMS if it needs one
-    voting_confidence: Fraction | None = None  # for the output after NMS with box voting, as detect.py applies it
+    confidence: Fraction | None = None  # threshold chosen by F1 for what detect.py finds with the file
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
     date: str = ""
@@ -169,6 +167,9 @@ def _parse_json(text: Any) -> dict[str, Any]:
     if check(entries.get("version", 0), int, f"{location}: version") > VERSION:
         raise UserError(f"exported by a newer version (format {entries['version']}); update this program")
     layout = check(entries.get("layout"), str, f"{location}: layout", Bounds(choices=tuple(LAYOUTS)))
+    voting_confidence = entries.pop("voting_confidence", None)  # earlier versions stored that of detect.py here
+    if voting_confidence is not None:
+        entries["confidence"] = voting_confidence
     known = {key: entries[key] for key in _JSON_FIELDS if key in entries}
     not_details = {*known, "version", "layout", "needs_nms", "preprocessing"}
     details = {key: value for key, value in entries.items() if key not in not_details}

@@ -43,8 +43,9 @@ def write(graphs: ModelGraphs, path: Path, metadata: ExportMetadata) -> str:
 
 def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
     """Returns the entries that Intel's Model API and DL Streamer read instead of a configuration file. They call the
-    layout raw YOLOv8, and end2end YOLOv10."""
-    confidence = DEFAULT_CONFIDENCE if metadata.confidence is None else metadata.confidence
+    layout raw YOLOv8, and end2end YOLOv10. Their NMS does not vote, so that of detect.py is no threshold for it."""
+    is_known = metadata.confidence is not None and not metadata.needs_nms
+    confidence = metadata.confidence if is_known else DEFAULT_CONFIDENCE
     iou = NO_NMS_IOU if metadata.nms_iou is None else metadata.nms_iou
     return {
         "model_type": "yolo_v10" if metadata.end2end else "YOLOv8",

@@ -192,7 +192,7 @@ def _select_rows(model: nn.Module, raw: list[Tensor]) -> Selected:
     decoder = cast(BoxDecoder, model)
     settings = PostprocessSettings(conf_thres=END2END_MIN_SCORE, iou_thres=decoder.nms_iou, box_voting=False)
     rows = select_detections(*decoder.decode(raw), settings)
-    return Selected(rows, rows, rows)
+    return Selected(rows, rows)
 
 
 def _boxes_and_scores(output: Tensor) -> tuple[Tensor, Tensor]:

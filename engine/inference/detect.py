@@ -55,7 +55,11 @@ def detect(config: DetectConfig) -> Path | None:
     threshold = settings.selection.conf_thres
     detector = ImageDetector(model, autocast_type(model, config.amp), Tiles.from_config(config, model.tile))
     if config.conf_thres is None:
-        reason = "the weights store no better one" if model.confidence is None else "chosen by F1 in validation"
+        reason = "chosen by F1 in validation"
+        if model.confidence is None:
+            reason = "the weights store no better one"
+        elif threshold != model.confidence:
+            reason = f"the weights store {model.confidence:.4g} for detections with box voting"
         get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
     for line in unused_settings(config, model, detector.tiles):
         get_logger().warning("%s", line)

@@ -53,8 +53,8 @@ class DetectionSettings:
     UserError for values that no model takes."""
 
     imgsz: Count = 0  # longer side of the scaled image, pixels; 0: the model's
-    # Confidence threshold. None: the one chosen by F1 in the validation of the checkpoint's epoch, with box voting
-    # or without, if the checkpoint stores it, else 0.25.
+    # Confidence threshold. None: the one chosen by F1 in the validation of the checkpoint's epoch, if the checkpoint
+    # stores it, else 0.25; also 0.25 without box voting, since it lowers the scores.
     conf: Fraction | None = None
     # IoU threshold of NMS. None: 0.45; for NMS-free models no NMS, unless ``agnostic``.
     iou: Fraction | None = None

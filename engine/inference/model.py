@@ -54,8 +54,7 @@ class InferenceModel(nn.Module):
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
-    confidence: float | None  # threshold chosen by F1 in validation with box voting; None: unknown
-    plain_confidence: float | None  # the same without box voting
+    confidence: float | None  # threshold chosen by F1 for what detect.py finds; None: unknown
     is_unscored_branch: bool = False  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
     _warned_sizes: frozenset[int] = frozenset()
 
@@ -109,11 +108,11 @@ class InferenceModel(nn.Module):
         return CanvasRule(imgsz, self.stride, is_square, self.input_hw)
 
     def threshold(self, *, box_voting: bool) -> float:
-        """Returns the default confidence threshold of detection, with or without box voting."""
-        best = self.confidence
-        if not box_voting and self.plain_confidence is not None:
-            best = self.plain_confidence
-        return DEFAULT_CONFIDENCE if best is None else best
+        """Returns the default confidence threshold of detection: the stored one, which is of detections with box
+        voting if they need NMS; else `DEFAULT_CONFIDENCE`."""
+        if self.confidence is None or (self.nms_iou is not None and not box_voting):
+            return DEFAULT_CONFIDENCE
+        return self.confidence
 
     def warn_of_size(self, imgsz: int) -> None:
         """Warns, once for each size, that ``threshold`` was measured at another size than ``imgsz``, pixels."""
@@ -147,11 +146,9 @@ class CheckpointModel(InferenceModel):
         self.validation_iou = detector.head.validation_iou
         self.squares = detector.head.squares
         self.is_unscored_branch = bool(detector.spec.get("end2end")) and self.nms_iou is not None
-        # Training stores the thresholds of the branch that it validates.
-        stored = {} if self.is_unscored_branch else info.get("progress", {})
-        thresholds = {name: value for name, value in stored.items() if isinstance(value, float) and 0 <= value <= 1}
-        self.confidence = thresholds.get("confidence")
-        self.plain_confidence = thresholds.get("plain_confidence")
+        # Training stores the threshold of the branch that it validates.
+        confidence = None if self.is_unscored_branch else info.get("progress", {}).get("confidence")
+        self.confidence = confidence if isinstance(confidence, float) and 0 <= confidence <= 1 else None
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return self.detector(images)
@@ -192,8 +189,7 @@ class ExportedModel(InferenceModel):
         self.nms_iou = metadata.nms_iou if metadata.needs_nms else None
         self.validation_iou = metadata.validation_iou
         self.squares = metadata.squares
-        self.plain_confidence = metadata.confidence
-        self.confidence = metadata.confidence if metadata.voting_confidence is None else metadata.voting_confidence
+        self.confidence = metadata.confidence
 
     def __reduce__(self) -> tuple[Callable[[], InferenceModel], tuple[()]]:
         return self._reopen, ()

@@ -60,9 +60,7 @@ class Progress:
     best_fitness: float = -1.0  # see `engine.evaluation.fitness.Fitness`
     best_ap: float = -1.0  # of this epoch
     best_epoch: Annotated[int, Bounds(-1)] = -1
-    # Thresholds chosen by F1 in the newest validation, see `EvalResult`; None: not known.
-    confidence: float | None = None
-    plain_confidence: float | None = None
+    confidence: float | None = None  # threshold chosen by F1 in the newest validation; None: not known
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def describe(self, epoch_batches: int) -> str:
@@ -130,7 +128,7 @@ class Progress:
 
 
 # Fields of `Progress` that follow from a validation.
-RESULT_FIELDS = ("best_fitness", "best_ap", "best_epoch", "confidence", "plain_confidence")
+RESULT_FIELDS = ("best_fitness", "best_ap", "best_epoch", "confidence")
 
 
 @dataclass(frozen=True)
@@ -321,7 +319,8 @@ class Checkpoint:
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
                 f"--weights {shlex.quote(str(path))}"
             )
-        if "rows" not in content:
+        progress = content.get("progress")
+        if "rows" not in content or (isinstance(progress, dict) and "plain_confidence" in progress):
             raise UserError(
                 f"{path}: written by an earlier version, whose runs cannot continue; start a new one with "
                 f"--weights {shlex.quote(str(path))}"

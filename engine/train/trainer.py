@@ -367,13 +367,11 @@ class Trainer:
         scores = None
         if epoch.evaluation is not None:  # on rank 0
             result = epoch.evaluation.result
-            thresholds = (result.threshold, result.plain_confidence)
-            scores = (self._metrics_of(result), result.class_ap, thresholds)
+            scores = (self._metrics_of(result), result.class_ap, result.threshold)
         scores = broadcast_object(self.ctx, scores)
         if scores is not None:
-            epoch.metrics, epoch.class_ap, thresholds = scores
             progress = self.progress
-            progress.confidence, progress.plain_confidence = thresholds
+            epoch.metrics, epoch.class_ap, progress.confidence = scores
             fitness = epoch.metrics[self._fitness.column]
             epoch.is_best = progress.record_fitness(epoch.number, fitness, ap=epoch.metrics["metrics/AP"])
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}

@@ -42,7 +42,6 @@ class Selected(NamedTuple):
 
     for_ap: Detections
     detected: Detections  # as detect.py finds them
-    detected_unvoted: Detections  # as detect.py finds them without box voting
 
 
 class _Candidates(NamedTuple):
@@ -73,7 +72,25 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
 
     Raises UserError for classes that the model does not have.
     """
-    return _select(boxes_xyxy, scores, [settings])[0]
+    batch, _, num_classes = scores.shape
+    unknown = set(settings.classes or ()).difference(range(num_classes))
+    if unknown:
+        raise UserError(f"class {min(unknown)}: the model has classes 0 to {num_classes - 1}")
+    iou_thres = settings.iou_thres
+    votes = settings.box_voting and iou_thres is not None
+    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if votes else settings.conf_thres
+    candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings, lowest_score)
+    kept = candidates
+    if iou_thres is not None:
+        needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
+        keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, voted=votes)
+        kept = candidates.take(keep)
+        if votes:
+            kept = _vote(candidates, kept, keep, iou_thres, batch)
+    if settings.classes is not None:
+        wanted = torch.tensor([c in settings.classes for c in range(num_classes)], device=scores.device)
+        kept = kept.take(wanted[kept.classes])
+    return _fill_slots(kept, batch, settings)
 
 
 @torch.no_grad()
@@ -81,9 +98,10 @@ def select_for_validation(model: nn.Module, raw: list[Tensor], settings: Validat
     """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`."""
     settings = settings or ValidationSettings()
     boxes, scores = _decode(model, raw, settings)
-    for_ap, detected, unvoted = settings.selections(cast(BoxDecoder, model).nms_iou)
-    selected = [*_select(boxes, scores, [for_ap]), *_select(boxes, scores, [detected, unvoted])]
-    return Selected(*(_renumber_classes(detections, for_ap.classes) for detections in selected))
+    selections = settings.selections(cast(BoxDecoder, model).nms_iou)
+    selected = (select_detections(boxes, scores, selection) for selection in selections)
+    classes = selections[0].classes
+    return Selected(*(_renumber_classes(detections, classes) for detections in selected))
 
 
 def _decode(model: nn.Module, raw: list[Tensor], settings: ValidationSettings) -> tuple[Tensor, Tensor]:
@@ -103,34 +121,6 @@ def _renumber_classes(detections: Detections, classes: Sequence[int] | None) -> 
     position = detections.classes.new_zeros(max(classes, default=0) + 1)
     position[list(classes)] = torch.arange(len(classes), device=position.device)
     return detections._replace(classes=position[detections.classes])
-
-
-def _select(boxes_xyxy: Tensor, scores: Tensor, selections: Sequence[PostprocessSettings]) -> list[Detections]:
-    """Implements `select_detections` for settings that differ only in box voting, from one NMS: voting needs candidates
-    below the confidence threshold, which rank last, so without voting they change nothing."""
-    settings = selections[0]
-    batch, _, num_classes = scores.shape
-    unknown = set(settings.classes or ()).difference(range(num_classes))
-    if unknown:
-        raise UserError(f"class {min(unknown)}: the model has classes 0 to {num_classes - 1}")
-    iou_thres = settings.iou_thres
-    voting = [selection.box_voting and iou_thres is not None for selection in selections]
-    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if any(voting) else settings.conf_thres
-    candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings, lowest_score)
-    keep = None
-    if iou_thres is not None:
-        needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
-        keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, voted=any(voting))
-    selected = []
-    for voted in voting:
-        kept = candidates if keep is None else candidates.take(keep)
-        if voted and keep is not None and iou_thres is not None:
-            kept = _vote(candidates, kept, keep, iou_thres, batch)
-        if settings.classes is not None:
-            wanted = torch.tensor([c in settings.classes for c in range(num_classes)], device=scores.device)
-            kept = kept.take(wanted[kept.classes])
-        selected.append(_fill_slots(kept, batch, settings))
-    return selected
 
 
 def _collect_candidates(

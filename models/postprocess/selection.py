@@ -1,9 +1,10 @@
 """Settings with which detections are selected from decoded boxes and scores.
 
 A validation selects from the same boxes what AP needs, nearly all boxes with every class of a box, and what detect.py
-finds, one class of a box and NMS at 0.45 (`ValidationSettings.selections`). The second selection has a confidence
-threshold chosen by F1, and another one without box voting, which lowers the scores. A checkpoint stores both,
-as defaults of detect.py (`InferenceModel.threshold`) and of exported files (engine/commands/export.py).
+finds, one class of a box and NMS at 0.45 (`ValidationSettings.selections`). F1 chooses a confidence threshold for the
+second selection. It holds for this decoding alone: a checkpoint stores it as the default of detect.py
+(`InferenceModel.threshold`), and the check of an exported file chooses another one for a graph with NMS, which does not
+vote (engine/commands/export.py).
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class ValidationSettings:
     classes: Sequence[int] | None = None  # the model's classes to detect, renumbered in this order; None: all
     box_voting: bool = True
 
-    def selections(self, nms_iou: float | None) -> tuple[PostprocessSettings, PostprocessSettings, PostprocessSettings]:
-        """Returns the settings for AP, those of detect.py, and the latter without box voting, as `Selected` has their
-        detections. ``nms_iou``: the model's."""
+    def selections(self, nms_iou: float | None) -> tuple[PostprocessSettings, PostprocessSettings]:
+        """Returns the settings for AP and those of detect.py, as `Selected` has their detections. ``nms_iou``: the
+        model's."""
         for_ap = PostprocessSettings(
             conf_thres=self.conf_thres,
             iou_thres=nms_iou if self.iou_thres is None else self.iou_thres,
@@ -57,8 +58,7 @@ class ValidationSettings:
             box_voting=self.box_voting and nms_iou is not None,
         )
         iou_thres = detection_iou(nms_iou) if self.iou_thres is None else self.iou_thres
-        detected = replace(for_ap, iou_thres=iou_thres, multi_label=False)
-        return for_ap, detected, replace(detected, box_voting=False)
+        return for_ap, replace(for_ap, iou_thres=iou_thres, multi_label=False)
 
 
 def detection_iou(nms_iou: float | None) -> float | None:

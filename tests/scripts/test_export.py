@@ -29,7 +29,7 @@ from utils.files.checksum import sha256_of
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
 KNOWN = {"config": {"weights": "", "epochs": 3}, "progress": {"best_fitness": 0.25, "epoch": 3}}
-KNOWN["progress"] |= {"confidence": 0.4, "plain_confidence": 0.3}  # with box voting and without
+KNOWN["progress"] |= {"confidence": 0.4}
 VAL = ["--device", "cpu", "--workers", "0", "--noplots", "--trust"]
 
 
@@ -75,7 +75,7 @@ def test_files_are_checked_and_score_as_the_checkpoint(
         model = opened(weights.with_name(name))
         assert (model.names, model.input_hw, model.nms_iou) == (NAMES, (64, 64), 0.7)
         # The checkpoint's: no detection is correct in these images.
-        assert (model.threshold(box_voting=True), model.threshold(box_voting=False)) == (0.4, 0.3)
+        assert (model.threshold(box_voting=True), model.threshold(box_voting=False)) == (0.4, 0.25)
         assert model.info["license"] == "yours to choose"
         script, *flags = shlex.split(command)  # the exact next command
         assert script == "val.py"
@@ -101,7 +101,7 @@ def test_canvases_and_precisions(weights: Path, data: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "(64 px rectangles): AP " in printed
     # Training's: it validates rectangles, too.
-    assert (opened(file).threshold(box_voting=True), opened(file).threshold(box_voting=False)) == (0.4, 0.3)
+    assert (opened(file).threshold(box_voting=True), opened(file).threshold(box_voting=False)) == (0.4, 0.25)
     assert "replaces an earlier export" in printed
     content = file.read_bytes()
     call(export.main, *common, "--half", "--no-check")
@@ -109,7 +109,7 @@ def test_canvases_and_precisions(weights: Path, data: Path, capsys: pytest.Captu
     assert file.read_bytes() == content
     unchecked = opened(weights.with_name("best_half.torchscript"))
     assert (unchecked.info["details"]["half"], unchecked.info["details"]["unchecked"]) == (True, True)
-    assert (unchecked.threshold(box_voting=True), unchecked.threshold(box_voting=False)) == (0.4, 0.3)
+    assert (unchecked.threshold(box_voting=True), unchecked.threshold(box_voting=False)) == (0.4, 0.25)
 
 
 @pytest.mark.parametrize("name", ["onnx", "openvino", "litert"])
@@ -211,7 +211,7 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         model = opened(tmp_path / file)
         assert (model.info["nms_iou"], model.info["end2end"]) == (nms_iou, is_end2end)
         assert model.nms_iou == (None if is_end2end else nms_iou)  # to follow on the output
-        assert model.info["confidence"] == (None if "--nms" in flags else 0.3)
+        assert model.info["confidence"] == (None if "--nms" in flags else 0.4)
     assert "need no NMS" in error_of(capsys, export.main, *common, "--iou-thres", "0.5")
 
 

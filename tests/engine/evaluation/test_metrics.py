@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.matching import Pairs, match_by_overlap, match_detections
-from engine.evaluation.metrics import CONFIDENCES, best_threshold, confusion_matrix, score_detections
+from engine.evaluation.metrics import CONFIDENCES, confusion_matrix, score_detections
 from engine.evaluation.tables import format_summary, missed_classes_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
@@ -140,7 +140,7 @@ def test_confidence_curves_equal_counting():
 
 
 def test_the_threshold_and_its_scores_are_those_of_what_detect_py_finds():
-    """AP is that of the detections for it; without box voting there is a threshold of its own."""
+    """AP is that of the detections for it."""
     objects = np.array([[0, 0, 50, 50], [100, 0, 50, 50]], float)
     gt = make_ground_truth(
         objects, classes=np.zeros(2, int), area=np.full(2, 2500), image=np.zeros(2, int), num_images=1, num_classes=1
@@ -153,15 +153,11 @@ def test_the_threshold_and_its_scores_are_those_of_what_detect_py_finds():
             image=[0] * len(scores), boxes=np.r_[right, twice][: len(scores)], scores=scores, classes=[0] * len(scores)
         )
 
-    plain_confidence = best_threshold(gt, table(0.7, 0.2), 1)
-    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, table(0.9, 0.4), plain_confidence).result
+    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, table(0.9, 0.4)).result
     assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).result.ap < 1
     assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
     assert result.confusion.tolist() == [[2, 0], [0, 0]]
     assert result.threshold == result.shown_confidence == pytest.approx(0.2, abs=0.001)
-    assert result.plain_confidence == pytest.approx(0.1, abs=0.001)
-    alone = score_detections(gt, table(0.9, 0.4, 0.8), 1).result
-    assert alone.plain_confidence is None
 
 
 @pytest.mark.parametrize("score", [1.0, CONFIDENCES[928], CONFIDENCES[1]])

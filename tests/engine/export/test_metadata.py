@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,19 @@ def test_outputs_are_decoded_as_the_metadata_say(output: Tensor, metadata: Expor
 def test_unfit_outputs_are_refused(output: Tensor, metadata: ExportMetadata):
     with pytest.raises(UserError, match=r"^model.onnx: "):
         decoded(output, metadata)
+
+
+def test_the_threshold_of_a_file_is_that_of_detect_py_also_in_files_that_state_two():
+    """Earlier versions stored the threshold of detect.py as voting_confidence, and in confidence that of plain NMS."""
+    entries = OURS.as_strings()
+    assert parse_metadata(entries) == OURS
+    stored = json.loads(entries["lockstep"])
+    for voting, expected in ((0.6, 0.6), (None, 0.3)):
+        metadata = parse_metadata(entries | {"lockstep": json.dumps(stored | {"voting_confidence": voting})})
+        assert metadata == replace(OURS, confidence=expected)
+        model = opened(lambda images: images, metadata)
+        assert model.threshold(box_voting=True) == expected
+        assert model.threshold(box_voting=False) == 0.25  # a chosen threshold holds for its own decoding only
 
 
 @pytest.mark.parametrize("images", [1, 3, 4, 7])

@@ -165,7 +165,7 @@ class Oracle(InferenceModel):
         self.names = names
         self.stride = 32
         self.nms_iou = 0.7
-        self.confidence = self.plain_confidence = None
+        self.confidence = None
         self.labels = cycle(labels)
         self.side = side
 

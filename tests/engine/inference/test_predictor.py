@@ -99,8 +99,8 @@ def test_a_list_gives_a_result_per_image_in_order(predictor, tmp_path):
     assert set(results[0].speed) == {"preprocess", "inference", "postprocess"}
 
 
-def test_without_box_voting_the_threshold_is_another_unless_one_is_chosen(weights, tmp_path):
-    stored = {"progress": {"confidence": 0.5, "plain_confidence": 0.25}}
+def test_without_box_voting_the_threshold_is_the_default_unless_one_is_chosen(weights, tmp_path):
+    stored = {"progress": {"confidence": 0.5}}
     write_checkpoint(read_checkpoint(weights) | stored, tmp_path / "a.pt")
     predictor = load(tmp_path / "a.pt", device="cpu", color="rgb")
     assert threshold(predictor) == 0.5

@@ -139,7 +139,7 @@ class Scores:
         metrics = {metric.name: self._ap.get(epoch, epoch / 10) for metric in METRICS}
         if self._ap50 is not None:
             metrics["AP50"] = self._ap50
-        result = SimpleNamespace(metrics=metrics, threshold=None, plain_confidence=None, class_ap=np.ones(1), extras={})
+        result = SimpleNamespace(metrics=metrics, threshold=None, class_ap=np.ones(1), extras={})
         return SimpleNamespace(result=result)
 
 

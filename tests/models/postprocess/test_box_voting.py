@@ -121,12 +121,11 @@ def test_a_validation_selects_for_ap_and_what_detect_py_finds_with_and_without_v
             return boxes, scores
 
     settings = ValidationSettings(classes=(3, 1), box_voting=box_voting)
-    for_ap, detected, unvoted = select_for_validation(Decoded(), [], settings)
+    for_ap, detected = select_for_validation(Decoded(), [], settings)
     common = {"conf_thres": 0.001, "max_det": 300, "classes": [3, 1]}
     for found, chosen in (
         (for_ap, {"iou_thres": 0.7, "box_voting": box_voting}),
         (detected, {"iou_thres": 0.45, "multi_label": False, "box_voting": box_voting}),
-        (unvoted, {"iou_thres": 0.45, "multi_label": False, "box_voting": False}),
     ):
         expected = select(boxes, scores, **common, **chosen)
         assert all(torch.equal(found[n], expected[n]) for n in (0, 1, 3))
