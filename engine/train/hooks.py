@@ -95,7 +95,7 @@ class TensorBoard(Hook):
         self._writer: SummaryWriter | None = None
 
     def start(self, trainer: Trainer) -> None:
-        first_epoch = trainer.progress.epoch  # may be scored again
+        first_epoch = trainer.next_row
         try:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -104,7 +104,7 @@ class TensorBoard(Hook):
             self._turn_off(error)
         settings = trainer.run.settings.by_name()
         text = "\n".join(f"    {name}: {value}" for name, value in settings.items())  # preformatted Markdown
-        self.write(lambda writer: writer.add_text("config", text, first_epoch + 1))
+        self.write(lambda writer: writer.add_text("config", text, first_epoch))
 
     def epoch_scored(self, trainer: Trainer, epoch: Epoch) -> None:
         def add_scalars(writer: SummaryWriter) -> None:

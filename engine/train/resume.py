@@ -334,26 +334,28 @@ def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int,
     """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has with ``config``.
 
     An epoch that has begun continues at the same image, or at the last multiple of another batch size before it. It
-    begins again if its images or their order have changed: another data set, or another batch size with ``--rect``,
-    whose batches are of similar shapes. The other arguments are those of `restore_run`.
+    begins again if its training images or their order have changed: another data set, or another batch size with
+    ``--rect``, whose batches are of similar shapes. The other arguments are those of `restore_run`.
     """
     description = checkpoint.description
     conditions = checkpoint.header.run
     stored = description.config
     progress = replace(checkpoint.progress)
-    has_same_data = description.identity == identity
-    if not has_same_data:
-        get_logger().warning(
-            "%s: the images or labels have changed since the run began (%s); epoch %d begins with the new ones",
-            config.data,
-            f"fingerprint {description.identity.train_labels[:8]}, now {identity.train_labels[:8]}",
-            progress.epoch + 1,
-        )
-        if description.identity.val_labels != identity.val_labels:
-            progress.forget_best()  # the scores are not comparable
+    data = description.identity
+    changes = (
+        ("training", data.train_labels, identity.train_labels, f"epoch {progress.epoch + 1} begins with the new ones"),
+        ("validation", data.val_labels, identity.val_labels, "the search for the best epoch begins again"),
+    )
+    for split, old, new, consequence in changes:
+        if old != new:
+            message = "%s: the %s images or labels have changed since the run began (fingerprint %s, now %s); %s"
+            get_logger().warning(message, config.data, split, old[:8], new[:8], consequence)
+    has_same_images = data.train_labels == identity.train_labels
+    if data.val_labels != identity.val_labels:
+        progress.forget_best()  # the scores are not comparable
     steps = step_plan(config, epoch_batches)
     is_recounted = stored.batch_size != config.batch_size or conditions.epoch_batches != epoch_batches
-    if progress.batch and (not has_same_data or (config.rect and is_recounted)):
+    if progress.batch and (not has_same_images or (config.rect and is_recounted)):
         progress.begin_epoch()
     elif progress.batch == conditions.epoch_batches:  # only the end of the epoch is missing
         progress.batch = epoch_batches

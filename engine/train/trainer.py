@@ -172,6 +172,11 @@ class Trainer:
         self.loader.set_epochs(epochs)
         self.checkpointer.set_epochs(epochs)
 
+    @property
+    def next_row(self) -> int:
+        """The next epoch that gets a row of results.csv, from 1."""
+        return self.progress.epoch + 1 if self._unscored is None else self._unscored.number
+
     def seconds(self) -> float:
         """Returns how long the run has trained, over all its starts."""
         return time.monotonic() - self._started

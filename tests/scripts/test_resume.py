@@ -10,9 +10,11 @@ import errno
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from tests.helpers.processes import Processes
@@ -141,9 +143,44 @@ def test_moved_data_continue_and_changed_data_begin_the_epoch_again(root, saved,
     assert_same_run(root / "whole", saved)
     next((moved / "labels" / "train").glob("*.txt")).write_text("0 0.4 0.4 0.3 0.3\n")
     output = run("--resume", other, "--data", moved / "data.yaml")
-    assert output.count("the images or labels have changed since the run began") == 1
+    assert output.count("images or labels have changed since the run began") == 1
     assert "epoch 1 begins with the new ones" in output
     assert read_checkpoint(other / "last.pt")["progress"]["updates"] == 2 * STEPS
+
+
+def test_changed_validation_labels_begin_only_the_search_for_the_best_epoch_again(root, saved, tmp_path):
+    """Within epoch 1, no image is trained on twice: the weights are those of the uninterrupted run."""
+    changed = Path(shutil.copytree(root / "set", tmp_path / "changed"))
+    next((changed / "labels" / "val").glob("*.txt")).write_text("0 0.4 0.4 0.3 0.3\n")
+    output = run("--resume", saved, "--data", changed / "data.yaml")
+    (line,) = (line for line in output.splitlines() if "have changed since the run began" in line)
+    assert len(set(re.findall("[0-9a-f]{8}", line.partition("fingerprint")[2]))) == 2
+    resumed, whole = (read_checkpoint(folder / "last.pt") for folder in (saved, root / "whole"))
+    for part in ("model", "ema", "optimizer"):
+        assert_same_content(resumed[part], whole[part])
+
+
+def recorded_epochs(folder: Path) -> list[int]:
+    """Returns the epochs whose losses TensorBoard shows."""
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return [event.step for event in accumulator.Scalars("train/box")]
+
+
+def test_tensorboard_shows_each_epoch_once_after_every_kind_of_end(root, whole, tmp_path):
+    run("--resume", whole, "--epochs", "3")  # after a normal end
+    assert recorded_epochs(whole) == [1, 2, 3]
+    log = tmp_path / "log.txt"
+    for epoch, number, code in ((5, signal.SIGKILL, -signal.SIGKILL), (7, signal.SIGTERM, 75)):
+        go_on = tmp_path / f"go on in {epoch}"
+        with Processes(log, faults=f"hold:0:{STEPS * epoch - 2}:{go_on}") as process:
+            process.ranks(1, "--resume", str(whole), "--epochs", "7")
+            process.until(lambda done=epoch - 1: position(whole)[0] == done and f"epoch {done}: P " in log.read_text())
+            process.started[0].send_signal(number)
+            go_on.touch()
+            assert process.codes() == [code], process.output()
+    run("--resume", whole)
+    assert recorded_epochs(whole) == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(("rule", "row"), [("machine", "| of the machine: "), ("extends", "| of the length ")])
