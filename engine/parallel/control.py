@@ -168,7 +168,7 @@ class RunControl:
         Returns if all epochs are done, or if a callback has ended the run. Every rank must call this.
 
         Args:
-            position: progress text, such as ``2 epochs``.
+            position: such as ``after 2 epochs``.
             continuation: what to do next, such as ``continue with: --resume last.pt``.
 
         Raises Stopped if a signal to any rank has stopped the run, UserError if a callback has failed on this rank, and
@@ -178,7 +178,7 @@ class RunControl:
         # the launcher kill that one.
         self.exit_code = max_over_ranks(self._ctx, self.exit_code or self._signals.code)
         if self.exit_code:
-            get_logger().info("stopped by a signal after %s; %s", position, continuation)
+            get_logger().info("stopped by a signal %s; %s", position, continuation)
             raise Stopped(self.exit_code)
         if self._agree_on_failure():
             if not self._failure:

@@ -64,12 +64,13 @@ class Progress:
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def describe(self, epoch_batches: int) -> str:
-        """Returns the progress text: ``2 epochs``, ``epoch 3, batch 5 of 10``, ``the steps of epoch 3``."""
+        """Returns the position as the end of a sentence: ``after 2 epochs``, ``in epoch 3, after batch 5 of 10``,
+        ``after the steps of epoch 3``."""
         if not self.batch:
-            return counted(self.epoch, "epoch")
+            return f"after {counted(self.epoch, 'epoch')}"
         if self.batch == epoch_batches:
-            return f"the steps of epoch {self.epoch + 1}"
-        return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
+            return f"after the steps of epoch {self.epoch + 1}"
+        return f"in epoch {self.epoch + 1}, after batch {self.batch} of {epoch_batches}"
 
     def record_fitness(self, epoch: int, fitness: float, *, ap: float) -> bool:
         """Records the scores of an epoch; they may be nan. Returns whether it is the best so far: its ``fitness`` is

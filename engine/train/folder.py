@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -75,8 +76,14 @@ def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack
             f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "
             f"and resume that; or begin a new run with --weights {last}"
         )
-    lock_folder(last.parent, stack)
+    if not is_read_only(last.parent):
+        lock_folder(last.parent, stack)
     return last.parent
+
+
+def is_read_only(folder: Path) -> bool:
+    """Returns whether this process cannot write in the folder of a run: a run in it that has ended needs no lock."""
+    return not os.access(folder, os.W_OK)
 
 
 def claim_folder(

@@ -28,10 +28,10 @@ from data.open import known_by_name
 from engine.optim.schedule import epochs_in_time, step_plan
 from engine.parallel.eval_ranks import dismiss
 from engine.train.checkpoint import RESULTS_CSV, Checkpoint, DataIdentity, Progress, TrainState, UnscoredEpoch
-from engine.train.folder import find_folder
+from engine.train.folder import find_folder, is_read_only
 from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
-from utils.config.recipes import read_recipe
+from utils.config.recipes import given_hyperparameters, read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, names_with
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
@@ -69,6 +69,7 @@ class RunPlan:
     """
 
     settings: RunSettings
+    given: frozenset[str] = frozenset()  # hyper-parameters of a new run that a file of ``--hyp`` or ``--set`` gives
     folder: Path | None = None  # locked; None: `claim_folder` makes it
     checkpoint: Checkpoint | None = None  # None: a new run
     remaining: Remaining = Remaining.STEPS
@@ -170,7 +171,13 @@ def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
         command.hyp, command.override, pretrained=bool(command.weights), keep_old=command.keep_old, lines=messages
     )
     local = names_with(TrainConfig, scope="machine") | names_with(TrainConfig, is_path=True)
-    return RunPlan(settings=RunSettings(command, hyp), folder=folder, local=local, messages=tuple(messages))
+    return RunPlan(
+        settings=RunSettings(command, hyp),
+        given=given_hyperparameters(command.hyp, command.override),
+        folder=folder,
+        local=local,
+        messages=tuple(messages),
+    )
 
 
 def _plan_continued(
@@ -200,11 +207,13 @@ def _plan_continued(
         ):
             if old != new:
                 messages.append(f"resume: {name} {old} -> {new}")
-        messages.insert(0, f"resuming {last} after {position}")
-    elif checkpoint.lacks_scores(config.epochs) or (config.plots and not _has_report(last.parent, progress.epoch)):
+        messages.insert(0, f"resuming {last} {position}")
+    elif checkpoint.lacks_scores(config.epochs) or _lacks_report(last.parent, config, progress.epoch):
         remaining = Remaining.REPORT
     else:
         remaining = Remaining.NOTHING
+    if remaining is not Remaining.NOTHING and is_read_only(last.parent):
+        raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
     given = names_with(TrainConfig, on_resume="machine").intersection(explicit_flags)
     return RunPlan(
         settings=RunSettings(config, checkpoint.description.hyp),
@@ -264,7 +273,7 @@ def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback
     flag = resume_flag(checkpoint.path)
     if ends_by_callback:
         position = progress.describe(checkpoint.header.run.epoch_batches)
-        return f"a callback has ended it after {position}; to continue: {flag}"
+        return f"a callback has ended it {position}; to continue: {flag}"
     if done >= config.epochs and config.time:
         duration = format_duration(checkpoint.header.run.seconds)
         return (
@@ -282,12 +291,14 @@ def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback
     return ""
 
 
-def _has_report(folder: Path, epochs: int) -> bool:
-    """Returns whether the report of the run in ``folder`` shows its last epoch."""
-    try:
-        return f'data-epochs="{epochs}"' in (folder / "report.html").read_text("utf-8", errors="replace")
-    except OSError:
+def _lacks_report(folder: Path, config: TrainConfig, epochs: int) -> bool:
+    """Returns whether the report of the run in ``folder`` can be written and does not show its last epoch."""
+    if not config.plots or is_read_only(folder):
         return False
+    try:
+        return f'data-epochs="{epochs}"' not in (folder / "report.html").read_text("utf-8", errors="replace")
+    except OSError:
+        return True
 
 
 def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
@@ -296,7 +307,7 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
     configure_logging(ctx.is_main)
     dismiss(ctx)
     folder = plan.folder or Path()
-    if ctx.is_main and plan.checkpoint is not None:  # it may have been killed just before it wrote the last row
+    if ctx.is_main and plan.checkpoint is not None and not is_read_only(folder):  # a kill may have lost the last row
         ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)
     write_result(folder=str(folder))
     for message in plan.messages:

@@ -105,7 +105,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         spec = hold_out_validation(ctx, config, spec, stored.val_images if stored else [])
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)
-    settings = choose_flips(ctx, settings, names)
+    if stored is None:
+        settings = choose_flips(ctx, settings, names, plan.given)
 
     # The model and its loss.
     if plan.checkpoint is None:
@@ -261,9 +262,12 @@ def choose_kernels(config: TrainConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def choose_flips(ctx: DistributedContext, settings: RunSettings, names: Sequence[str]) -> RunSettings:
+def choose_flips(
+    ctx: DistributedContext, settings: RunSettings, names: Sequence[str], given: Collection[str]
+) -> RunSettings:
     """Turns ``fliplr`` off if a mirrored image exchanges two of the classes ``names``, such as "left arrow" and "right
-    arrow", and it has its default, unless ``--set`` gives that. Logs this, and a warning of flips that stay on."""
+    arrow", unless it is one of the hyper-parameters that the user has ``given``. Logs this, and a warning of flips that
+    stay on."""
     for flip in ("fliplr", "flipud"):
         pairs = mirrored_classes(names, flip)
         probability = getattr(settings.hyp, flip)
@@ -271,7 +275,7 @@ def choose_flips(ctx: DistributedContext, settings: RunSettings, names: Sequence
             continue
         exchanged = listed([f"'{one}' and '{other}'" for one, other in pairs], 1)
         reason = f"a flipped image exchanges the classes {exchanged}"
-        if probability == getattr(Hyperparameters, flip) and flip not in settings.overridden:
+        if probability == getattr(Hyperparameters, flip) and flip not in given:
             off: dict[str, Any] = {flip: 0.0}
             settings = replace(settings, hyp=replace(settings.hyp, **off))
             get_logger().info("%s is turned off: %s; --set %s=%g turns it on", flip, reason, flip, probability)

@@ -461,7 +461,7 @@ class Trainer:
         if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             flag = resume_flag(self.checkpointer.last)
-            get_logger().info("ended by a callback after %s; to continue: %s --epochs N", position, flag)
+            get_logger().info("ended by a callback %s; to continue: %s --epochs N", position, flag)
         self._call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main:

@@ -21,6 +21,7 @@ from utils.logger import get_logger
 from utils.strings import counted, listed
 
 NOT_IN_FILE = "not in the file"
+CLASSES_DIFFER = "new class layers, as the classes differ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,10 @@ class TransferReport:
             pairs = listed([f"{name} from {other}" for name, other in self.similar])
             lines.append(f"new classes start from the rows of similar ones: {pairs}")
         for names in names_by_reason.values():
-            lines.append(f"left as initialized: {_layers(names)}: {self.skipped[names[0]]}")
+            reason = self.skipped[names[0]]
+            start = reason if reason == CLASSES_DIFFER else "left as initialized"
+            end = "" if reason == CLASSES_DIFFER else f": {reason}"
+            lines.append(f"{start}: {_layers(names)}{end}")
         if self.unused:
             lines.append(f"in the file, but not in the model: {_layers(self.unused)}")
         return lines
@@ -105,6 +109,10 @@ def transfer_weights(
             tensors[name] = for_channels(kernel, model.channels)
             is_adapted = True
     common, similar_names, class_rows = _common_classes(model, stored, similar or {})
+    # A branch that scores classes may be as wide as there are.
+    head = f"model.{len(model.model) - 1}."
+    class_branches = tuple(f"{head}{layer.partition('.')[0]}." for layer in model.head.class_rows())
+    has_other_classes = class_count(model, stored.shapes) not in (0, model.num_classes)
 
     taken: list[str] = []
     new_rows: dict[str, tuple[int, ...]] = {}
@@ -141,6 +149,10 @@ def transfer_weights(
                 new_rows[name] = tuple(rows.new_rows)
             else:
                 taken.append(name)
+    if has_other_classes:
+        for name, reason in skipped.items():
+            if reason.startswith("shape ") and name.startswith(class_branches):
+                skipped[name] = CLASSES_DIFFER
     if all(name.endswith(COUNTERS) for name in (*taken, *new_rows)):
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)

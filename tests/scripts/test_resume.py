@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,25 @@ def test_the_page_names_what_a_command_may_change(rule, row):
     (line,) = (line for line in page.splitlines() if line.startswith(row))
     named = set(re.findall("`--([a-z-]+)`", line.split("|")[1]))
     assert named == {name.replace("_", "-") for name in names_with(TrainConfig, on_resume=rule)}
+
+
+def test_an_ended_run_in_a_read_only_folder_is_complete_and_one_with_steps_left_is_refused(saved, whole):
+    for folder in (saved, whole):
+        folder.chmod(0o555)
+    try:
+        # Root may write anywhere, but not without this capability.
+        command = ["setpriv", "--bounding-set", "-dac_override", sys.executable, "train.py", "--resume"]
+        ended, begun = (
+            subprocess.run([*command, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False)
+            for folder in (whole, saved)
+        )
+    finally:
+        for folder in (saved, whole):
+            folder.chmod(0o755)
+    assert ended.returncode == 0, ended.stderr
+    assert "complete: all epochs are done (2)" in ended.stdout
+    assert begun.returncode == 2
+    assert f"error: {saved}: cannot be written" in begun.stderr
 
 
 REFUSED = {  # flags beside --resume FOLDER, and how the line begins

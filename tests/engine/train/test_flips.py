@@ -55,6 +55,14 @@ def test_horizontal_flips_are_off_for_left_and_right_unless_asked_for(trained):
         assert fliplr(folder) == probability
 
 
+def test_a_file_of_hyper_parameters_is_as_explicit_as_set(trained):
+    Path("own.yaml").write_text("fliplr: 0.5\n")
+    folder = trained("own", ["left light", "Right_light"], "--hyp", "own.yaml")
+    assert fliplr(folder) == 0.5
+    call(train.main, "--resume", folder / "last.pt", "--epochs", "3")
+    assert fliplr(folder) == 0.5
+
+
 def test_vertical_flips_of_up_and_down_are_warned_of(trained):
     folder = trained("ud", ["up", "down"], "--set", "flipud=0.5")
     assert "--set flipud=0 " in (folder / "train.log").read_text()

@@ -228,6 +228,14 @@ def test_in_a_run_of_few_steps_new_classes_start_as_similar_ones_of_the_weights(
         assert starts_as_similar(trainer.step.model, weights) == is_similar
 
 
+def test_class_layers_of_other_classes_are_one_plain_line(folder, capsys):
+    write_wide_weights(folder / "weights.pt")
+    with built("--weights", "weights.pt", "--epochs", "17", model=""):
+        output = capsys.readouterr().out
+    assert "new class layers, as the classes differ: model.5.cv3 (" in output
+    assert "shape [" not in output
+
+
 def test_the_weights_of_a_run_with_similar_classes_are_resumed_validated_and_exported(folder):
     write_wide_weights(folder / "weights.pt")
     flags = ["--weights", "weights.pt", "--epochs", "2", "--virtual-ranks", "2"]
