@@ -111,11 +111,17 @@ def train(
 
 
 @lists_settings(TrainConfig, Hyperparameters)
-def resume(run: Run | str | os.PathLike[str] = "", **settings: Unpack[TrainSettings]) -> Run:
+def resume(
+    run: Run | str | os.PathLike[str] = "",
+    *,
+    callbacks: str | Callable | None = None,
+    **settings: Unpack[TrainSettings],
+) -> Run:
     """Continues an interrupted training run, or trains it for more ``epochs``, with its own settings.
 
     Args:
         run: the run, its folder or a checkpoint; "": the newest run.
+        callbacks: as in `train`. A run that has some needs them again; "" continues it without.
 
     Raises the errors of `train`.
     """
@@ -124,7 +130,10 @@ def resume(run: Run | str | os.PathLike[str] = "", **settings: Unpack[TrainSetti
         raise UserError(
             f"lockstep.resume({AUTO!r}): names no run; write lockstep.train(DATA, name=..., resume={AUTO!r})"
         )
-    return _train(_parse("train", {"resume": folder}, settings))
+    own: dict[str, Any] = {"resume": folder}
+    if callbacks is not None:
+        own["callbacks"] = _callbacks_name(callbacks, is_alone=settings.get("spawn") in (None, 0, 1))
+    return _train(_parse("train", own, settings))
 
 
 @lists_settings(ValConfig)

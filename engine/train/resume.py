@@ -212,16 +212,19 @@ def _plan_continued(
         remaining = Remaining.REPORT
     else:
         remaining = Remaining.NOTHING
-    if remaining is not Remaining.NOTHING and is_read_only(last.parent):
-        raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
+    if remaining is not Remaining.NOTHING:
+        if is_read_only(last.parent):
+            raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
+        _check_given_again(stored, config, explicit_flags, last)
     given = names_with(TrainConfig, on_resume="machine").intersection(explicit_flags)
+    own = names_with(TrainConfig, on_resume="again") & names_with(TrainConfig, scope="machine")
     return RunPlan(
         settings=RunSettings(config, checkpoint.description.hyp),
         folder=last.parent,
         checkpoint=checkpoint.record(),
         remaining=remaining,
         end_reason=reason,
-        local=given | {"device"},
+        local=given | own | {"device"},
         messages=tuple(messages),
     )
 
@@ -240,13 +243,18 @@ def merge_settings(
                 raise UserError(f"{flag}: the run continues in its own folder, {last.parent}; leave it out")
     changes: dict[str, Any] = {}
     messages = []
+    left_out = []  # what the checkpoint asks for, and the command does not
     for item in fields(TrainConfig):
         name = item.name
         old = getattr(stored, name)
         new = getattr(command, name)
         rule = item.metadata["on_resume"]
-        if rule == "command":
+        if rule in ("command", "again"):
             changes[name] = new
+            if rule == "again" and name in explicit_flags and new != old:
+                messages.append(f"resume: {name} {old!r} -> {new!r}")
+            elif rule == "again" and new != old:
+                left_out.append(as_flag(name, old))
         elif name not in explicit_flags or new == old or (name in _OPEN and new == _OPEN[name]):
             continue
         elif name == "epochs" and command.time:
@@ -260,10 +268,29 @@ def merge_settings(
         else:
             changes[name] = new
             messages.append(f"resume: {name} {old!r} -> {new!r}")
+    if left_out:
+        words = " ".join(left_out)
+        messages.append(f"{last} asks for {words}: left out, as the command does not give it; to use it, add {words}")
     if "epochs" in explicit_flags and not command.time:
         changes["time"] = 0.0
     changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
     return replace(stored, **changes), messages
+
+
+def _check_given_again(stored: TrainConfig, config: TrainConfig, explicit_flags: Collection[str], last: Path) -> None:
+    """Raises UserError if the result of a run depends on code or an address that its checkpoint ``last`` names and the
+    command does not. ``config``: the merged settings. A teacher that is a file is known by its checksum."""
+    if stored.callbacks and "callbacks" not in explicit_flags:
+        flag = as_flag("callbacks", stored.callbacks)
+        raise UserError(
+            f"{last} asks for {flag}, which runs code: add {flag} to run it again, or --callbacks= to continue without"
+        )
+    teacher = config.teacher or (config.weights if config.keep_old else "")
+    if teacher and "teacher" not in explicit_flags and not os.path.isfile(os.path.expanduser(teacher)):
+        raise UserError(
+            f"{last} asks for the teacher {teacher}, which is no file on this machine: add "
+            f"{as_flag('teacher', teacher)}, or the path of a copy"
+        )
 
 
 def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback: bool) -> str:

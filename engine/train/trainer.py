@@ -460,7 +460,7 @@ class Trainer:
         """Calls the hooks that come last, and removes the weights that have waited for scores."""
         if self.control.callback_stop_followed and not self._has_ended():
             position = self.progress.describe(len(self.loader))
-            flag = resume_flag(self.checkpointer.last)
+            flag = self._resume_flags()
             get_logger().info("ended by a callback %s; to continue: %s --epochs N", position, flag)
         self._call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
@@ -501,7 +501,13 @@ class Trainer:
     def _continuation(self) -> str:
         """Returns how to complete the run with another command."""
         if not self._has_ended() and not self._ended_by_callback():
-            return f"continue with: {resume_flag(self.checkpointer.last)}"
+            return f"continue with: {self._resume_flags()}"
         folder = self.run.folder
         location = f"{as_flag('project', str(folder.parent))} {as_flag('name', folder.name)}"
         return f"complete the run with: --resume auto {location}"
+
+    def _resume_flags(self) -> str:
+        """Returns the flags that continue the run: a checkpoint's callbacks run only if the command names them."""
+        callbacks = self.run.config.callbacks
+        flag = resume_flag(self.checkpointer.last)
+        return f"{flag} {as_flag('callbacks', callbacks)}" if callbacks else flag

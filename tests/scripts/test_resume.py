@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -185,12 +186,53 @@ def test_tensorboard_shows_each_epoch_once_after_every_kind_of_end(root, whole, 
     assert recorded_epochs(whole) == [1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("rule", "row"), [("machine", "| of the machine: "), ("extends", "| of the length ")])
+@pytest.mark.parametrize(
+    ("rule", "row"),
+    [("machine", "| of the machine: "), ("extends", "| of the length "), ("again", "| that name code, ")],
+)
 def test_the_page_names_what_a_command_may_change(rule, row):
     page = (ROOT / "docs" / "training.md").read_text()
     (line,) = (line for line in page.splitlines() if line.startswith(row))
     named = set(re.findall("`--([a-z-]+)`", line.split("|")[1]))
     assert named == {name.replace("_", "-") for name in names_with(TrainConfig, on_resume=rule)}
+
+
+def ask_for(folder: Path, **settings: object) -> None:
+    """Writes settings into the checkpoint of a run."""
+    content = read_checkpoint(folder / "last.pt")
+    content["config"] |= settings
+    write_checkpoint(content, folder / "last.pt")
+
+
+def test_what_a_checkpoint_names_acts_only_if_the_command_gives_it_again(saved, tmp_path):
+    """Its code is not imported, its service not called, and its folders are not written."""
+    (tmp_path / "evil.py").write_text("open('imported', 'w').close()\ndef on_start(run): pass\n")
+    named = [tmp_path / name for name in ("imported", "staged", "cached")]
+    _, staged, cached = named
+    ask_for(saved, callbacks="evil:on_start", stage=str(staged), cache_dir=str(cached), tracker=["mlflow"])
+    command = [ROOT / "train.py", "--resume", saved]
+    refused = run_python(*command, folder=tmp_path, code=2).stderr
+    assert "last.pt asks for --callbacks evil:on_start, which runs code: add --callbacks evil:on_start" in refused
+    output = run_python(*command, "--callbacks=", folder=tmp_path).stdout
+    assert f"to use it, add --cache-dir {cached} --stage {staged} --tracker mlflow\n" in output
+    assert not any(path.exists() for path in named)
+    assert not list(saved.parent.glob("ml*"))
+    assert position(saved) == (2, 0)
+    ask_for(saved, callbacks="evil:on_start", stage=str(staged), cache_dir=str(cached))
+    again = ["--callbacks", "evil:on_start", "--stage", staged, "--cache-dir", cached, "--epochs", "3"]
+    run_python(*command, *again, folder=tmp_path)
+    assert all(path.exists() for path in named)
+
+
+def test_a_teacher_at_an_address_is_fetched_only_if_the_command_names_it(saved, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/teacher.pt"
+        ask_for(saved, teacher=url)
+        line = error_of(capsys, train.main, "--resume", saved)
+        assert f"asks for the teacher {url}, which is no file on this machine: add --teacher {url}" in line
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_an_ended_run_in_a_read_only_folder_is_complete_and_one_with_steps_left_is_refused(saved, whole):

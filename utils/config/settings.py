@@ -34,8 +34,10 @@ OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 # "machine": how a process does its part; it may differ even between the ranks of a run.
 Scope = Literal["result", "run", "machine"]
 # Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
-# command line gives another, on each machine or for the whole run; "command": that of the command line, given or not.
-OnResume = Literal["fixed", "machine", "extends", "command"]
+# command line gives another, on each machine or for the whole run; "command": that of the command line, given or not;
+# "again": likewise, because it names code, a service or a folder of the machine, and reading a checkpoint must not run,
+# send or write anything that the command does not ask for.
+OnResume = Literal["fixed", "machine", "extends", "command", "again"]
 DATA_HELP = "data set YAML, folder of an export, name in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
@@ -296,7 +298,7 @@ class DataFlags(LossLimit, _RunConfig):
     classes: list[str] = setting(factory=list, help="use only these classes of the data set, by number or name")
     single_cls: bool = setting(False, help="treat all classes as one")
     cache_dir: str = setting(
-        "", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine", on_resume="machine"
+        "", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine", on_resume="again"
     )
     device: str = setting(
         "",
@@ -317,7 +319,7 @@ class DataFlags(LossLimit, _RunConfig):
         "",
         help="copy the data to this folder on each node's local disk first; may contain {node_rank}",
         scope="machine",
-        on_resume="machine",
+        on_resume="again",
     )
     spawn: int = setting(
         0,
@@ -472,7 +474,7 @@ class TrainConfig(DataFlags):
     callbacks: str = setting(
         "",
         help="MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end",
-        on_resume="extends",
+        on_resume="again",
         is_keyword=False,
     )
     tracker: list[str] = setting(
@@ -480,7 +482,7 @@ class TrainConfig(DataFlags):
         bounds=Bounds(choices=("mlflow", "wandb")),
         help="services that also receive settings, results and reports",
         scope="run",
-        on_resume="extends",
+        on_resume="again",
     )
     project: str = setting(
         "runs/train", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run", on_resume="command"

@@ -149,7 +149,7 @@ def test_a_run_that_a_callback_ends_is_saved_and_continues_with_its_callbacks(fo
     run(folder, "--callbacks", "user_hooks:StopAtStep")
     assert seen(folder)[-1][0] == "step"
     hooks = (folder / "user_hooks.py").rename(folder / "away.py")
-    more = ("--resume", "runs/exp/last.pt", "--epochs", "3")
+    more = ("--resume", "runs/exp/last.pt", "--epochs", "3", "--callbacks", "user_hooks:StopAtStep")
     assert "error: --callbacks user_hooks:" in run(folder, *more, expect=2).stderr
     hooks.rename(folder / "user_hooks.py")
     run(folder, *more)

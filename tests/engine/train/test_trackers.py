@@ -83,7 +83,7 @@ def test_a_resumed_run_continues_its_tracked_run_with_each_epoch_once(tmp_path, 
     wandb = FakeWandb(offline=offline)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     call(train.main, *flags, "--epochs", "2", "--tracker", "wandb")
-    call(train.main, "--resume", tmp_path / "runs" / "exp" / "last.pt", "--epochs", "4")
+    call(train.main, "--resume", tmp_path / "runs" / "exp" / "last.pt", "--epochs", "4", "--tracker", "wandb")
     assert list(wandb.steps.values()) == [[1, 2, 3, 4]]
     assert {"imgsz": 64, "mosaic": 1.0}.items() <= wandb.configs[0].items()
     assert set(wandb.files) == {"results.csv", "settings.yaml"}
@@ -157,7 +157,7 @@ def test_wandb_offline_has_each_epoch_once_in_files_of_one_id(tmp_path, monkeypa
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     call(train.main, *flags, "--epochs", "2", "--tracker", "wandb")
-    call(train.main, "--resume", tmp_path / "runs" / "exp" / "last.pt", "--epochs", "4")
+    call(train.main, "--resume", tmp_path / "runs" / "exp" / "last.pt", "--epochs", "4", "--tracker", "wandb")
     files = sorted((tmp_path / "runs" / "exp" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len({path.stem for path in files}) == 1
     assert sorted(steps_of(files)) == [1, 2, 3, 4]
@@ -206,12 +206,13 @@ def test_a_killed_and_resumed_training_is_one_run_in_mlflow(tmp_path, monkeypatc
     table = project / "exp" / "results.csv"
     with Processes(tmp_path / "log") as processes:
         script = [python(), "train.py"]
-        process = processes.start([*script, *flags, "--epochs", "400", "--tracker", "mlflow"], ROOT)
+        tracked = ["--tracker", "mlflow"]
+        process = processes.start([*script, *flags, "--epochs", "400", *tracked], ROOT)
         processes.until(lambda: tracked_epochs(project / "mlflow.db") > 2)
         process.send_signal(signal.SIGKILL)
         process.wait()
         done = len(read_csv(table))
-        processes.start([*script, "--resume", str(project / "exp"), "--epochs", str(done + 3)], ROOT)
+        processes.start([*script, "--resume", str(project / "exp"), "--epochs", str(done + 3), *tracked], ROOT)
         assert processes.codes()[-1] == 0, processes.output()
     client = MlflowClient(tracking_uri=f"sqlite:///{project / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("lockstep").experiment_id])
