@@ -9,36 +9,58 @@ Roboflow    train, valid, test                                   _annotations.co
 Pascal VOC  JPEGImages, with ImageSets/Main/train.txt            Annotations
 =========== ==================================================== =====================================================
 
-A folder of which everything is in one subfolder, as after unpacking an archive, is that subfolder.
+A folder of which everything is in one subfolder, as after unpacking an archive, is that subfolder. Nothing outside is
+read but what a list names. Where a split's images or labels may be in several places, those count that have a label for
+each image. `_WAYS` answers other folders.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.dataset.spec import SPLITS
-from data.images.kinds import IMAGE_SUFFIXES
+from data.folders import Folders
+from data.images.kinds import IMAGE_SUFFIXES, suffix_of
+from data.labels.categories import COCO_JSON
+from data.labels.json_files import load_json
 from data.labels.label_format import MAX_BYTES
+from data.labels.match import match_entries
+from data.labels.places import complete_place, voc_places, yolo_places
 from data.labels.voc import object_names
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
+from utils.files.paths import casefold_nfc
 from utils.files.safe_io import read_regular, read_text
+from utils.strings import listed
 
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _IMAGE_FOLDERS = ("images", "JPEGImages", "Images")
-_LABEL_FOLDERS = ("labels", "annotations", "Annotations", "ImageSets")
+_ANNOTATION_FOLDERS = ("Annotations", "annotations")
+_WITH_LABELS = ("labels", "ImageSets")  # folders beside those of images
 _NAME_LISTS = ("classes.txt", "obj.names", "_darknet.labels")
 _JSON_NAMES = ("_annotations", "annotations", "instances")  # beginnings of COCO JSONs that name no split
-_ANY_XML = "*.[xX][mM][lL]"
 
 
 def split_of(name: str) -> str:
     """Returns the split that a folder or file is named after, such as "val" for "Valid" or "val2017", or ""."""
     match = _SPLIT_NAME.fullmatch(name)
     return match[1].lower() if match else ""
+
+
+class _Source(NamedTuple):
+    """Where the images of a split may be, and their labels."""
+
+    images: Path  # folder or list
+    annotations: Path | None  # COCO JSON, folder of Pascal VOC, or None for YOLO txt
+
+    @property
+    def is_coco(self) -> bool:
+        return self.annotations is not None and suffix_of(self.annotations) == ".json"
 
 
 def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any, Any], Path, str]:
@@ -55,33 +77,30 @@ def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any
     if yaml is not None and _names_images(values):
         return values | known if known else values, yaml, f"{folder}: its YAML is {yaml.name}"
     values |= {"path": folder, **known}
-    splits = _find_splits(folder)
-    found = {name: _find_annotations(folder, name, images) for name, images in splits.items()}
-    annotations = {name: path for name, path in found.items() if path is not None}
-    others: list[str] = []  # splits and folders that are not used
+    folders = Folders(folder)
+    places = _find_images(folder)
+    sources = {split: _choose(split, places[split], folders) for split in SPLITS if split in places}
+    annotations = {split: source.annotations for split, source in sources.items() if source.annotations is not None}
     if annotations:
-        others += [name for name in splits if name not in annotations]
-        splits = {name: splits[name] for name in annotations}
+        sources = {split: source for split, source in sources.items() if split in annotations}
         values["annotations"] = annotations
-        voc_folders = [path for path in annotations.values() if path.is_dir()]
-        if voc_folders and "names" not in values:
-            values["names"] = _names_in_voc(voc_folders)
-        layout = "Pascal VOC" if voc_folders else "COCO JSON"
+        has_voc = any(path.is_dir() for path in annotations.values())
+        if has_voc and "names" not in values:
+            values["names"] = _names_in_voc(sources.values(), folders)
+        layout = "Pascal VOC" if has_voc else "COCO JSON"
     else:
-        values.setdefault("names", _listed_names([folder, *splits.values(), folder / "labels"]))
+        images = [source.images for source in sources.values()]
+        values.setdefault("names", _listed_names([folder, *images, folder / "labels"]))
         layout = "YOLO txt"
-    if not annotations and not values["names"]:
-        raise UserError(
-            f"data set {folder}: no layout that --data FOLDER reads (docs/formats.md); for YOLO, add "
-            "classes.txt with one class a line, else write a YAML: 'train: <folder of images>', 'val: <folder of "
-            "images>', 'names: [<class>, ...]'"
-        )
-    used = ", ".join(f"{name} {path.relative_to(folder)}" for name, path in splits.items())
-    others += _other_folders(folder, splits.values())
+        is_labeled = any(path.is_file() for path in images) or any(_count(s, folders)[0] for s in sources.values())
+        if not values["names"] or not is_labeled:
+            raise UserError(f"data set {folder}: {_way(folder, folders, is_labeled=is_labeled)}")
+    used = ", ".join(f"{split} {source.images.relative_to(folder)}" for split, source in sources.items())
     note = f"{folder}: {layout}; {used}"
+    others = _not_used(folder, sources.values(), [place for of_split in places.values() for place in of_split])
     if others:
-        note += f"; not used: {', '.join(others)}"
-    return {**values, **splits}, folder, note
+        note += f"; not used: {listed(others)}"
+    return {**values, **{split: source.images for split, source in sources.items()}}, folder, note
 
 
 def _unpacked(folder: Path) -> Path:
@@ -123,26 +142,31 @@ def _names_images(values: Any) -> bool:
     return not isinstance(values, dict) or "names" not in values or not values.keys().isdisjoint(SPLITS)
 
 
-def _find_splits(folder: Path) -> dict[str, Path]:
-    """Returns the image folders by split, else the image lists by split, else all images as the training split. Raises
-    UserError if two belong to the same split."""
+# Images
+
+
+def _find_images(folder: Path) -> dict[str, list[Path]]:
+    """Returns where the images of each split may be: folders and lists that are named like it, or else, for JSONs that
+    are named like splits, or for training, the folder of all images."""
     parents = [folder, *(folder / name for name in _IMAGE_FOLDERS)]
     found = [path for parent in parents if parent.is_dir() for path in sorted(parent.iterdir()) if path.is_dir()]
-    if not any(split_of(path.name) for path in found):
-        found = [
-            path for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))) if _is_list(path)
-        ]
-    splits: dict[str, Path] = {}
+    found += [path for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))) if _is_list(path)]
+    places: dict[str, list[Path]] = {}
     for path in found:
         split = split_of(path.stem if path.is_file() else path.name)
-        if not split or (path.stem == "trainval" and "train" in splits):
+        if not split or (path.stem == "trainval" and "train" in places):
             continue
-        if split in splits and not path.samefile(splits[split]):
-            reason = f"{splits[split]} and {path} are both '{split}'"
-            raise UserError(f"data set {folder}: {reason}; rename one, or write a YAML with 'train:' and 'val:'")
-        splits[split] = path
-    splits = splits or {"train": folder}
-    return {split: _images_in(splits[split]) for split in SPLITS if split in splits}
+        images = _images_in(path)
+        if not any(images.samefile(other) for other in places.get(split, ())):
+            places.setdefault(split, []).append(images)
+    if places:
+        return places
+    images = _images_in(folder)
+    all_images = [images]
+    if images != folder and any(suffix_of(path.name) in IMAGE_SUFFIXES for path in folder.iterdir()):
+        all_images.append(folder)
+    jsons = [path for place in _json_folders(folder, images) for path in sorted(place.glob("*.json"))]
+    return {split: all_images for split in map(_split_in, jsons) if split} or {"train": all_images}
 
 
 def _is_list(path: Path) -> bool:
@@ -155,24 +179,35 @@ def _images_in(path: Path) -> Path:
     return next((path / name for name in _IMAGE_FOLDERS if (path / name).is_dir()), path)
 
 
-def _other_folders(folder: Path, used: Iterable[Path]) -> list[str]:
-    """Returns the names of subfolders that are neither used nor named like folders of labels."""
-    paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
-    used = list(used)
-    if any(path.is_file() for path in used):  # lists name images in any of them
-        return []
-    return [
-        path.name
-        for path in paths
-        if path.name not in _LABEL_FOLDERS and not any(other.is_relative_to(path) for other in used)
-    ]
+# Labels
 
 
-def _find_annotations(folder: Path, split: str, images: Path) -> Path | None:
-    """Returns the COCO JSON of a split, or its folder of Pascal VOC, or None if there is neither. Raises UserError if
-    several JSONs may be that of the split."""
-    above = images.parent if images.name in _IMAGE_FOLDERS else images
-    for place in dict.fromkeys((images, above, folder / "annotations", folder / "Annotations", folder)):
+def _choose(split: str, places: list[Path], folders: Folders) -> _Source:
+    """Returns the source of a split: of several with labels, the one that has them for each image. Raises UserError if
+    it is not known which counts."""
+    sources = [_Source(images, path) for images in places for path in _find_annotations(folders.root, split, images)]
+    counts = {source: _count(source, folders) for source in sources if not source.is_coco}
+    counts = {source: count for source, count in counts.items() if count[0]}
+    of_json = [source for source in sources if source.is_coco]
+    if len(of_json) == 1 and not counts:  # it need not be read
+        return of_json[0]
+    counts = {source: _count(source, folders) for source in of_json} | counts
+    labeled = {source.images for source, count in counts.items() if count[0]} or set(places)
+    separate = [path for path in places if path.is_dir() and path in labeled and path != folders.root]
+    if len(separate) > 1:
+        reason = f"{separate[0]} and {separate[1]} are both '{split}'"
+        raise UserError(f"data set {folders.root}: {reason}; rename one, or write a YAML with 'train:' and 'val:'")
+    try:
+        chosen = complete_place(counts, lambda source: " with ".join(str(path) for path in source if path))
+    except UserError as error:
+        raise UserError(f"data set {folders.root}: '{split}': {error}, or write a YAML") from None
+    return chosen or _Source(places[0], None)
+
+
+def _find_annotations(folder: Path, split: str, images: Path) -> Iterator[Path | None]:
+    """Yields the COCO JSON of a split, if there is one; the folders that may be its Pascal VOC; and None, for YOLO txt.
+    Raises UserError if several JSONs may be that of the split."""
+    for place in _json_folders(folder, images):
         files = sorted(place.glob("*.json"))
         of_split = [path for path in files if _split_in(path) == split]
         of_all = [path for path in files if not _split_in(path) and path.name.startswith(_JSON_NAMES)]
@@ -183,13 +218,24 @@ def _find_annotations(folder: Path, split: str, images: Path) -> Path | None:
             names = ", ".join(path.name for path in candidates)
             raise UserError(f"{place}: several JSONs may be of '{split}': {names}; write a YAML with 'annotations:'")
         if candidates:
-            return candidates[0]
-    for top in (above.parent, folder):
-        for name in ("Annotations", "annotations"):
-            for place in (top / name / above.name, top / name):
-                if next(place.rglob(_ANY_XML), None):
-                    return place
-    return images if images.is_dir() and next(images.glob(_ANY_XML), None) else None
+            yield candidates[0]
+            break
+    above = images.parent if images.name in _IMAGE_FOLDERS else images
+    for top in dict.fromkeys((above.parent, folder)):
+        for voc_folder in (top / name for name in _ANNOTATION_FOLDERS):
+            if voc_folder.is_dir() and voc_folder.is_relative_to(folder):
+                below = voc_folder / above.name
+                yield below if below.is_dir() else voc_folder
+    if images.is_dir():
+        yield images
+    yield None
+
+
+def _json_folders(folder: Path, images: Path) -> list[Path]:
+    """Returns the folders in which a COCO JSON of ``images`` may be."""
+    above = images.parent if images.name in _IMAGE_FOLDERS else images
+    places = dict.fromkeys((images, above, *(folder / name for name in reversed(_ANNOTATION_FOLDERS)), folder))
+    return [place for place in places if place.is_dir() and place.is_relative_to(folder)]
 
 
 def _split_in(path: Path) -> str:
@@ -197,11 +243,81 @@ def _split_in(path: Path) -> str:
     return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
 
 
-def _names_in_voc(folders: Iterable[Path]) -> list[str]:
-    """Returns the classes of all objects in folders of Pascal VOC, sorted."""
+def _count(source: _Source, folders: Folders) -> tuple[int, int]:
+    """Returns the number of images with labels, and of all; for a COCO JSON, of all that are there or named."""
+    if source.annotations is None or not source.is_coco:
+        counts = [(labeled, total) for _, labeled, total in _label_places(source, folders)]
+        return sum(labeled for labeled, _ in counts), sum(total for _, total in counts)
+    try:
+        content: Any = load_json(source.annotations, COCO_JSON)
+        names = [entry["file_name"] for entry in content["images"]]
+    except (UserError, LookupError, TypeError):  # no COCO JSON
+        return 0, 0
+    images = _rows(source.images)
+    images = images or [folders.prefix(folder) + name for folder, name in _images(source.images, folders)]
+    found = match_entries(names, images)
+    return len(set(found[found >= 0].tolist())), max(len(names), len(images))
+
+
+def _rows(file: Path) -> list[str]:
+    """Returns the rows of a list, none for a folder."""
+    if not file.is_file():
+        return []
+    return [row.strip() for row in read_text(file).replace("\\", "/").splitlines() if row.strip()]
+
+
+def _images(place: Path, folders: Folders) -> Iterator[tuple[str, str]]:
+    """Yields the folder and name of each image in and below a folder."""
+    for folder in folders.walk(str(place)):
+        for name in folders.entries(folder):
+            if suffix_of(name) in IMAGE_SUFFIXES:
+                yield folder, name
+
+
+def _label_places(source: _Source, folders: Folders) -> Iterator[tuple[str, int, int]]:
+    """Yields for each folder of images, or for a list, the folder with label files for most of them, the number of
+    these images, and of all."""
+    suffix = ".txt" if source.annotations is None else ".xml"
+    if source.images.is_file():
+        stems = {_stem(row.rpartition("/")[2]) for row in _rows(source.images)}
+        top = str(source.annotations or folders.root)
+        found = {stem for folder in folders.walk(top) for stem in _stems(folder, suffix, folders)}
+        yield top, len(stems & found), len(stems)
+        return
+    of_folder: dict[str, set[str]] = {}
+    for folder, name in _images(source.images, folders):
+        of_folder.setdefault(folder, set()).add(_stem(name))
+    for folder, stems in of_folder.items():
+        if source.annotations is None:
+            places = yolo_places(folder, folders, is_bounded=True)
+        else:
+            places = voc_places(folder, str(source.annotations), str(source.images), folders)
+        counts = [len(stems & _stems(place, suffix, folders)) for place in places]
+        yield places[counts.index(max(counts))], max(counts), len(stems)
+
+
+def _stem(name: str) -> str:
+    """Returns the name of an image without its suffix, which VOC's lists leave out, in lower case."""
+    return casefold_nfc(name.rpartition(".")[0] if suffix_of(name) in IMAGE_SUFFIXES else name)
+
+
+def _stems(folder: str, suffix: str, folders: Folders) -> set[str]:
+    """Returns the stems, in lower case, of the files in a folder with a suffix."""
+    if not Path(folder).is_dir():
+        return set()
+    return {casefold_nfc(name[: -len(suffix)]) for name in folders.entries(folder) if suffix_of(name) == suffix}
+
+
+def _names_in_voc(sources: Iterable[_Source], folders: Folders) -> list[str]:
+    """Returns the classes of all objects in the folders of Pascal VOC of ``sources``, sorted."""
     names: set[str] = set()
-    for path in sorted({path for folder in folders for path in folder.rglob(_ANY_XML)}):
-        names |= object_names(read_regular(path, MAX_BYTES))
+    for source in sources:
+        is_list = source.images.is_file()
+        for place, _, _ in [] if source.is_coco else _label_places(source, folders):
+            for folder in folders.walk(place) if is_list else [place]:
+                for name, entry in folders.entries(folder).items():
+                    if suffix_of(name) == ".xml":
+                        names |= object_names(read_regular(entry.path, MAX_BYTES))
     return sorted(names)
 
 
@@ -211,3 +327,62 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
         if path.is_file():
             return [line.strip() for line in read_text(path).splitlines() if line.strip()]
     return []
+
+
+# Messages
+
+
+def _not_used(folder: Path, sources: Collection[_Source], places: Iterable[Path]) -> list[str]:
+    """Returns the names of the ``places`` of images, of other subfolders, and of JSONs beside those in use, that
+    contain nothing of ``sources``."""
+    used = [path for source in sources for path in source if path is not None]
+    others = list(places)
+    if not any(source.images.is_file() for source in sources):  # lists name images in any folder
+        others += [
+            path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in ("labels", "ImageSets")
+        ]
+    for json_folder in {path.parent for path in used if suffix_of(path) == ".json"}:
+        others += sorted(json_folder.glob("*.json"))
+    return [
+        str(path.relative_to(folder))
+        for path in dict.fromkeys(others)
+        if path.name[0] != "." and not any(path.is_relative_to(u) or u.is_relative_to(path) for u in used)
+    ]
+
+
+_CONVERT = "python -m tools.convert {command_folder} out.json"
+_YAML = "write a YAML: 'path: {folder}', 'train: {images}', 'annotations: {{train: {place}}}'"
+# Files that are found: their suffix, and whether they are named like images; what they are; and the line to type.
+_WAYS = (
+    (".txt", True, "YOLO txt", "labels of images/a.jpg are in labels/a.txt: rename {images} to images"),
+    (".json", True, "LabelMe", _CONVERT),
+    (".xml", True, "Pascal VOC", _YAML + ", 'names: [<class>, ...]'"),
+    (".xml", False, "CVAT", _CONVERT),
+    (".json", False, "a COCO JSON", _YAML),
+    (".csv", False, "a table", _CONVERT),
+    (".parquet", False, "Hugging Face", _CONVERT),
+    (".jsonl", False, "Hugging Face", _CONVERT),
+)
+_OTHERWISE = "write a YAML: 'train: <folder of images>', 'val: <folder of images>', 'names: [<class>, ...]'"
+
+
+def _way(folder: Path, folders: Folders, *, is_labeled: bool) -> str:
+    """Returns why a folder is not read, and the line of `_WAYS` for what is in it, by the names of its files."""
+    if is_labeled:
+        return "its YOLO txt have no class names; add classes.txt, with one class a line"
+    images = list(_images(folder, folders))
+    stems = {_stem(name) for _, name in images}
+    image_folders = {folders.prefix(place).rstrip("/") for place, _ in images}
+    files = [(place, name) for place in folders.walk(str(folder)) for name in folders.entries(place)]
+    for suffix, is_named, title, line in _WAYS:
+        for place, name in files:
+            if suffix_of(name) == suffix and (casefold_nfc(name[: -len(suffix)]) in stems) == is_named:
+                file = folders.prefix(place) + name
+                way = line.format(
+                    folder=folder,
+                    command_folder=shlex.quote(str(folder)),
+                    images=(image_folders.pop() if len(image_folders) == 1 else "") or ".",
+                    place=os.path.dirname(file) or "." if is_named else file,
+                )
+                return f"no layout that --data FOLDER reads (docs/formats.md); for {title} ({file}): {way}"
+    return f"no layout that --data FOLDER reads (docs/formats.md); {_OTHERWISE}"

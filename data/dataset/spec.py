@@ -153,6 +153,11 @@ class DatasetSpec:
         return UserError(f"{path}: not found (named by {self.source}); {self.if_missing}")
 
     @property
+    def is_folder(self) -> bool:
+        """Whether a folder without a YAML was named: labels outside it are not read."""
+        return self.source == str(self.root)
+
+    @property
     def listed_splits(self) -> dict[str, FilesSplit]:
         """The splits that consist of files and can be listed."""
         return {name: split for name, split in self.splits.items() if isinstance(split, FilesSplit)}

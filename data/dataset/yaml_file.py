@@ -35,6 +35,7 @@ CLASS_KEYS = frozenset({"names", "classes", "ignore"})  # their values are class
 MIN_TILE = 32  # pixels
 _KEYS = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "channels", "bits", "tile")
 _FOR_MISSING_DATA = ("download", "url", "license")  # quoted by messages about missing data
+_OF_OTHERS = ("roboflow",)  # keys that tools write to describe their export
 _DESCRIPTIVE = ("title", "annotator", "annotators", "annotation_type", "annotation_format")  # resemble keys
 _MIN_SIMILARITY = 0.75  # smallest `difflib` ratio between a misspelled key and the intended one
 
@@ -108,6 +109,8 @@ def _used_values(values: Mapping[Any, Any], path: Path) -> tuple[dict[str, Any],
         name = one_line(str(key))[:60]
         if key in (*_KEYS, *_FOR_MISSING_DATA):
             used[key] = value
+        elif key in _OF_OTHERS:
+            continue
         elif key == "validation" and "val" in missing:  # as Ultralytics reads it
             used["val"] = value
         elif key == "kpt_shape":

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.dataset.spec import WITHOUT_VAL, DatasetSpec, FilesSplit
+from data.folders import ABSENT, Folders, stamp_of
 from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes
 from data.labels.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding
-from data.listing.folders import ABSENT, Folders, stamp_of
+from data.labels.places import image_tree
 from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.files.safe_io import read_text
@@ -24,7 +25,6 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 _MAX_LIST_BYTES = 1 << 31
-_IMAGE_TREES = ("images", "jpegimages")
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class SplitImages:
 
     stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # size and modification time (ns), by name
     folders: dict[str, str] = field(default_factory=dict)  # of the images (absolute), by the start of their names
+    entries: dict[str, str] = field(default_factory=dict)  # folders of the split that they are in, for those in one
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -45,6 +46,7 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         if os.path.isdir(entry):
             for folder in folders.walk(str(entry)):
                 _add_folder(images, folder, suffixes, folders)
+                images.entries.setdefault(folders.prefix(folder), str(entry))
         elif not os.path.exists(entry):
             raise spec.missing_error(entry)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
@@ -93,13 +95,9 @@ def images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders) -> S
 
 
 def _tree_of(folder: str, root: Path) -> str:
-    """Returns where images beside those in ``folder`` are. Above the data set's folder, only its ``images`` count."""
-    parts = Path(folder).parts
-    is_inside = Path(folder).is_relative_to(root)
-    for end in range(len(parts), len(root.parts) if is_inside else 1, -1):
-        if parts[end - 1].lower() in _IMAGE_TREES:
-            return os.path.join(*parts[:end])
-    return os.path.dirname(folder) if is_inside and folder != str(root) else folder
+    """Returns where images beside those in ``folder`` are."""
+    is_below = Path(folder).is_relative_to(root) and folder != str(root)
+    return image_tree(folder, root) or (os.path.dirname(folder) if is_below else folder)
 
 
 def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], folders: Folders) -> None:

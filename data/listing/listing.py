@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from data.dataset.spec import DatasetSpec, JoinedSplit, ShardSplit
+from data.folders import ABSENT, Folders, stamp_of
 from data.labels.findings import Finding
 from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import Listing
-from data.listing.folders import ABSENT, Folders, stamp_of
 from data.listing.images import SplitImages, find_images, images_beside, images_of_other_splits
 from data.listing.labels import find_labels, find_orphans
 from utils.errors import UserError
@@ -48,7 +48,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     json_images: list[str] = []
     other_images: list[str] | None = None
     if source.label_format.is_per_image:
-        files = find_labels(images, source, folders)
+        files = find_labels(spec, split, images, folders)
         labels = [files.expected[name] for name in names]
         label_stamps = [ABSENT] * len(names)
         for i, label in enumerate(labels):

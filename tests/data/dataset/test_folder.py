@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.data_set import DataSet, boxes, coco, load, open_set, refusal, voc
+from tools.convert.to_coco import convert
 
 # Class (0: a, 1: b), x, y, w, h in pixels of 80 x 60, by split and stem.
 OBJECTS = {
@@ -198,6 +201,173 @@ def test_any_other_folder_is_one_line_that_names_it(tmp_path, case):
     for name, content in REFUSED[case].items():
         export.file(name, content)
     assert str(tmp_path / "export") in refusal(lambda: open_set(export.root))
+
+
+def of(count: int, start: int = 0) -> list[str]:
+    return [f"s{i}" for i in range(start, start + count)]
+
+
+def leftover_annotations(export: DataSet) -> None:
+    """A folder of annotations with some of the labels, which are beside all images."""
+    for stem in of(20):
+        export.images(f"train/{stem}.png")
+        export.file(f"train/{stem}.xml", voc(("own", 10, 10, 60, 50)))
+    for stem in of(6):
+        export.file(f"annotations/{stem}.xml", voc(("other", 1, 1, 9, 9)))
+
+
+def leftover_voc_of_yolo(export: DataSet) -> None:
+    for stem in of(8):
+        export.images(f"images/train/{stem}.png")
+        export.file(f"labels/train/{stem}.txt")
+    for stem in of(3):
+        export.file(f"annotations/{stem}.xml", voc(("other", 1, 1, 9, 9)))
+    export.file("annotations/instances_train.json", coco([(f"{stem}.png", [(1, 1, 1, 9, 9)]) for stem in of(2)]))
+    export.file("classes.txt", "own\n")
+
+
+def voc_in_class_folders(export: DataSet) -> None:
+    for i, stem in enumerate(of(4)):
+        export.images(f"kind{i % 2}/{stem}.png")
+        export.file(f"kind{i % 2}/{stem}.xml", voc(("own", 10, 10, 60, 50)))
+
+
+def yolo_in_class_folders(export: DataSet) -> None:
+    for i, stem in enumerate(of(4)):
+        export.images(f"kind{i % 2}/{stem}.png")
+        export.file(f"kind{i % 2}/{stem}.txt")
+    export.file("classes.txt", "own\n")
+
+
+def stray_train(export: DataSet) -> None:
+    export.images("train/photo1.png", "train/photo2.png", *(f"JPEGImages/{stem}.png" for stem in of(6)))
+    for stem in of(6):
+        export.file(f"Annotations/{stem}.xml", voc(("own", 10, 10, 60, 50)))
+    export.file("ImageSets/Main/train.txt", "\n".join(of(4)))
+    export.file("ImageSets/Main/val.txt", "\n".join(of(2, 4)))
+
+
+def stray_train_beside_images(export: DataSet) -> None:
+    export.images("train/photo1.png", *(f"images/train/{stem}.png" for stem in of(3)))
+    for stem in of(3):
+        export.file(f"labels/train/{stem}.txt")
+    export.file("classes.txt", "own\n")
+
+
+def coco_beside_images(export: DataSet) -> None:
+    """Some images are beside the folder of the others."""
+    export.images(*(f"{stem}.png" for stem in of(2)), *(f"images/{stem}.png" for stem in of(3, 2)))
+    entries = [(f"{stem}.png", [(1, 1, 1, 9, 9)]) for stem in of(5)]
+    export.file("annotations/instances_Train.json", coco(entries, categories=[{"id": 1, "name": "own"}]))
+
+
+def coco_of_two_splits(export: DataSet) -> None:
+    export.images(*(f"images/{stem}.png" for stem in of(5)))
+    for name, stems in (("Train", of(3)), ("Validation", of(2, 3))):
+        entries = [(f"{stem}.png", [(1, 1, 1, 9, 9)]) for stem in stems]
+        export.file(f"annotations/instances_{name}.json", coco(entries, categories=[{"id": 1, "name": "own"}]))
+
+
+CHOSEN = {  # number of images by split, and what is not used
+    leftover_annotations: ({"train": 20}, ["annotations"]),
+    leftover_voc_of_yolo: ({"train": 8}, ["annotations"]),
+    voc_in_class_folders: ({"train": 4}, []),
+    yolo_in_class_folders: ({"train": 4}, []),
+    stray_train: ({"train": 4, "val": 2}, ["train"]),
+    stray_train_beside_images: ({"train": 3}, ["train"]),
+    coco_beside_images: ({"train": 5}, []),
+    coco_of_two_splits: ({"train": 3, "val": 2}, []),
+}
+
+
+@pytest.mark.parametrize("export", CHOSEN, ids=lambda export: export.__name__)
+def test_of_several_places_the_one_with_all_labels_counts(export, tmp_path, lines):
+    export(DataSet(tmp_path / "set"))
+    num_images, not_used = CHOSEN[export]
+    spec = open_set(tmp_path / "set")
+    assert spec.names == ("own",)
+    assert {split: len(load(spec, split).classes) for split in spec.splits} == num_images
+    _, _, shown = spec.notes[0].partition("; not used: ")
+    assert shown == ", ".join(not_used)
+
+
+def test_if_no_place_has_all_labels_the_line_has_both_numbers(tmp_path):
+    export = DataSet(tmp_path / "set")
+    leftover_annotations(export)
+    (export.root / "train/s19.xml").unlink()
+    message = refusal(lambda: open_set(export.root))
+    assert "19 of 20" in message
+    assert "6 of 20" in message
+
+
+@pytest.mark.parametrize("annotations", ["Annotations", "annotations"])
+def test_nothing_outside_a_folder_is_read(tmp_path, annotations):
+    """Labels of somebody else are beside the folder, where they would count if a YAML named it."""
+    around = DataSet(tmp_path / "images/mine")
+    photos = DataSet(around.root / "photos")
+    for stem in of(2):
+        photos.images(f"{stem}.png")
+        photos.file(f"{stem}.xml", voc(("own", 10, 10, 60, 60)))
+        around.file(f"{annotations}/{stem}.xml", voc(("foreign", 1, 1, 9, 9)))
+        around.file(f"../../labels/mine/photos/{stem}.txt")
+    spec = open_set(photos.root)
+    assert spec.names == ("own",)
+    assert boxes(load(spec))["s0"] == [("own", 10, 10, 50, 50)]
+    for stem in of(2):
+        (photos.root / f"{stem}.xml").rename(photos.root / f"{stem}.txt")
+        photos.file(f"{stem}.txt", "0 0.5 0.5 0.5 0.5\n")
+    photos.file("classes.txt", "own\n")
+    assert boxes(load(open_set(photos.root)))["s0"] == [("own", 20, 15, 40, 30)]
+
+
+LABELME = '{"shapes": [{"label": "own", "points": [[1, 1], [9, 9]], "shape_type": "rectangle"}], "imagePath": "a.png"}'
+CVAT = '<annotations><image name="a.png"><box label="own" xtl="1" ytl="1" xbr="9" ybr="9"/></image></annotations>'
+NAMED = coco([("a.png", [(1, 1, 1, 8, 8)])], categories=[{"id": 1, "name": "own"}])
+WAYS = {  # files, and the beginning of the line to type
+    "LabelMe": ({"a.json": LABELME}, "python -m tools.convert "),
+    "CVAT": ({"annotations.xml": CVAT}, "python -m tools.convert "),
+    "CVAT beside a folder of images": ({"cvat/annotations.xml": CVAT}, "python -m tools.convert "),
+    "a COCO JSON of any name": ({"result.json": NAMED}, "write a YAML: "),
+    "VOC in a folder of any name": ({"xml/a.xml": voc(("own", 1, 1, 9, 9))}, "write a YAML: "),
+}
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_a_refusal_names_the_way_that_works(tmp_path, case):
+    export = DataSet(tmp_path / "my set")
+    files, line = WAYS[case]
+    export.images("a.png")
+    for name, content in files.items():
+        export.file(name, content)
+    _, found, way = refusal(lambda: open_set(export.root)).rpartition(line)
+    assert found
+    if line.startswith("write"):
+        values = dict(entry.split(": ", 1) for entry in re.findall(r"'([^']*)'", way))
+        text = "".join(f"{key}: {value.replace('<class>, ...', 'own')}\n" for key, value in values.items())
+        yaml = DataSet(tmp_path).file("data.yaml", text)
+    else:
+        convert(Path(shlex.split(way)[0]), tmp_path / "out.json")
+        yaml = tmp_path / "out.yaml"
+    assert boxes(load(open_set(yaml))) == {"a": [("own", 1, 1, 8, 8)]}
+
+
+def test_a_refusal_says_which_folder_to_rename(tmp_path):
+    export = DataSet(tmp_path / "set")
+    export.images("Tungro/a.png", "Tungro/b.png")
+    for stem in "ab":
+        export.file(f"labels/{stem}.txt")
+    export.file("labels/classes.txt", "own\n")
+    assert "rename Tungro to images" in refusal(lambda: open_set(export.root))
+    (export.root / "Tungro").rename(export.root / "images")
+    assert len(load(open_set(export.root)).classes) == 2
+
+
+def test_the_keys_of_roboflow_are_not_named_in_each_run(tmp_path):
+    export = DataSet(tmp_path / "set")
+    roboflow_yolo(export)
+    with (export.root / "data.yaml").open("a") as file:
+        file.write("roboflow:\n  workspace: mine\n  version: 3\n")
+    assert not any("not used" in note for note in open_set(export.root).notes)
 
 
 def test_a_yaml_in_a_folder_decides(tmp_path):

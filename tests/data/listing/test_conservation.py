@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -110,18 +111,22 @@ def write_lists(data: DataSet, labels: Labels, splits: Sequence[str]) -> dict[st
     return result
 
 
-def write_voc(data: DataSet, labels: Labels, splits: Sequence[str]) -> dict[str, Expected]:
-    """All splits share a folder, in which a file without an image may be of any of them. A file is at the same path
-    below it, with or without the folder of the split, or directly in it. Lists name the same images as the folders."""
+def write_voc(
+    data: DataSet, labels: Labels, splits: Sequence[str], *, can_drop_split: bool = True
+) -> dict[str, Expected]:
+    """All splits share a folder, in which a file without an image may be of any of them. The files of a split are at
+    the same paths below it, with or without the folder of the split, or directly in it. Lists name the same images as
+    the folders."""
     objects: dict[str, dict[str, list[bool]]] = {}
     for split in splits:
         objects[split] = {name: labels.draw() for name in draw_names(labels.rng, split, set())}
         objects[split][f"images/{split}/{split}used.png"] = [True]
         data.images(*objects[split])
+        place = labels.rng.choice((0, 1, 2) if can_drop_split else (0, 1))
         for name, drawn in objects[split].items():
             path = label_of(name, "", ".xml")
-            places = (path, path.replace(f"/{split}/", "/"), f"/{path.rpartition('/')[2]}")
-            data.file(f"voc{labels.rng.choice(places)}", voc(*labels.write(drawn, VOC_OBJECTS)))
+            places = (path, f"/{path.rpartition('/')[2]}", path.replace(f"/{split}/", "/"))
+            data.file(f"voc{places[place]}", voc(*labels.write(drawn, VOC_OBJECTS)))
         data.file(f"{split}.txt", "\n".join(objects[split]))
     orphans = labels.draw_orphans()
     for number, drawn in enumerate(orphans):
@@ -176,7 +181,7 @@ WRITERS = {
     "yolo": (write_yolo, "images/{}", None),
     "lists": (write_lists, "{}.txt", None),
     "voc": (write_voc, "images/{}", "voc"),
-    "voc lists": (write_voc, "{}.txt", "voc"),
+    "voc lists": (partial(write_voc, can_drop_split=False), "{}.txt", "voc"),
     "coco": (write_coco, "images/{}", "all.json"),
 }
 

@@ -37,14 +37,13 @@ NO_PLACES = {
     "a full name": ("images/train/x.png", "labels/train/x.png.txt"),
     "another folder": ("images/train/x.png", "labels/x.txt"),
     "an earlier folder images": ("images/a/images/x.png", "labels/a/images/x.txt"),
-    "beside, though there is a folder of labels": ("images/train/x.png", "images/train/x.txt"),
     "two of other cases": ("images/train/l3.png", "labels/train/L3.txt labels/train/L3.TXT"),
 }
 
 
 @pytest.mark.parametrize("case", NO_PLACES)
 def test_no_other_place_is_searched(data, case):
-    """The image is a background; if the file is in a folder of labels, its objects are lost."""
+    """The image is a background, and the objects of the file are lost."""
     image, labels = NO_PLACES[case]
     data.pairs("train/other")
     data.images("images/a/images/other.png")
@@ -55,8 +54,7 @@ def test_no_other_place_is_searched(data, case):
     data.yaml(train="images")
     index = data.index()
     assert num_boxes(index)[image] == 0
-    is_lost = case != "beside, though there is a folder of labels"
-    assert index.report.lost_objects == (len(labels.split()) if is_lost else 0)
+    assert index.report.lost_objects == len(labels.split())
 
 
 VOC_PLACES = {
@@ -76,24 +74,64 @@ def test_a_voc_file_is_found_below_the_folder_of_annotations(data, case):
 
 
 @pytest.mark.parametrize("train", ["images/train", "images", ["images/train/p", "images"], "train.txt"])
-def test_a_voc_file_is_found_however_the_split_names_its_images(data, train):
-    names = ("train/p/x", "train/p/y", "train/p/z", "train/w")
-    data.images(*(f"images/{name}.png" for name in names))
-    data.file("train.txt", "".join(f"images/{name}.png\n" for name in names))
-    for label in ("p/x", "train/p/y", "z", "train/w", "p/gone"):
+@pytest.mark.parametrize("place", ["train/p/{}", "{}"])
+def test_a_voc_file_is_found_however_the_split_names_its_images(data, train, place):
+    data.images(*(f"images/train/p/{stem}.png" for stem in "xyz"))
+    data.file("train.txt", "".join(f"images/train/p/{stem}.png\n" for stem in "xyz"))
+    for label in (*map(place.format, "xyz"), "p/gone"):
         data.file(f"voc/{label}.xml", voc(("a", 5, 5, 20, 20)))
     data.yaml(train=train, annotations={"train": "voc"})
     index = data.index()
-    assert counts(index) == Counts(4, 4, 0, 1)
+    assert counts(index) == Counts(3, 3, 0, 1)
     assert places(index, ORPHAN) == ["voc/p/gone.xml"]
 
 
-def test_a_voc_file_that_may_be_of_images_in_two_folders_is_lost(data):
+def test_a_voc_file_that_may_be_of_images_in_two_folders_is_refused(data):
     data.images("images/train/p/x.png", "images/train/q/x.png", "images/train/y.png")
     for label in ("x", "y"):
         data.file(f"voc/{label}.xml", voc(("a", 5, 5, 20, 20)))
     data.yaml(train="images/train", annotations={"train": "voc"})
-    assert data.counts() == Counts(3, 1, 0, 1)
+    message = refusal(data.index)
+    for name in ("voc/x.xml", "images/train/p/x.png", "images/train/q/x.png"):
+        assert name in message
+
+
+TWO_PLACES = {  # with all labels, and with some
+    "beside": ("images/train/{}.txt", "labels/train/{}.txt", None),
+    "labels": ("labels/train/{}.txt", "images/train/{}.txt", None),
+    "voc, directly": ("voc/{}.xml", "voc/train/{}.xml", "voc"),
+    "voc, same path": ("voc/train/{}.xml", "voc/{}.xml", "voc"),
+}
+
+
+@pytest.mark.parametrize("case", TWO_PLACES)
+def test_of_two_places_the_one_with_a_label_file_for_each_image_counts(data, case, lines):
+    whole, part, annotations = TWO_PLACES[case]
+    content, other = (BOX * 2, BOX) if annotations is None else (voc(*[("a", 5, 5, 20, 20), ("b", 1, 1, 9, 9)]), voc())
+    if annotations:
+        other = voc(("a", 5, 5, 20, 20))
+    stems = [f"x{i}" for i in range(5)]
+    data.images(*(f"images/train/{stem}.png" for stem in stems))
+    for stem in stems:
+        data.file(whole.format(stem), content)
+    for stem in stems[:2]:
+        data.file(part.format(stem), other)
+    data.yaml(train="images/train", **({"annotations": {"train": annotations}} if annotations else {}))
+    assert data.counts() == Counts(5, 10)
+    assert any(part.partition("/{")[0] in line.getMessage() for line in lines.records)
+    (data.root / whole.format("x4")).unlink()
+    message = refusal(data.index)
+    assert "4" in message
+    assert "2" in message
+
+
+def test_captions_beside_the_images_are_no_labels(data):
+    data.pairs("train/x", "train/y")
+    data.images("images/train/background.png")
+    for stem in ("x", "y", "background"):
+        data.file(f"images/train/{stem}.txt", "a photo of two birds\n")
+    data.yaml(train="images/train")
+    assert data.counts() == Counts(3, 2)
 
 
 def test_links_stay_in_paths(data, tmp_path):
