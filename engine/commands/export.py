@@ -35,7 +35,6 @@ from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line, os_reason
 from utils.files.checksum import sha256_of
-from utils.files.paths import normal_path
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explain_limit
@@ -62,18 +61,19 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     model = CheckpointModel(fused, info, weights, CPU)
     model.nms_iou = options.nms_iou
     graphs = ModelGraphs(detector, options)
-    spec = _open_data(config, model) if config.check or config.int8 else None
     reference: Reference | None = None
-    if spec is not None and config.int8:
-        reader = _open_images(config, model, spec, "train", count=config.calibration_images, options=options)
-        found = len(reader.sample_index)
-        if found < config.batch:
-            raise UserError(f"--batch {config.batch}: is more than there are images to calibrate --int8 with ({found})")
-        graphs.calibration = partial(calibration_batches, reader, replace(options, dynamic=False), model.stride)
-    if spec is not None and config.check:
-        reader = _open_images(config, model, spec, "val", count=config.check_images, options=options)
-        reference = Reference(model, reader, options)
-    metadata = _describe_file(model, options, spec, reference, by_training=by_training)
+    with _data_errors(config):
+        spec = _open_data(config, model) if config.check or config.int8 else None
+        if spec is not None and config.int8:
+            reader = _open_images(config, model, spec, "train", count=config.calibration_images, options=options)
+            found = len(reader.sample_index)
+            if found < config.batch:
+                raise UserError(f"--batch {config.batch}: is more than there are images to calibrate ({found})")
+            graphs.calibration = partial(calibration_batches, reader, replace(options, dynamic=False), model.stride)
+        if spec is not None and config.check:
+            reader = _open_images(config, model, spec, "val", count=config.check_images, options=options)
+            reference = Reference(model, reader, options)
+    metadata = _describe_file(model, options, reference, by_training=by_training)
 
     files: list[Path] = []
     failures: dict[str, Exception] = {}
@@ -87,7 +87,7 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
             failures[name] = error
             get_logger().warning("%s: %s", name, _summary(error))
     for path in files:
-        get_logger().info("next: %s", _next_command(path, metadata))
+        get_logger().info("next: %s", _next_command(path, config.data, has_data=bool(model.info.get("data"))))
     if failures:
         first, reason = next(iter(failures.items()))
         only_checks_failed = all(isinstance(error, FailedCheck) for error in failures.values())
@@ -133,16 +133,24 @@ def export_best(folder: Path, config: TrainConfig) -> None:
             raise UserError(f"{error}; to export with other flags: {typed} {' '.join(missing)}") from None
 
 
+@contextlib.contextmanager
+def _data_errors(config: ExportConfig) -> Iterator[None]:
+    """Adds to the errors of the data of the check and the calibration how to export without data."""
+    try:
+        yield
+    except UserError as error:
+        instead = "" if config.int8 else "; --no-check exports without a check"
+        raise UserError(f"export stopped: {error}{instead}") from None
+
+
 def _open_data(config: ExportConfig, model: CheckpointModel) -> DatasetSpec:
     """Opens the data of the check and the calibration. Raises UserError if it is not known, or has other classes."""
-    instead = "" if config.int8 else ", or export without a check with --no-check"
     source = DataSource(config.data, cache_dir=config.cache_dir)
     ctx = DistributedContext.single(CPU)
-    spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
+    spec = open_model_data(model, source, ctx, single_cls=model.has_merged_classes)
     if class_columns(model, spec) not in (None, list(range(len(model.names)))):
         raise UserError(
-            f"{spec.source}: has the classes of {model.path} in another order; name the data of its training with "
-            f"--data{instead}"
+            f"{spec.source}: has the classes of {model.path} in another order; --data names that of its training"
         )
     return spec
 
@@ -160,17 +168,11 @@ def _open_images(
 
 
 def _describe_file(
-    model: CheckpointModel,
-    options: ResolvedExport,
-    spec: DatasetSpec | None,
-    reference: Reference | None,
-    *,
-    by_training: bool,
+    model: CheckpointModel, options: ResolvedExport, reference: Reference | None, *, by_training: bool
 ) -> ExportMetadata:
     """Returns the metadata of the files of an export.
 
     Args:
-        spec: the data of the check or calibration; None: the files name the data set of the training.
         reference: the checkpoint's scores on the canvas of the files; None: they are not checked.
         by_training: whether ``train.py --export`` writes the files, and may replace them.
     """
@@ -179,10 +181,6 @@ def _describe_file(
     if confidence is None and (model.is_unscored_branch or model.confidence is not None):
         known = "the one-to-one branch" if model.is_unscored_branch else "detections with box voting"
         get_logger().info("the files state no confidence threshold: training's is that of %s", known)
-    stored = model.info.get("data", {})
-    data = {name: str(stored[name]) for name in ("source", "root") if name in stored}
-    if spec is not None:
-        data = {"source": str(normal_path(spec.source)), "root": str(normal_path(spec.root))}
     return ExportMetadata(
         names=detector.names,
         stride=detector.stride,
@@ -196,7 +194,6 @@ def _describe_file(
         validation_iou=detector.head.validation_iou,
         squares=detector.head.squares,
         confidence=confidence,
-        data=data,
         description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         author="Lockstep",
@@ -209,7 +206,6 @@ def _describe_file(
             "keep_old": model.has_kept_classes,
             "single_cls": model.has_merged_classes,
             "tile": model.tile,
-            "val_images": model.stored_words("val_images"),
             "unchecked": reference is None,
             "by_training": by_training,
             "weights_sha256": sha256_of(model.path),
@@ -306,10 +302,14 @@ def _summary(error: Exception) -> str:
     return explain_limit(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
 
 
-def _next_command(path: Path, metadata: ExportMetadata) -> str:
-    """Returns the command that uses a file: val.py, if the file names its data set."""
-    command = COMMANDS["val" if metadata.data else "detect"].typed
-    source = [] if metadata.data else ["--source", "IMAGES"]
+def _next_command(path: Path, data: str, *, has_data: bool) -> str:
+    """Returns the command that uses a file: val.py, if ``data`` or the checkpoint (``has_data``) names a data set."""
+    words = ["--weights", str(path)]
+    if data:
+        words += ["--data", data]
+    elif not has_data:
+        words += ["--source", "IMAGES"]
     name = next(name for name, entry in EXPORT_FORMATS.items() if path.name.endswith(entry.suffix))
-    trust = ["--trust"] if EXPORT_FORMATS[name].runs_code else []
-    return f"{command} {shlex.join(['--weights', str(path), *source, *trust])}"
+    if EXPORT_FORMATS[name].runs_code:
+        words.append("--trust")
+    return f"{COMMANDS['val' if data or has_data else 'detect'].typed} {shlex.join(words)}"

@@ -34,7 +34,7 @@ MAX_BYTES = 10_000_000  # of metadata in an archive
 MAX_CLASSES = 100_000
 _TEXTS = ("description", "date", "author", "version", "license")
 # Fields of `ExportMetadata` in the key `KEY`.
-_JSON_FIELDS = ("nms_iou", "validation_iou", "squares", "confidence", "bits", "data")
+_JSON_FIELDS = ("nms_iou", "validation_iou", "squares", "confidence", "bits")
 Side = Annotated[int, Bounds(1, 2**16)]
 
 
@@ -48,7 +48,8 @@ class OutputLayout(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportMetadata:
-    """The description stored in an exported file. Files of other programs have at least ``names``."""
+    """The description stored in an exported file. It names no path and no image, because files are given to others.
+    Files of other programs have at least ``names``."""
 
     names: tuple[str, ...]
     stride: Annotated[int, Bounds(1, 4096)] = 32
@@ -62,7 +63,6 @@ class ExportMetadata:
     validation_iou: Fraction = FOREIGN_IOU  # as published for the model's head
     squares: bool = False  # whether images are padded to squares
     confidence: Fraction | None = None  # threshold chosen by F1 for what detect.py finds with the file
-    data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
     date: str = ""
     author: str = ""

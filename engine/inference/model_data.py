@@ -1,40 +1,45 @@
-"""The data set on which a model is scored: given on the command line, or else named in the model's file."""
+"""The data set on which a model is scored: given on the command line, or else named in the model's checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.open import open_data, with_classes
 from engine.inference.model import InferenceModel
+from models.weights.read import read_weights
 from utils.class_names import class_difference, class_key
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checksum import sha256_of
 from utils.strings import counted, listed
 
 
 def open_model_data(
-    model: InferenceModel, source: DataSource, ctx: DistributedContext, *, single_cls: bool, instead: str = ""
+    model: InferenceModel, source: DataSource, ctx: DistributedContext, *, single_cls: bool
 ) -> DatasetSpec:
-    """Opens ``source`` or, if it names no data set, the one named in the model's file. Every process must call this.
+    """Opens ``source`` or, if it names no data set, the one that the model's checkpoint names. Every process must call
+    this.
 
     Args:
         source: its classes, if it names any, are scored; otherwise `classes_to_score` chooses.
         single_cls: all classes count as one, so that the names need not be the model's.
-        instead: how to do without a data set, for messages.
 
     Raises UserError if no data set is named, it cannot be opened, or the model has other classes or channels.
     """
+    checkpoint, training = _checkpoint_of(model)
     if not source.data:
-        stored = model.info.get("data", {})
+        stored = training.get("data", {})
         data = str(stored.get("source", ""))
-        source = replace(source, data=data, known_root=str(stored.get("root", "")), stored_in=str(model.path))
+        source = replace(source, data=data, known_root=str(stored.get("root", "")), stored_in=str(checkpoint))
     if not source.data:
-        raise UserError(f"{model.path}: does not name its data set; name a YAML with --data{instead}")
-    held_out = model.stored_words("val_images")
-    if held_out:  # they serve as "val" of a data set that has none
-        source = replace(source, optional=("val",), val_images=tuple(held_out))
+        raise UserError(f"{model.path}: does not name its data set; name a YAML with --data")
+    held_out = training.get("val_images")
+    if isinstance(held_out, list) and held_out:  # they serve as "val" of a data set that has none
+        source = replace(source, optional=("val",), val_images=tuple(map(str, held_out)))
     spec = open_data(source, ctx)
     if source.classes:  # also if they are all of the data set's, the model may have them among others
         spec = replace(spec, classes=spec.classes or tuple(range(len(spec.names))))
@@ -47,6 +52,17 @@ def open_model_data(
     if not single_cls:
         check_names(model.names, spec, str(model.path))
     return spec
+
+
+def _checkpoint_of(model: InferenceModel) -> tuple[Path, Mapping[str, Any]]:
+    """Returns the model's checkpoint and its content. Exported files do not say where their data set is: theirs is the
+    one beside them whose name begins theirs, and whose sha256 they state. If it is not there, the content is {}."""
+    if model.format == "checkpoint":
+        return model.path, model.info
+    for path in sorted(model.path.parent.glob("*.pt")):
+        if model.path.name.startswith(path.stem) and sha256_of(path) == model.stored("weights_sha256"):
+            return path, read_weights(path).content
+    return model.path, {}
 
 
 def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bool) -> Sequence[str]:

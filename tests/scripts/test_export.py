@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from engine.commands import export as export_command
 from engine.export.graphs import ModelGraphs
 from engine.inference.model import open_model
 from tests.helpers.exports import calibrated_detector
+from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, call, error_of
@@ -41,6 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def weights(tmp_path: Path, data: Path) -> Path:
     known = KNOWN | {"data": {"source": str(data)}, "origin": {"weights": "random", "license": "yours to choose"}}
+    known |= {"val_images": ["images/train/face of a customer.png"]}
     return write_detector(tmp_path / "best.pt", calibrated_detector(TINY_MODEL, NAMES), **known)
 
 
@@ -84,6 +88,26 @@ def test_files_are_checked_and_score_as_the_checkpoint(
         assert results_of(tmp_path / "val" / f"exp{number}") == expected
 
 
+@pytest.mark.parametrize("name", EXPORT_FORMATS)
+def test_a_file_names_neither_the_data_set_nor_its_images(weights: Path, data: Path, name: str):
+    """Files are given to others. Beside its checkpoint, val.py knows the data set all the same."""
+    for package in EXPORT_FORMATS[name].packages:
+        pytest.importorskip(package)
+    call(export.main, "--weights", weights, "--format", name, "--check-images", "2")
+    path = weights.with_name("best" + EXPORT_FORMATS[name].suffix)
+    contents = [file.read_bytes() for file in (path.iterdir() if path.is_dir() else [path])]
+    for content in contents.copy():
+        if zipfile.is_zipfile(io.BytesIO(content)):
+            archive = zipfile.ZipFile(io.BytesIO(content))
+            contents += [archive.read(entry) for entry in archive.namelist()]
+    assert not [word for word in (str(data.parent), "customer") if any(word.encode() in part for part in contents)]
+    assert sha256_of(weights) == opened(path).info["details"]["weights_sha256"]
+    if name == "torchscript":
+        moved = path.replace(path.parent.joinpath("elsewhere").with_suffix(".torchscript"))
+        with refused(f"{moved}: does not name its data set; name a YAML with --data"):
+            val.main(["--weights", str(moved), *VAL])
+
+
 def results_of(folder: Path) -> str:
     return f"{json.loads((folder / 'results.json').read_text())['ap']:.4f}"
 
@@ -119,7 +143,7 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture, name: st
         pytest.importorskip(package)
     flags = ["--weights", weights, "--int8", "--no-check", "--format", name]
     message = error_of(capsys, export.main, *flags, "--batch", "8")
-    assert "--batch 8: is more than there are images to calibrate --int8 with (6)" in message
+    assert "--batch 8: is more than there are images to calibrate (6)" in message
     call(export.main, *flags)
     pixels = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     exact = opened(weights)
