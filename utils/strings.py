@@ -1,4 +1,4 @@
-"""Text for messages: counts, lists, tables, durations and ranks."""
+"""Text for messages: counts, lists, tables, durations and ranks; and numbers in text."""
 
 from __future__ import annotations
 
@@ -56,3 +56,8 @@ def rank_list(ranks: Sequence[int]) -> str:
     """Lists ranks for a message: "rank 3", "ranks 0, 1 and 7 more"."""
     noun = "rank" if len(ranks) == 1 else "ranks"
     return f"{noun} {listed(list(map(str, ranks)))}"
+
+
+def is_plain_number_text(text: str) -> bool:
+    """Returns whether a text is free of numbers that only Python's float accepts, such as 1_0 or non-ASCII digits."""
+    return text.isascii() and "_" not in text

@@ -25,8 +25,7 @@ def problems(loaded: LoadedSplit, max_bad: float) -> list[str]:
     for part in loaded.parts or (loaded,):
         report = part.full.report
         if report.has_lost_too_much(max_bad):
-            advice = f"; {report.advice}" if report.advice else ""
-            reason = f"{report.loss_summary()} (--max-bad is {max_bad:g}){advice}{_report_note(part)}"
+            reason = f"{report.loss_summary()} (--max-bad is {max_bad:g}){_report_note(part)}"
             split = "train" if part.spec.is_held_out(part.split) else part.split
             found.append(f"{part.spec.source}: '{split}': {reason}")
     if not found and loaded.split == "train" and no_object(loaded):

@@ -22,10 +22,9 @@ from data.images.verify import HiddenDamageError, check_image
 from data.index.index import DatasetIndex, IndexSettings, Scan, offsets_of
 from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, Fit, clean_rows
-from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, UNKNOWN_CLASS, Finding, ScanReport
+from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, Finding, ScanReport
 from data.labels.label_format import (
     AREA,
-    CLASS,
     X1,
     Y2,
     LabelFileError,
@@ -40,7 +39,6 @@ from utils.files.paths import path_of
 from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
-from utils.strings import counted
 
 SAMPLED = 128  # images to decode: if 2 % of a data set are damaged, the sample contains one with probability 92 %
 _MAX_THREADS = 32
@@ -74,7 +72,6 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     boxes, problems = clean_rows(table, image_hw, normalized=source.normalized)
     findings = [finding for image in images for finding in image.findings]
     findings += [_finding_of(source, image, problem) for image, problem in problems]
-    advice = _ids_advice(findings, table[:, CLASS], len(spec.names))
 
     findings, is_used = _decide(findings, boxes, source, [image.num_labeled for image in images])
     is_incomplete = np.zeros(len(images), bool)
@@ -83,7 +80,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     if not is_used.all():
         index = index.take(np.flatnonzero(is_used))
     findings = [*listing.findings, *source.findings, *findings]
-    report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes), advice=advice)
+    report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes))
     return replace(index, report=report), Scan(spec, spec.root, source, findings)
 
 
@@ -231,19 +228,6 @@ def _decide(
         result.append(reason._replace(lost_images=1, lost_objects=num_labeled[image]))
     result.sort(key=lambda finding: (finding.image, finding.row_number))
     return result, is_used
-
-
-def _ids_advice(findings: Sequence[Finding], classes: np.ndarray, num_classes: int) -> str:
-    """Returns a message if the class ids of YOLO txt seem to start at 1, else "". ``classes``: ids of all other rows,
-    (R,)."""
-    unknown = [finding.class_id for finding in findings if finding.kind == UNKNOWN_CLASS]
-    if not unknown or (classes == 0).any() or any(number != num_classes for number in unknown):
-        return ""
-    return (
-        f"the class ids seem to start at 1 ({counted(len(unknown), 'row')} of class {num_classes}, none of class 0); "
-        "YOLO's start at 0: subtract 1 from the first number of each row, or put an unused name before the others in "
-        "'names'"
-    )
 
 
 def _index_of_all(

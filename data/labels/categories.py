@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.labels.json_files import read_json, shown
+from data.labels.json_files import number, read_json, shown
 from utils.errors import UserError, one_line
 from utils.files.once_per_file import once_per_file
 from utils.logger import get_logger
@@ -57,17 +57,20 @@ def checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
         location = f"{path}: categories[{position}]"
         if not isinstance(category, dict) or "id" not in category or "name" not in category:
             raise UserError(f"{location}: expected a category with id and name, got {shown(category)}")
-        category_id, name = category["id"], category["name"]
-        if type(category_id) is float and category_id.is_integer():
-            category_id = int(category_id)
-        if type(category_id) is not int:
-            raise UserError(f"{location}: id {shown(category_id)}: category ids must be integers")
+        category_id, name = number(category["id"]), category["name"]
+        if category_id is None or category_id != int(category_id):
+            raise UserError(f"{location}: id {shown(category['id'])}: category ids must be integers")
+        category_id = int(category_id)
         if type(name) not in (str, int, float) or not str(name).strip():
             raise UserError(f"{location}: name {shown(name)}: expected text")
         if category_id in name_of:
             raise UserError(f"{location}: has the id {category_id} of '{name_of[category_id]}'; ids must be unique")
         name_of[category_id] = str(name).strip()  # like the names in the YAML
     return name_of
+
+
+def _id_of(category: dict) -> int:
+    return int(number(category["id"]) or 0)
 
 
 def same_name_error(path: Path, name: str, first: int, second: int) -> UserError:
@@ -132,7 +135,7 @@ def _categories_of(path: Path) -> _CategoryList:
     supercategories = {parent for name, parent in map(_kind_of, categories) if parent != name}
     may_have_root = len(categories) == 1 or any(category["name"] in supercategories for category in categories)
     used_ids = set(_CATEGORY_ID.findall(text)) if may_have_root else set()
-    return _CategoryList(categories, frozenset(_kind_of(c) for c in categories if str(int(c["id"])) in used_ids))
+    return _CategoryList(categories, frozenset(_kind_of(c) for c in categories if str(_id_of(c)) in used_ids))
 
 
 def _sorted_categories(text: str, path: Path) -> list[dict]:
@@ -145,6 +148,6 @@ def _sorted_categories(text: str, path: Path) -> list[dict]:
             continue
         if all(isinstance(c, dict) and {"id", "name"} <= c.keys() for c in categories):
             checked_categories(categories, path)
-            return sorted(categories, key=lambda c: c["id"])
+            return sorted(categories, key=_id_of)
         # Otherwise this is another key of the same name, such as one in "info".
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")

@@ -8,7 +8,7 @@ from typing import Any
 
 from data.labels.categories import COCO_JSON, Category, category_names, checked_categories, same_name_error
 from data.labels.findings import BAD_ROW, ORPHAN, UNKNOWN_CLASS, Finding
-from data.labels.json_files import load_json, shown
+from data.labels.json_files import load_json, number, shown
 from data.labels.label_format import LabelFormat, LabelRow, Listing, RawLabels, RowProblem, shape_of
 from data.labels.match import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError
@@ -89,8 +89,8 @@ def _size(image: dict[str, Any]) -> tuple[int, int] | None:
     """Returns the height and width that the labels state; None if they state none, or what no image can have."""
     sides: list[int] = []
     for name in ("height", "width"):
-        side = image.get(name)
-        if not isinstance(side, int | float) or not 0 < side < _MAX_SIDE or side != int(side):
+        side = number(image.get(name))
+        if side is None or not 0 < side < _MAX_SIDE or side != int(side):
             return None
         sides.append(int(side))
     return sides[0], sides[1]
@@ -99,21 +99,22 @@ def _size(image: dict[str, Any]) -> tuple[int, int] | None:
 def _parse_annotation(annotation: dict, position: int, class_id: int | None, class_name: str) -> LabelRow | RowProblem:
     """Returns the row of an annotation at ``position``, or its problem. ``class_id``: None if the class is unknown."""
     box = annotation.get("bbox")
-    if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
+    values = [v for v in map(number, box) if v is not None] if isinstance(box, list) and len(box) == 4 else []
+    if len(values) != 4:
         return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {shown(box)[:60]}")
-    if not all(-_MAX < v < _MAX for v in box):  # not isfinite, because JSON integers may be too large for a float
+    if not all(-_MAX < v < _MAX for v in values):  # not isfinite, because JSON integers may be too large for a float
         return RowProblem(position, BAD_ROW, f"a number is not finite: bbox {str(box)[:100]}")
-    x, y, w, h = map(float, box)  # the product of two JSON integers may be too large for a float
+    x, y, w, h = map(float, values)  # the product of two JSON integers may be too large for a float
     corners = (x, y, x + w, y + h)
     if class_id is None:
         return RowProblem(position, UNKNOWN_CLASS, class_name, xyxy=corners)
     crowd = annotation.get("iscrowd")
-    if crowd not in (0, 1, None):
+    if crowd not in (0, 1, "0", "1", None):
         return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {shown(crowd)[:60]}")
-    area = annotation.get("area")
-    if isinstance(area, bool) or not isinstance(area, int | float) or not 0 <= area < _MAX:
+    area = number(annotation.get("area"))
+    if area is None or not 0 <= area < _MAX:
         area = w * h
-    return class_id, *corners, area, 1 if crowd else 0, position, _shape(annotation.get("segmentation"))
+    return class_id, *corners, area, int(crowd or 0), position, _shape(annotation.get("segmentation"))
 
 
 def _shape(segmentation: Any) -> int:
@@ -121,8 +122,9 @@ def _shape(segmentation: Any) -> int:
     if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
         return 0
     first = segmentation[0]
-    ends = (*first[:_COMPARED], *first[-_COMPARED:])
-    if not all(type(value) in (int, float) for value in ends):
+    values = [*first[:_COMPARED], *first[-_COMPARED:]]
+    ends = [value for value in map(number, values) if value is not None]
+    if len(ends) < len(values):
         return 0
     if len(first) == _NUMBERS_OF_BOX and len(set(first[::2])) == len(set(first[1::2])) == 2:
         return 0  # the box itself

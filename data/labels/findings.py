@@ -48,7 +48,9 @@ KINDS: dict[str, Kind] = {
         "the file cannot be read, has no usable row, or is for another shape", "correct it", "image", "image"
     ),
     BAD_ROW: Kind("the row is not as in its format", "correct the row", "object", "object"),
-    UNKNOWN_CLASS: Kind("the class is not in 'names'", "correct it, or add it to 'names'", "object", "object"),
+    UNKNOWN_CLASS: Kind(
+        "the class is not in 'names', whose ids begin at 0", "correct it, or add it to 'names'", "object", "object"
+    ),
     BAD_BOX: Kind(
         "corners in the wrong order, less than a pixel, or outside", "delete or draw it again", "object", "object"
     ),
@@ -137,12 +139,9 @@ class ScanReport:
     kinds: tuple[KindTotal, ...] = ()  # in the order of `KINDS`
     used_images: int = 0
     used_objects: int = 0  # including crowd regions and repeated boxes
-    advice: str = ""  # message about class ids that start at 1
 
     @classmethod
-    def of(
-        cls, findings: Sequence[Finding], used_images: int = 0, used_objects: int = 0, advice: str = ""
-    ) -> ScanReport:
+    def of(cls, findings: Sequence[Finding], used_images: int = 0, used_objects: int = 0) -> ScanReport:
         """Adds up all ``findings`` of a split."""
         groups: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
         for finding in findings:
@@ -158,16 +157,11 @@ class ScanReport:
             for kind, group in groups.items()
             if group
         ]
-        return cls(FindingTable.of(findings), tuple(kinds), used_images, used_objects, advice)
+        return cls(FindingTable.of(findings), tuple(kinds), used_images, used_objects)
 
     def numbers(self) -> dict[str, Any]:
         """Returns everything but the findings as plain data for JSON."""
-        return {
-            "kinds": self.kinds,
-            "used_images": self.used_images,
-            "used_objects": self.used_objects,
-            "advice": self.advice,
-        }
+        return {"kinds": self.kinds, "used_images": self.used_images, "used_objects": self.used_objects}
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, Any], findings: FindingTable) -> ScanReport:
@@ -237,7 +231,7 @@ class ScanReport:
         return f"{' and '.join(parts)} can't be used: {'; '.join(reasons)}"
 
     def lines(self) -> list[tuple[int, str]]:
-        """Returns the level and text of a line for the log about each kind of finding, and the advice. Images without
+        """Returns the level and text of a line for the log about each kind of finding. Images without
         labels and labels without an image share a line (rule D3)."""
         lines = []
         is_loss_large = self.lost_share >= WARNED_SHARE
@@ -253,8 +247,6 @@ class ScanReport:
             level = logging.WARNING if is_warning else logging.INFO
             consequence = "left out: " if kind.costs else ""
             lines.append((level, f"{_with_number(total)} ({consequence}{kind.meaning})"))
-        if self.advice:
-            lines.append((logging.WARNING, self.advice))
         return lines
 
     def write(self, path: str | Path) -> None:

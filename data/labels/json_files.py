@@ -8,6 +8,7 @@ from typing import Any
 
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
+from utils.strings import is_plain_number_text
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
@@ -40,6 +41,18 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for i, key in enumerate(keys) if key in keys[:i])
         raise ValueError(f"the key '{twice[:60]}' is used twice in one object")
     return content
+
+
+def number(value: Any) -> int | float | None:
+    """Returns a number, also one in text, as Roboflow writes some; None for any other value."""
+    if type(value) in (int, float):
+        return value
+    if not isinstance(value, str) or not is_plain_number_text(value):
+        return None
+    try:
+        return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
+    except ValueError:  # no number, or one of thousands of digits
+        return None
 
 
 def shown(value: Any) -> str:

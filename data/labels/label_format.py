@@ -166,8 +166,3 @@ def row_table(image: int, rows: list[LabelRow]) -> np.ndarray:
 def shape_of(points: Sequence[float]) -> int:
     """Returns a number that identifies the shape of a polygon, exact in float64 and never 0, the shape of a box."""
     return (hash(tuple(points)) & 0xFFFFFFFFFFF) + 1
-
-
-def is_plain_number_text(text: str) -> bool:
-    """Returns whether a text is free of numbers that only Python's float accepts, such as 1_0 or non-ASCII digits."""
-    return text.isascii() and "_" not in text

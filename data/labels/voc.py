@@ -22,9 +22,9 @@ from data.labels.label_format import (
     Listing,
     RawLabels,
     RowProblem,
-    is_plain_number_text,
 )
 from utils.files.xml_files import LINE, XmlError, parse_xml
+from utils.strings import is_plain_number_text
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _SIDE = re.compile(r"0*([1-9]\d{0,8})(?:\.0*)?", re.ASCII)  # some tools write a float

@@ -20,10 +20,10 @@ from data.labels.label_format import (
     Listing,
     RawLabels,
     RowProblem,
-    is_plain_number_text,
     shape_of,
 )
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
+from utils.strings import is_plain_number_text
 
 _ROUNDING = 1e-6  # a polygon that fills its box up to this fraction is the box itself
 _ROW = re.compile(r"^\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*$", re.MULTILINE)
@@ -58,7 +58,10 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRo
         return _not_numbers(fields, line)
     count = len(values)
     if count != 5 and (count < 7 or count % 2 == 0):
-        return RowProblem(line, BAD_ROW, f"{count} fields, expected class cx cy w h, or a class and at least 3 points")
+        reason = f"{count} fields, expected class cx cy w h, or a class and at least 3 points"
+        if count == 6:
+            reason += "; detect.py --save-conf adds a confidence, which no label has"
+        return RowProblem(line, BAD_ROW, reason)
     if not all(map(isfinite, values)):
         return RowProblem(line, BAD_ROW, f"a number is not finite: {' '.join(fields)[:60]!r}")
     class_id = values[0]
@@ -66,7 +69,8 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRo
         return RowProblem(line, BAD_ROW, f"class {fields[0][:60]} is not a whole number")
     corners, area, shape = _box(*values[1:]) if count == 5 else _polygon(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
-        return RowProblem(line, UNKNOWN_CLASS, f"class {fields[0][:60]}", class_id=int(class_id), xyxy=corners)
+        text = f"class {fields[0][:60]}" + ("" if num_classes is None else f" of 0 to {num_classes - 1}")
+        return RowProblem(line, UNKNOWN_CLASS, text, class_id=int(class_id), xyxy=corners)
     class_id = 0 if num_classes is None else class_id
     return (class_id, *corners, area, 0, line, shape)
 

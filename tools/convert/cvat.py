@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
+import numpy as np
+
 from tools.convert.entry import Box, Entry, box_around, parse_boxes
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
@@ -73,14 +75,32 @@ def _box(shape: Element, name: str) -> Box:
             half_w, half_h = _half_sides_of_rotated(half_w, half_h, degrees, is_round=shape.tag == "ellipse")
         return Box(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
     if shape.tag == "mask":
-        x, y, w, h = numbers("left", "top", "width", "height")
-        return Box(name, x, y, x + w, y + h)
+        left, top, width, height = map(int, numbers("left", "top", "width", "height"))
+        return _box_of_mask(name, left, top, width, height, shape.attrib["rle"])
     if shape.tag == "cuboid" and "points" not in shape.attrib:
         corners = [f"{corner}{face}" for face in (1, 2) for corner in ("tl", "bl", "tr", "br")]
         return box_around(name, [numbers(f"x{corner}", f"y{corner}") for corner in corners])
     if shape.tag in ("polyline", "points", "skeleton"):
         raise ValueError(f"{shape.tag}: has no area")
     return box_around(name, [pair.split(",") for pair in shape.attrib["points"].split(";")])
+
+
+def _box_of_mask(name: str, left: int, top: int, width: int, height: int, rle: str) -> Box:
+    """Returns the box around the pixels of a mask. ``rle``: lengths of runs, row by row in the stated box, of pixels
+    outside and inside in turn. Raises ValueError for a mask without a pixel, or of another size."""
+    lengths = np.array([int(length) for length in rle.split(",")])
+    ends = np.cumsum(lengths)
+    start = ends[:-1:2][lengths[1::2] > 0]  # of the runs inside
+    last = ends[1::2][lengths[1::2] > 0] - 1
+    if not len(start) or (lengths < 0).any() or ends[-1] != width * height:
+        raise ValueError(f"mask: has no pixel, or not {width} x {height}")
+    # A run that goes on in the next row reaches both sides.
+    is_one_row = start // width == last // width
+    x1 = np.where(is_one_row, start % width, 0).min()
+    x2 = np.where(is_one_row, last % width, width - 1).max() + 1
+    y1 = start[0] // width
+    y2 = last[-1] // width + 1
+    return Box(name, float(left + x1), float(top + y1), float(left + x2), float(top + y2))
 
 
 def _half_sides_of_rotated(half_w: float, half_h: float, degrees: float, *, is_round: bool) -> tuple[float, float]:

@@ -186,8 +186,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 @functools.cache
 def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
-    """Creates the parser of a command with the settings ``cls``: one flag per field, or a positional argument if the
-    field is ``positional``. Booleans have ``--x`` and ``--no-x``. The help of a command with many flags lists
+    """Creates the parser of a command with the settings ``cls``: one flag per field, or also a positional argument if
+    the field is ``positional``. Booleans have ``--x`` and ``--no-x``. The help of a command with many flags lists
     `FIRST_SETTINGS` unless ``all_flags``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     positional = [field for field in fields.values() if field.metadata["positional"]]
@@ -208,6 +208,7 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
     for field in positional:
         action = parser.add_argument(field.name, metavar=field.metadata["positional"], help=field.metadata["help"])
         action.required = False  # the parser of settings lists missing ones, with all other mistakes
+        parser.add_argument(flag_name(field.name), dest=field.name, help=argparse.SUPPRESS)  # as in train.py --data
     for topic, names in TOPICS.items():
         group = parser.add_argument_group(topic)
         for field in [fields[name] for name in names.split() if fields.get(name) in flags]:

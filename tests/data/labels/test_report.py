@@ -80,16 +80,20 @@ def test_a_split_of_lost_images_alone_is_refused_whatever_max_bad(data):
     assert "labels/train/x.txt" in refusal(lambda: data.index(max_bad=1.0))
 
 
-def test_class_ids_that_start_at_1_get_advice(data, lines):
+def test_an_unknown_class_names_the_ids_that_begin_at_0(data, lines):
     data.pairs(*(f"train/{i}" for i in range(5)), rows="1 0.3 0.3 0.2 0.2\n2 0.6 0.6 0.2 0.2\n")
     data.yaml()
     data.index()
     warnings = [record.getMessage() for record in lines.records if record.levelno == logging.WARNING]
-    assert sum(bool(re.search("start at 1|from 1", text)) for text in warnings) == 1
-    lines.clear()
-    data.yaml(names=["unused", "a", "b"])
-    data.index()
-    assert not re.search("start at 1|from 1", lines.text)
+    assert sum("begin at 0" in text for text in warnings) == 1
+    assert "0 to 1" in refusal(lambda: data.index(max_bad=0.1))
+
+
+def test_a_row_of_save_conf_is_said_to_have_a_confidence(data):
+    data.pairs("train/x")
+    data.pairs("train/y", rows="0 0.5 0.5 0.2 0.2 0.87\n")
+    data.yaml()
+    assert "--save-conf" in data.index().report.loss_summary()
 
 
 def test_a_held_out_or_chosen_part_is_judged_by_all_labels(data):

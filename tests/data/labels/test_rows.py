@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_an_xml_that_cannot_be_parsed_or_would_expand_leaves_its_image_out(data)
 LOST_ANNOTATIONS = {
     "no bbox": {"image_id": 100, "category_id": 1},
     "three numbers": {"image_id": 100, "category_id": 1, "bbox": [1, 2, 3]},
-    "text": {"image_id": 100, "category_id": 1, "bbox": [1, 2, "3", 4]},
+    "text": {"image_id": 100, "category_id": 1, "bbox": [1, 2, "3_0", 4]},
     "not finite": {"image_id": 100, "category_id": 1, "bbox": [1, 2, float("nan"), 4]},
     "negative": {"image_id": 100, "category_id": 1, "bbox": [30, 30, -20, 10]},
     "unknown category": {"image_id": 100, "category_id": 7, "bbox": [1, 2, 30, 30]},
@@ -215,3 +216,33 @@ def test_images_that_a_json_does_not_name_are_left_out_and_an_empty_entry_is_a_b
     data.file("a.json", coco([("x.png", [(1, 5, 5, 20, 20)]), ("empty.png", [])]))
     data.yaml(train="images/train", annotations={"train": "a.json"})
     assert num_boxes(data.index()) == {"images/train/empty.png": 0, "images/train/x.png": 1}
+
+
+def as_text(value: Any) -> Any:
+    """Returns JSON content with every number in text but the ids of images, which results repeat."""
+    if isinstance(value, dict):
+        return {key: item if key in ("images", "image_id") else as_text(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_text(item) for item in value]
+    return str(value) if type(value) in (int, float) else value
+
+
+def test_numbers_in_text_are_numbers_everywhere_in_a_coco_json(data):
+    """Roboflow writes the width and height of a bbox as text."""
+    content = coco([("x.png", [(1, 5, 5, 20, 20), (2, 30, 5, 20, 20), (2, 30.25, 5, 20, 2e1)])])
+    content["annotations"][0] |= {"area": 123.5, "iscrowd": 0, "segmentation": [[5, 5, 25, 5, 15, 25]]}
+    content["annotations"][1] |= {"area": 400, "iscrowd": 1}
+    data.images("images/train/x.png")
+    data.yaml(train="images/train", annotations={"train": "a.json"})
+    data.file("a.json", content)
+    expected = data.index()
+    text = as_text(content)
+    text["images"][0] |= {"width": "80", "height": "60.0"}
+    data.file("a.json", text)
+    index = data.index()
+    assert len(index.report.findings) == 0
+    assert index.label_digest() == expected.label_digest()
+    assert index.area_px.tolist() == expected.area_px.tolist()
+    assert (index.names, index.category_ids) == (expected.names, expected.category_ids)
+    (data.root / "data.yaml").write_text("train: images/train\nannotations: {train: a.json}\n")
+    assert data.index().names == ("a", "b")

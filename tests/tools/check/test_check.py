@@ -76,6 +76,10 @@ def test_a_clean_set_has_no_issues_and_the_json_names_the_page(data, tmp_path, c
     assert len(list((tmp_path / "runs" / "check").iterdir())) == 2
 
 
+def test_the_data_set_may_be_named_as_in_training(data, capsys):
+    assert check(capsys, "--data", data.yaml, "--noplots") == check(capsys, data.yaml, "--noplots")
+
+
 def test_doubled_boxes_and_boxes_of_two_classes(data, capsys):
     data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.32 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")  # IoU 0.875
     assert issues_of(capsys, data) == []

@@ -79,9 +79,9 @@ def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data
     assert len(photos) == 2
     assert min(min(drawn_box(photo, "spurious")[2:]) for photo in photos) >= 6  # a smaller one would be a dot
     found = [issue.boxes[0] for issue in issues if issue.kind == UNKNOWN_CLASS]
-    assert [(box.class_name, box.class_id) for box in found] == [("class 5", -1)] * 2
+    assert [(box.class_name, box.class_id) for box in found] == [("class 5 of 0 to 1", -1)] * 2
     np.testing.assert_allclose(found[0].xyxy_px, [40, 44.8, 88, 83.2])
-    assert read.sections["Images and boxes"].count("class 5") >= 2
+    assert read.sections["Images and boxes"].count("class 5 of 0 to 1") >= 2
 
 
 def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
