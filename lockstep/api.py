@@ -152,7 +152,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     if data is not None:
         own["data"] = data
     parsed = _parse("val", own, settings)
-    return Run(call(partial(validate, parsed.config))["folder"])
+    return _run_of(call(partial(validate, parsed.config)))
 
 
 @lists_settings(ExportConfig)
@@ -243,7 +243,15 @@ def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
             return "stopped before there was anything to save"
         return f"the run is saved; lockstep.resume({str(run.folder)!r}) continues it"
 
-    return Run(call(partial(train_command, parsed), explain_stop=how_to_continue)["folder"])
+    return _run_of(call(partial(train_command, parsed), explain_stop=how_to_continue))
+
+
+def _run_of(values: Mapping[str, Any]) -> Run:
+    """Returns the run that a command has written. Raises UserError if its outcome is gone, such as by a cleaner of
+    temporary files."""
+    if "folder" not in values:
+        raise UserError("the command has ended, but its outcome was removed from the folder for temporary files")
+    return Run(values["folder"])
 
 
 def _callbacks_name(callbacks: str | Callable, *, is_alone: bool) -> str:

@@ -70,12 +70,10 @@ class DetectionSettings:
             object.__setattr__(self, name, checked)  # the dataclass is frozen
 
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
-        """Returns the settings changed by ``keywords``; None changes nothing. Keywords of other programs are accepted
-        if they are False, 0 or None. Raises UserError for unknown ones."""
+        """Returns the settings changed by ``keywords``; None changes nothing. Raises UserError for unknown ones."""
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
-            is_off = value is None or (isinstance(value, int | float | np.generic) and not value)
-            if name not in known and not is_off:
+            if name not in known:
                 hint = python_hint("argument", name) or f"the settings are {', '.join(known)}"
                 raise UserError(f"{name}={value!r}: unknown{suggestion(name, known) or f'; {hint}'}")
         return replace(self, **{name: keywords[name] for name in known if keywords.get(name) is not None})

@@ -193,7 +193,9 @@ class Yolov5Model(Predictor):
 
         Raises UserError for an image that cannot be used, or a setting that does not fit.
         """
-        settings = {"augment": augment, "profile": profile, **settings, "imgsz": size or settings.get("imgsz")}
+        unknown = {"augment": augment, "profile": profile}
+        settings |= {name: value for name, value in unknown.items() if value}
+        settings["imgsz"] = size or settings.get("imgsz")
         return Yolov5Results(super().__call__(source, color=color or self.color or "rgb", **settings), self.names)
 
     def eval(self) -> Yolov5Model:

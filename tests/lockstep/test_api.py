@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import lockstep
 from tests.helpers.messages import refused
 from tests.lockstep.hooks import run_script
+from utils.process import child
 
 
 def test_a_run_is_started_or_continued_by_its_name(replaced):
@@ -94,3 +97,22 @@ print("finished", run.history["epoch"])
 def test_a_script_without_a_guard_trains_on_two_processes(data, tmp_path):
     done = run_script(SCRIPT, tmp_path)
     assert done.stdout.endswith("finished [1.]\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [lockstep.train, partial(lockstep.val, "best.pt")])
+def test_an_outcome_that_cannot_be_written_is_an_error(command, replaced, data, tmp_path, monkeypatch):
+    """Here the file cannot be opened; a full disk is as common."""
+    (tmp_path / "result.jsonl").mkdir()
+    monkeypatch.setattr(child, "program_temporary_folder", lambda purpose: nullcontext(tmp_path))
+    replaced()
+    with refused("result.jsonl: the outcome cannot be written (is a directory); set TMPDIR to another folder"):
+        command(data=str(data))
+
+
+def test_an_outcome_that_was_removed_is_an_error(replaced, data, tmp_path, monkeypatch):
+    """As cleaners of temporary files do in a long training."""
+    monkeypatch.setattr(child, "program_temporary_folder", lambda purpose: nullcontext(tmp_path))
+    monkeypatch.setattr(child, "read_result", lambda path: {})
+    replaced()
+    with refused("the command has ended, but its outcome was removed from the folder for temporary files"):
+        lockstep.train(str(data))

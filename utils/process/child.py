@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
+from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, os_reason
 from utils.files.temporary_folder import program_temporary_folder
 from utils.process.launch import environment_of_child
 from utils.process.signals import end_with_parent, killed_by
@@ -167,15 +167,21 @@ def result_variables() -> dict[str, str]:
 
 
 def write_result(**values: Any) -> bool:
-    """Appends ``values`` to the result file. Returns False if there is none or they cannot be written (a full disk)."""
+    """Appends ``values`` to the result file. Returns False if there is none. Raises UserError if they cannot be
+    written (a full disk)."""
     if not _path:
         return False
     line = f"\n{json.dumps(values)}".encode()
     try:
         with open(_path, "ab", buffering=0) as file:
-            return file.write(line) == len(line)  # in one write, because all processes of a run share the file
-    except OSError:
-        return False
+            num_written = file.write(line)  # in one write, because all processes of a run share the file
+    except OSError as error:
+        raise UserError(
+            f"{_path}: the outcome cannot be written ({os_reason(error)}); set TMPDIR to another folder"
+        ) from None
+    if num_written < len(line):
+        raise UserError(f"{_path}: the outcome cannot be written (no space left); set TMPDIR to another folder")
+    return True
 
 
 def report_begun(folder: str | os.PathLike[str]) -> None:

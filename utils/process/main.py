@@ -89,12 +89,16 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         line = error_line(error)
         if line is None:
             sys.excepthook(type(error), error, error.__traceback__)
-            write_result(error=f"{type(error).__name__}: {first_line(error)}")
+            with contextlib.suppress(UserError):
+                write_result(error=f"{type(error).__name__}: {first_line(error)}")
             _exit(BUG)
         # Partly constructed objects (torch's loader iterator) fail when they are freed.
         sys.unraisablehook = lambda _: None
         line = " ".join(one_line(line).split())
-        if not write_result(error=line):  # the process that started this one prints it
+        is_passed_on = False
+        with contextlib.suppress(UserError):
+            is_passed_on = write_result(error=line)  # the process that started this one prints it
+        if not is_passed_on:
             print(f"error: {line}", file=sys.stderr, flush=True)
         _exit(CHECK_FAILED if isinstance(error, FailedCheck) else USER_ERROR)
 

@@ -357,7 +357,7 @@ def test_unusable_images_are_refused(predictor, source):
         ({"agnostic": np.True_, "box_voting": 0}, {"agnostic": True, "box_voting": False}),
         ({"classes": "ring"}, {"classes": ["ring"]}),
         ({"classes": np.array([1, 0])}, {"classes": [1, 0]}),
-        ({"half": False, "augment": None, "imgsz": None}, {}),
+        ({"imgsz": None}, {}),
     ],
 )
 def test_settings_become_plain_values(predictor, settings, plain):
@@ -367,6 +367,9 @@ def test_settings_become_plain_values(predictor, settings, plain):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("cnof", 0),
+        ("half", False),
+        ("augment", None),
         ("imgsz", 70),
         ("imgsz", (64, 64)),
         ("conf", 25),
