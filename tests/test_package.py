@@ -203,6 +203,7 @@ def test_editors_know_the_keyword_arguments(function):
 
 
 def test_the_types_of_keyword_arguments_are_those_of_the_settings():
+    pytest.importorskip("ruff")
     stored = (ROOT / "lockstep" / "settings.py").read_text(encoding="utf-8")
     assert stored == settings_types.module(), "python -m tests.helpers.settings_types > lockstep/settings.py"
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from engine.export.formats import quiet
 from models.detector import Detector
-from models.postprocess.nms import overlaps
+from models.postprocess.box_voting import overlap_and_union
 from models.postprocess.selection import detection_iou
 from utils.boxes import xyxy_to_cxcywh
 from utils.config.export_formats import EXPORT_FORMATS, formats_with
@@ -171,9 +171,10 @@ def kept_pairs(boxes: Tensor, classes: Tensor, candidates: Tensor, iou_thres: fl
     """Returns which pairs NMS keeps: bool (B, K), from boxes (B, K, 4), the best first, classes (B, K) and candidates
     bool (B, K)."""
     coordinates = boxes.permute(2, 0, 1)
-    overlap = overlaps(coordinates, coordinates, iou_thres)  # (B, K, K)
+    overlap, union = overlap_and_union(coordinates[..., None], coordinates[:, :, None])  # (B, K, K)
     same_class = (classes[:, :, None] == classes[:, None]).float()
-    suppresses = (overlap * same_class).triu(1)  # row suppresses column
+    # Row suppresses column. Nothing is divided, so boxes without area overlap nothing.
+    suppresses = (overlap.gt_(union.mul_(iou_thres)) * same_class).triu(1)
     keep = candidates.float()[:, None]
     allowed = keep
     for _ in range(ROUNDS):

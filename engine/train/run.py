@@ -56,6 +56,7 @@ from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
 from models.postprocess.detections import select_for_validation
+from models.postprocess.nms import load_nms
 from models.postprocess.selection import ValidationSettings
 from models.weights.origin import Origin, taught_by
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
@@ -370,6 +371,7 @@ def build_validation(
     It validates as val.py does, and also computes the loss. It runs in float32 whatever the precision of training,
     because the threshold that it finds will be used in float32.
     """
+    load_nms()  # a torchvision that does not fit ends the run before its folder is made
     canvases = CanvasRule(settings.config.imgsz, model.stride, model.head.squares)
     loader = build_run_val_loader(ctx, settings.config, settings.hyp, spec, canvases)
     evaluator = Evaluator(

@@ -21,8 +21,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.postprocess.nms import overlap_and_union
-
 VOTERS = 1024  # candidates of an image that vote, the best ones; a kept box that ranks below them does not move
 SIGMA = 0.02
 INDEPENDENCE = 0.1
@@ -123,3 +121,13 @@ def _sort_keys(left: Tensor, group: Tensor) -> Tensor:
 def _with_ones(boxes: Tensor) -> Tensor:
     """Appends a column of ones, whose weighted sum is the sum of the weights."""
     return torch.cat((boxes, torch.ones_like(boxes[:, :1])), 1)
+
+
+def overlap_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes the areas of intersection and union of boxes (4, ...) that broadcast, as new tensors."""
+    ax1, ay1, ax2, ay2 = a.unbind()
+    bx1, by1, bx2, by2 = b.unbind()
+    width = torch.minimum(ax2, bx2).sub_(torch.maximum(ax1, bx1)).clamp_(min=0)
+    height = torch.minimum(ay2, by2).sub_(torch.maximum(ay1, by1)).clamp_(min=0)
+    overlap = width.mul_(height)
+    return overlap, ((ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1)).sub_(overlap)

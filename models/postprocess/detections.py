@@ -21,7 +21,7 @@ from utils.detections import Detections
 from utils.errors import UserError
 
 _MAX_VOTED = 300  # kept boxes per image that voting may move, the best before voting; independent of max_det
-_FIRST_CANDIDATES = 4096  # candidates per image in the first NMS; a second one runs only if slots stay empty
+_FIRST_CANDIDATES = 2048  # candidates per image in the first NMS; a second one runs only if slots stay empty
 
 
 class BoxDecoder(Protocol):
@@ -52,7 +52,7 @@ class _Candidates(NamedTuple):
     boxes: Tensor  # float32 (M, 4)
     scores: Tensor  # float32 (M,)
     classes: Tensor  # int64 (M,)
-    group: Tensor  # int64 (M,), candidates that suppress each other: of one class in an image, or of all
+    group: Tensor  # int64 (M,), candidates that suppress each other: image * C, plus the class unless NMS is agnostic
 
     def take(self, rows: Tensor) -> _Candidates:
         """Selects ``rows``: a mask, bool (M,), or indices."""
@@ -83,7 +83,7 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
     kept = candidates
     if iou_thres is not None:
         needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
-        keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, voted=votes)
+        keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, num_classes=num_classes)
         kept = candidates.take(keep)
         if votes:
             kept = _vote(candidates, kept, keep, iou_thres, batch)
@@ -151,24 +151,23 @@ def _collect_candidates(
         boxes=torch.cat((low, torch.maximum(low, high)), -1),  # swapped sides: no area
         scores=score[order],
         classes=classes,
-        group=image if settings.agnostic else image * num_classes + classes,
+        group=image * num_classes + (0 if settings.agnostic else classes),
     )
     return candidates.take(candidates.rank < MAX_CANDIDATES) if is_crowded else candidates, counts
 
 
-def _keep(candidates: _Candidates, counts: Tensor, *, iou_thres: float, needed: int, voted: bool) -> Tensor:
+def _keep(candidates: _Candidates, counts: Tensor, *, iou_thres: float, needed: int, num_classes: int) -> Tensor:
     """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first, and all
     only if fewer than ``needed`` of these are kept. ``counts``: see `_collect_candidates`."""
-    max_kept = max(needed, _MAX_VOTED) if voted else needed
     if max(counts.tolist(), default=0) <= _FIRST_CANDIDATES:
-        return nms_keep(candidates.boxes, candidates.group, iou_thres, max_kept)
+        return nms_keep(candidates.boxes, candidates.group, iou_thres, num_classes)
     # NMS keeps a box among the best candidates exactly if it keeps it among all.
     is_first = candidates.rank < _FIRST_CANDIDATES
     keep = torch.zeros_like(is_first)
-    keep[is_first] = nms_keep(candidates.boxes[is_first], candidates.group[is_first], iou_thres, max_kept)
+    keep[is_first] = nms_keep(candidates.boxes[is_first], candidates.group[is_first], iou_thres, num_classes)
     kept = torch.zeros_like(counts).index_add_(0, candidates.image, keep.long())
     needs_all = ((counts > _FIRST_CANDIDATES) & (kept < needed))[candidates.image]
-    keep[needs_all] = nms_keep(candidates.boxes[needs_all], candidates.group[needs_all], iou_thres, max_kept)
+    keep[needs_all] = nms_keep(candidates.boxes[needs_all], candidates.group[needs_all], iou_thres, num_classes)
     return keep
 
 

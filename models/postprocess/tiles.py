@@ -273,7 +273,7 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     group = torch.from_numpy(np.zeros_like(ranked.classes) if settings.agnostic else ranked.classes)
     threshold = CROSS_VIEW_IOU if settings.iou_thres is None else settings.iou_thres
     max_det = min(settings.max_det * len(windows), MAX_CANDIDATES)
-    keep = nms_keep(torch.from_numpy(ranked.boxes_xyxy_px), group, threshold, max_det)
+    keep = nms_keep(torch.from_numpy(ranked.boxes_xyxy_px), group, threshold, groups_per_image=int(group.max()) + 1)
     return ranked.take(np.flatnonzero(keep.numpy())[:max_det])
 
 

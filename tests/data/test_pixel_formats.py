@@ -181,6 +181,7 @@ def write_set(folder, content, image, name="a.npy", count=2):
 
 
 def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
+    pytest.importorskip("tifffile")
     image = np.zeros((30, 40, 5), np.uint16)
     path = write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image)
     (tmp_path / "set/images/train/0a.txt").touch()  # no image: 0a.npy is not a copy of it

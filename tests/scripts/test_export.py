@@ -324,6 +324,8 @@ def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
         patch.setattr(ModelGraphs, "trace", torch.no_grad()(build_other))
         line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "torchscript"), code=1)
         assert "--export torchscript: the file does not compute what the model does" in line
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxscript", None)
         line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "onnx"))

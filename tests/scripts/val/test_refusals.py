@@ -25,6 +25,8 @@ from tests.scripts.val.validation import flags
     ],
 )
 def test_mistakes_are_user_errors(tiny, tmp_path, more, message):
+    if "opened" in message:
+        pytest.importorskip("onnxruntime")
     (tmp_path / "a.onnx").touch()
     with refused(message):
         val.main(flags(tiny, tmp_path, *more))
