@@ -7,6 +7,8 @@ WHEEL_VENV ?= .venv-wheel
 LOCK ?= constraints.txt
 # The tests to run, and pytest options: make test TESTS='tests/models -k nms'
 TESTS ?=
+# The checks on a GPU to run: all, or a half that takes at most nine minutes, 'gpu and quick' or 'gpu and not quick'.
+GPU_CHECKS ?= gpu
 # The commit that `make same-bits` compares with, and the data set of its trainings.
 BASE ?= HEAD
 DATA ?= demo
@@ -27,7 +29,7 @@ UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --gr
 # Bytecode is kept, because many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo help check test same-bits test-newest test-lowest test-requirements test-slow test-benchmarks test-extras test-extras-slow test-litert test-wheel lint types format lock clean always
+.PHONY: demo help check test same-bits test-newest test-lowest test-requirements test-slow test-gpu test-gpu-dry test-benchmarks test-extras test-extras-slow test-litert test-wheel lint types format lock clean always
 
 demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
@@ -85,6 +87,14 @@ test-python3.%:  ### test-python3.12 runs the tests with that Python
 
 test-slow: $(STAMP)  ### runs the long tests: weekly, and before a release
 	$(BIN)/python -m pytest -m slow $(TESTS)
+
+# A check that hangs ends the call, with the stacks of all threads.
+test-gpu: $(STAMP)  ### runs the checks that need an NVIDIA GPU; GPU_CHECKS='gpu and quick' runs the first half
+	$(BIN)/python -m pytest -vv --durations=0 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true \
+		-m '$(GPU_CHECKS)' tests/gpu
+
+test-gpu-dry: $(STAMP)  ### runs them on the CPU with tiny models, to see that they work
+	LOCKSTEP_GPU_TESTS=cpu $(BIN)/python -m pytest --durations=0 -m '$(GPU_CHECKS)' tests/gpu
 
 test-benchmarks: $(STAMP)  ### runs the tests of benchmarks/
 	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks

@@ -15,8 +15,6 @@ from utils.errors import ExplainedError, UserError
 
 ROOT = Path(__file__).parents[1]  # the repository, in which all commands are run
 PEER_SIDE = Path(__file__).with_name("speed") / "ultralytics_side.py"  # runs in the peer's environment
-# Starts a script with one process, by the loopback interface, because the host's name may not resolve.
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "1"]
 SHOWN_ERRORS = 3000  # characters of a failed process's output
 ERROR_WIDTH = 300  # characters of an error on one line
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.optim.schedule import step_plan
 from engine.train import step as train_step
 from engine.train.step import TrainStep
 from models.detector import build_detector
-from models.modules import unwrap
 from utils.batches import Batch, Targets
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import RunSettings, TrainConfig
@@ -75,17 +73,6 @@ def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -
         take_step.reader.pop()
 
     return one_step
-
-
-def state_of(take_step: TrainStep) -> dict[str, Tensor]:
-    """Returns copies of every tensor that a step changes, on the host."""
-    state = {f"model.{key}": value for key, value in unwrap(take_step.model).state_dict().items()}
-    state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
-    for place, rule in enumerate(take_step.optimizer.state_dict()["optimizers"]):
-        for number, values in rule["state"].items():
-            tensors = {key: value for key, value in values.items() if hasattr(value, "cpu")}
-            state |= {f"optimizer.{place}.{number}.{key}": value for key, value in tensors.items()}
-    return {key: value.to("cpu", copy=True) for key, value in state.items()}
 
 
 def make_batches(

@@ -27,7 +27,7 @@ PAGES = documents()
 OTHERS = {  # programs that are not ours, and the first words that may follow
     "apt": "install", "chromium": "--headless", "docker": "run", "git": "worktree", "kubectl": "apply",
     "mlflow": "ui", "source": ".venv/bin/activate", "tensorboard": "--logdir",
-    "twine": "check upload", "yolo": "detect track", "benchmarks/gpu.sh": "",
+    "twine": "check upload", "yolo": "detect track",
 }  # fmt: skip
 REST = "..."  # the rest of a command line, as in a line above it
 PARSERS = ("parse_command", "parse_config")  # of utils.config.parser

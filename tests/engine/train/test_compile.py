@@ -12,7 +12,6 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
-from benchmarks.gpu.compiled import compare_compiled
 from engine.optim.schedule import StepPlan
 from engine.train import step as step_setup
 from engine.train.compile import Compilation, check_compiler, plan_compilation
@@ -243,10 +242,3 @@ def test_a_machine_without_a_compiler_is_refused(monkeypatch):
 def test_batches_that_leave_processes_without_images_are_refused():
     with pytest.raises(UserError, match="shards empty"):
         plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)
-
-
-@pytest.mark.slow
-def test_the_gpu_check_of_compiled_steps_passes_on_a_cpu():
-    lines = list(compare_compiled(model=TINY_MODEL, device="cpu", imgsz=64, batch_size=4))
-    assert len(lines) == 2
-    assert not any(line.startswith("!") for line in lines)
