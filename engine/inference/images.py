@@ -16,6 +16,7 @@ from torch import Tensor
 from data.images.decode import StoredImage, read_image, to_format
 from engine.inference.sources import VIDEO_SUFFIXES, Frame, FrameStream
 from utils.errors import UserError
+from utils.files.address import as_address
 from utils.pixels import RGB8, PixelFormat
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def _is_pillow(value: object) -> bool:
 
 def _read(path: str, pixels: PixelFormat) -> np.ndarray:
     if "://" in path or Path(path).is_dir() or Path(path).suffix.lower() in VIDEO_SUFFIXES:
-        raise UserError(f"{path}: is not an image file; stream() and detect.py read folders, videos and URLs")
+        raise UserError(
+            f"{as_address(path)}: is not an image file; stream() and detect.py read folders, videos and URLs"
+        )
     return read_image(path, pixels)
 
 

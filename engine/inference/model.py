@@ -30,6 +30,7 @@ from utils.config.settings import AMP_TYPES
 from utils.config.values import checked_value
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
+from utils.files.address import as_address
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices, resolve_amp
 from utils.machine.limits import explain_limit
@@ -272,7 +273,7 @@ def open_model(
     devices = parse_devices(str(device))
     if len(devices) > 1:
         raise UserError(f"--device {device}: detection runs on one device; name one")
-    name_or_path = os.path.expanduser(os.fspath(path))
+    name_or_path = os.path.expanduser(as_address(os.fspath(path)))
     name = format_of(name_or_path)
     if name is None:
         if not os.path.exists(name_or_path) and not get_logger().hasHandlers():

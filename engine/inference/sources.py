@@ -26,8 +26,9 @@ import numpy as np
 from data.images.decode import EncodedImage, decode_image, read_image, to_format
 from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, MAX_IMAGE_BYTES, image_suffixes
 from utils.errors import UserError
+from utils.files.address import as_address, full_address
 from utils.files.safe_io import read_text
-from utils.files.url import is_http, read_url, url_path, without_login
+from utils.files.url import is_http, read_url, url_path
 from utils.logger import get_logger
 from utils.machine.threads import iterate_ahead, map_ahead
 from utils.pixels import RGB8, PixelFormat
@@ -161,17 +162,17 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
     are for tracking; at iteration for an unreadable file, which is skipped if the source has others, and for a live
     source that is lost and does not come back.
     """
-    name = without_login(source)
+    source = as_address(source)
     suffixes = image_suffixes(options.pixels)
     is_image = is_http(source) and os.path.splitext(url_path(source))[1].lower() in suffixes
     files = source_files(source, suffixes)
     if options.is_tracked and (is_image or (len(files) == 1 and not is_video(files[0]))):
-        raise UserError(f"{name}: is one image; objects are tracked in videos, streams and folders of images")
+        raise UserError(f"{source}: is one image; objects are tracked in videos, streams and folders of images")
     if files:
         return _file_frames(files, source, options)
     if is_image:  # OpenCV would read it as a video of one frame
-        content = EncodedImage.from_data(read_url(source, max_bytes=MAX_IMAGE_BYTES), name)
-        return _one(Frame(name, decode_image(content, pixels=options.pixels), sequence=name))
+        content = EncodedImage.from_data(read_url(source, max_bytes=MAX_IMAGE_BYTES), source)
+        return _one(Frame(str(source), decode_image(content, pixels=options.pixels), sequence=str(source)))
     capture = _open_stream(source)
     if _duration_s(capture) is None:
         return _live_frames(source, capture, options)
@@ -241,7 +242,7 @@ def _video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
 
 def _video_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     """Yields every n-th frame, read ahead in a thread. A video without a frame, or that ends early, is a problem."""
-    name = without_login(source)
+    name = str(source)
 
     def read() -> FrameStream:
         stated_fps = capture.get(cv2.CAP_PROP_FPS)
@@ -337,7 +338,7 @@ def _constant_fps(source: str, capture: cv2.VideoCapture) -> float:
 
 def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     """Yields every n-th of the newest frames. A video of unknown length just ends."""
-    name = without_login(source)
+    name = str(source)
     is_file = "://" in source and os.path.splitext(url_path(source))[1].lower() in VIDEO_SUFFIXES
     fps = _fps(capture)
     index = -1
@@ -391,7 +392,7 @@ def _open_again(source: str, deadline: float) -> cv2.VideoCapture:
         time.sleep(min(next(pauses), remaining))
         with contextlib.suppress(UserError):
             return _open_stream(source)
-    raise UserError(f"{without_login(source)}: was lost, and is not back after {LOST_SOURCE_S:g} s")
+    raise UserError(f"{source}: was lost, and is not back after {LOST_SOURCE_S:g} s")
 
 
 def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, float, np.ndarray], None, None]:
@@ -430,17 +431,18 @@ def _open_stream(source: str) -> cv2.VideoCapture:
     """Opens a webcam or a URL. Raises UserError if that fails."""
     capture = _open_capture(int(source) if is_webcam(source) else source)
     if not capture.isOpened():
-        what = f"webcam {source}: not found, or in use" if is_webcam(source) else f"{without_login(source)}: no stream"
+        what = f"webcam {source}: not found, or in use" if is_webcam(source) else f"{source}: no stream"
         raise UserError(what)
     return capture
 
 
 def _open_capture(source: str | int, parameters: Sequence[int] = ()) -> cv2.VideoCapture:
     """Opens a capture without the decoders' messages. The caller must check that it is open."""
+    url = full_address(source) if isinstance(source, str) else source
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
     level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:
-        return cv2.VideoCapture(source, cv2.CAP_FFMPEG, parameters) if parameters else cv2.VideoCapture(source)
+        return cv2.VideoCapture(url, cv2.CAP_FFMPEG, parameters) if parameters else cv2.VideoCapture(url)
     finally:
         cv2.utils.logging.setLogLevel(level)
 

@@ -25,6 +25,7 @@ from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, gather_on_main
 from utils.errors import UserError, all_mistakes
+from utils.files.address import Address
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.machine.limits import DISK_FULL
@@ -367,6 +368,8 @@ def _put_means(values: Tensor, model: nn.Module, state: dict[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     """Returns a dataclass as a dict of its fields, recursively. Unlike `asdict`, does not copy tensors."""
+    if isinstance(value, Address):
+        return str(value)
     if not is_dataclass(value):
         return value
     return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}

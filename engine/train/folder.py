@@ -19,6 +19,7 @@ import yaml
 from engine.train.checkpoint import RESULTS_CSV, Progress
 from models.weights.catalog import in_run_hint
 from utils.config.settings import AUTO, RunSettings, TrainConfig
+from utils.config.values import plain_value
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
@@ -120,7 +121,7 @@ def claim_folder(
             open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a link leads elsewhere
             # A restart by any of these torchrun processes finds its folder by the comments.
             comments = "".join(f"# started by {launcher}\n" for launcher in dict.fromkeys(launchers) if launcher)
-            content = yaml.safe_dump({"run_id": run_id, **asdict(settings)}, sort_keys=False)
+            content = yaml.safe_dump({"run_id": run_id, **plain_value("settings", asdict(settings))}, sort_keys=False)
             write_whole(folder / SETTINGS_YAML, comments + content, durable=True)
             table = ResultsTable.of(rows)
             if table.rows:

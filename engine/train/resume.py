@@ -255,7 +255,9 @@ def merge_settings(
                 messages.append(f"resume: {name} {old!r} -> {new!r}")
             elif rule == "again" and new != old:
                 left_out.append(as_flag(name, old))
-        elif name not in explicit_flags or new == old or (name in _OPEN and new == _OPEN[name]):
+        elif name in explicit_flags and new == old:
+            changes[name] = new  # an address is stored without its login
+        elif name not in explicit_flags or (name in _OPEN and new == _OPEN[name]):
             continue
         elif name == "epochs" and command.time:
             continue  # the time decides on their number

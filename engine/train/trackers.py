@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from engine.train.resume import TrainingRun
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.errors import UserError, first_line
+from utils.files.address import as_address, full_address, with_short_addresses
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 from utils.program_folders import cache_folder
@@ -56,8 +57,8 @@ class Mlflow:
 
         project = run.folder.resolve().parent
         uri = os.environ.get("MLFLOW_TRACKING_URI")
-        location = uri or f"sqlite:///{project / 'mlflow.db'}"
-        self._client = client = MlflowClient(tracking_uri=location)
+        location = as_address(uri or f"sqlite:///{project / 'mlflow.db'}")
+        self._client = client = MlflowClient(tracking_uri=full_address(location))
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = client.get_experiment_by_name(title)
         if experiment is None:
@@ -193,7 +194,7 @@ class Tracker(Hook):
             except BaseException as error:  # any error, even SystemExit: tracking must not end a run
                 if not self._has_failed:
                     message = "%s: %s; tried again after each epoch, and results.csv has all of them"
-                    get_logger().warning(message, self._service.name, first_line(error))
+                    get_logger().warning(message, self._service.name, with_short_addresses(first_line(error)))
                 self._has_failed = True
 
 

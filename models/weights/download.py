@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, known_weights, weights_entry
 from models.weights.origin import public_origin
 from utils.errors import UserError
+from utils.files.address import as_address, full_address
 from utils.files.safe_io import atomic_write
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, reason_of, url_path
 from utils.logger import get_logger
@@ -43,6 +44,7 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
     """
     from utils.distributed.context import torch_distributed_zero_first  # imports torch
 
+    name_or_path = as_address(name_or_path)
     path = Path(os.path.expanduser(name_or_path))
     with torch_distributed_zero_first(ctx):
         if os.path.isfile(path):
@@ -68,7 +70,7 @@ def _download_path(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> P
     folder each."""
     file_name = Path(url_path(entry.url)).name or "weights.pt"
     if is_http(name_or_path):
-        return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
+        return cache_dir / hashlib.sha256(full_address(entry.url).encode()).hexdigest()[:16] / file_name
     return cache_dir / f"{catalog_name(name_or_path)}{Path(file_name).suffix or '.pt'}"
 
 

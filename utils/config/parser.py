@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
@@ -24,6 +24,7 @@ from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_
 from utils.config.settings import FIRST_SETTINGS, HYPERPARAMETERS, TOPICS, Hyperparameters, default_of, field_by_alias
 from utils.config.values import checked_setting, plain_value
 from utils.errors import UserError, all_mistakes
+from utils.files.address import as_address, full_address, with_short_addresses
 from utils.schema import DataclassT, build, suggestion, type_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) == 1 and argv[0].startswith("@{"):
-        stored = json.loads(argv[0][1:])
+        stored = {name: _with_addresses(value, as_address) for name, value in json.loads(argv[0][1:]).items()}
         return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
     answer = yolo_answer(command_of(cls).name, argv)
     if answer:
@@ -87,7 +88,13 @@ def settings_word(config: DataclassInstance, names: Collection[str] | None = Non
     all) of ``config``. Flags cannot say them all: none sets an empty list, or resets a setting of a resumed run to its
     default without naming it."""
     values = dataclasses.asdict(config)
-    return "@" + json.dumps({name: value for name, value in values.items() if names is None or name in names})
+    given = {name: value for name, value in values.items() if names is None or name in names}
+    return "@" + json.dumps({name: _with_addresses(value, full_address) for name, value in given.items()})
+
+
+def _with_addresses(value: Any, convert: Callable[[str], str]) -> Any:
+    """Returns the value of a setting, text as ``convert`` makes it."""
+    return convert(value) if isinstance(value, str) else value
 
 
 def parse_keywords(
@@ -129,9 +136,10 @@ class Parser(argparse.ArgumentParser):
         """Describes the ``words`` that `parse_known_args` did not recognize."""
         flags = [word for word in words if word.startswith("-")]
         if flags:  # other words are probably their values
-            descriptions = [flag + self._nearest(flag.partition("=")[0]) for flag in flags]
+            descriptions = [with_short_addresses(flag) + self._nearest(flag.partition("=")[0]) for flag in flags]
             return f"unrecognized arguments: {', '.join(descriptions)}"
         shown = f"{' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
+        shown = with_short_addresses(shown)
         return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
 
     def _nearest(self, flag: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.config.settings import default_of
 from utils.errors import UserError
+from utils.files.address import as_address
 from utils.schema import check, hints_of, parse_hint, type_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def checked_setting(owner: type[DataclassInstance], name: str, value: Any, locat
     field = owner.__dataclass_fields__[name]
     convert = field.metadata["convert"]
     value = _converted(value if convert is None else convert(value, location), field, type_of(field, owner))
-    return check(value, hints_of(owner)[name], location, field.metadata["bounds"])
+    value = check(value, hints_of(owner)[name], location, field.metadata["bounds"])
+    return as_address(value) if isinstance(value, str) else value
 
 
 def _converted(value: Any, field: dataclasses.Field, kind: Any) -> Any:

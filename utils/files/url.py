@@ -13,6 +13,7 @@ from http.client import HTTPMessage
 from typing import IO
 
 from utils.errors import UserError
+from utils.files.address import Address, full_address
 
 STALL_S = 30.0  # seconds without a byte
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
@@ -21,11 +22,6 @@ _RESERVED = "%/:=&?~#+!$,;'@()*[]"  # characters of a URL that stay as they are
 
 def is_http(url: str) -> bool:
     return url.lower().startswith(("http://", "https://"))
-
-
-def without_login(url: str) -> str:
-    """Removes user and password from a URL, to keep them out of logs, file names and results."""
-    return re.sub("(?<=://)[^/?#]*@", "", url)
 
 
 def url_path(url: str) -> str:
@@ -38,15 +34,17 @@ def open_url(url: str) -> http.client.HTTPResponse:
     """Sends a GET request and returns the response. A user and password in ``url`` are sent as HTTP basic
     authentication, but not to another host after a redirect. Raises one of `NETWORK_ERRORS` on failure."""
     try:
-        return urllib.request.build_opener(_RedirectHandler).open(_request(url), timeout=STALL_S)
-    except ValueError as error:  # also if the server redirects to such a URL
-        reason = "malformed host name" if isinstance(error, UnicodeError) else str(error)
+        return urllib.request.build_opener(_RedirectHandler).open(_request(full_address(url)), timeout=STALL_S)
+    except (ValueError, http.client.InvalidURL) as error:  # also if the server redirects to such a URL
+        # Python's text quotes the part that it does not understand, which may be a password.
+        reason = "malformed host name" if isinstance(error, UnicodeError) else "malformed address"
         raise http.client.InvalidURL(reason) from None
 
 
 def _request(url: str) -> urllib.request.Request:
     """Builds the request of `open_url`. Raises ValueError for a malformed URL."""
-    address = re.sub("(?<=://)[^/?#]+", lambda host: host[0].encode("idna").decode(), without_login(url), count=1)
+    without_login = re.sub("(?<=://)[^/?#]*@", "", url)
+    address = re.sub("(?<=://)[^/?#]+", lambda host: host[0].encode("idna").decode(), without_login, count=1)
     request = urllib.request.Request(urllib.parse.quote(address, safe=_RESERVED), headers={"User-Agent": "lockstep"})
     login, separator, _ = urllib.parse.urlsplit(url).netloc.rpartition("@")
     if separator:
@@ -83,7 +81,7 @@ def reason_of(error: BaseException) -> str:
 
 def read_url(url: str, *, max_bytes: int) -> bytes:
     """Reads the content at ``url``. Raises UserError if that fails, or if there are more than ``max_bytes`` bytes."""
-    name = without_login(url)
+    name = Address(url)
     try:
         with open_url(url) as response:
             content = response.read(max_bytes + 1)

@@ -173,7 +173,7 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
         ("/dev/null", "/dev/null: is a pipe or device, not a file"),
         (str(tmp_path), "...: is a folder; name a file in it, such as best.pt"),
         ("file:///etc/hostname", "file:///etc/hostname: no such file"),
-        ("http://[::1/x.pt", "http://[::1/x.pt: cannot be downloaded (Invalid IPv6 URL); put the file at .../x.pt"),
+        ("http://[::1/x.pt", "http://...: cannot be downloaded (malformed address); put the file at .../weights.pt"),
         ("http://a..b/x.pt", "http://a..b/x.pt: cannot be downloaded (malformed host name); put the file at .../x.pt"),
     ):
         with refused(message):

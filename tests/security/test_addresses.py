@@ -1,0 +1,122 @@
+"""SECURITY.md, "Secrets": no login and no query of an address is shown or stored."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import detect
+import export
+import lockstep
+import train
+import val
+from tests.helpers.http_server import serve_folder
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of
+from tests.helpers.tiny import write_dataset, write_model, write_weights
+from utils.files.address import Address, with_short_addresses
+from utils.files.torch_file import read_checkpoint
+
+TOKEN = "t0ken"
+SECRETS = (b"s%20cret", b"s cret", base64.b64encode(b"me:s cret"), TOKEN.encode())
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch) -> Iterator[str]:
+    """The URL of weights and an image, with a login."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    write_weights(folder / "w.pt", ["light", "dark"])
+    cv2.imwrite(str(folder / "image.png"), np.full((64, 64, 3), 128, np.uint8))
+    (folder / "page.pt").write_text("<html>")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with serve_folder(folder, monkeypatch) as url:
+        yield url
+
+
+def assert_no_secret(folder: Path, *outputs: str) -> None:
+    """Looks in the contents and names of all files below ``folder`` but the served ones, and in what was printed."""
+    texts = [output.encode() for output in outputs]
+    for path in folder.rglob("*"):
+        texts.append(str(path.relative_to(folder)).encode())
+        if path.is_file() and "served" not in path.parts:
+            texts.append(path.read_bytes())
+    found = [text for text in texts if any(secret in text for secret in SECRETS)]
+    assert not found, found[0][:2000]
+
+
+def test_a_training_shows_and_stores_no_secret_and_resumes_with_its_addresses_given_again(tmp_path, server, capfd):
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    teacher = f"{server}/w.pt?key={TOKEN}"
+    given = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), *SMALL, "--project", tmp_path / "runs"]
+    given += ["--cache-dir", tmp_path / "cache", "--plots"]
+    call(train.main, *given, "--weights", f"{server}/w.pt?token={TOKEN}", "--teacher", teacher, "--epochs", "1")
+    run = tmp_path / "runs" / "exp"
+    config = read_checkpoint(run / "last.pt")["config"]
+    assert config["weights"] == config["teacher"]
+    assert config["teacher"].endswith("/w.pt")
+    shutil.rmtree(tmp_path / "cache" / "weights", ignore_errors=True)
+    call(train.main, "--resume", run, "--teacher", teacher, "--epochs", "2")
+    out = capfd.readouterr()
+    assert len((run / "results.csv").read_text().splitlines()) == 3
+    assert_no_secret(tmp_path, out.out, out.err)
+    assert b"/w.pt" in (run / "settings.yaml").read_bytes()
+
+
+def test_the_other_commands_show_and_store_no_secret(tmp_path, server, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    weights = f"{server}/w.pt?token={TOKEN}"
+    project = ["--project", tmp_path / "runs"]
+    source = f"{server}/image.png?token={TOKEN}"
+    files = ["--save-txt", "--save-json", "--save-crop", "--conf-thres", "0.001"]
+    call(detect.main, "--weights", weights, "--source", source, "--device", "cpu", *files, *project)
+    data = write_dataset(tmp_path / "set", train=1, val=2)
+    call(val.main, "--weights", weights, "--data", data, *PLAIN[:-1], *project)
+    model = lockstep.load(weights)
+    results = list(model.stream(source))
+    out = capfd.readouterr()
+    assert_no_secret(tmp_path, out.out, out.err, repr(model), str(results), str(results[0].path))
+    assert (tmp_path / "runs" / "exp" / "predictions.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("main", "flags"),
+    [
+        (export.main, ["--weights", "{}/none.pt?token=t0ken"]),
+        (export.main, ["--weights", "{}/page.pt?token=t0ken"]),
+        (export.main, ["--weights", "{}/w.pt?token=t0ken", "--offline"]),
+        (export.main, ["--weights", "http://me:s cret@127.0.0.1:t0ken/w.pt"]),
+        (train.main, ["--data", "{}/data.yaml?token=t0ken"]),
+        (val.main, ["--weights", "http://me:s%20cret/t0ken@127.0.0.1/w.pt"]),
+        (export.main, ["--weights", "{}/none.pt#t0ken"]),
+        (detect.main, ["--weights", "yolov8n", "--source", "rtsp://me:s%20cret@127.0.0.1:1/a?t0ken"]),
+        (detect.main, ["--weights", "yolov8n", "--sauce={}/none.png?token=t0ken"]),
+    ],
+)
+def test_an_error_shows_no_secret(tmp_path, server, capsys, monkeypatch, main, flags):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "yolov8n.pt").write_bytes((tmp_path / "served" / "w.pt").read_bytes())
+    flags = [flag.replace("{}", server).replace("yolov8n", "yolov8n.pt") for flag in flags]
+    line = error_of(capsys, main, *flags)
+    assert not any(secret.decode() in line for secret in SECRETS), line
+
+
+def test_an_address_keeps_the_url_through_processes():
+    """Those of ``--spawn`` get it pickled."""
+    for url, text in (
+        ("https://me:pw@host:80/a/b.pt?sig=1#x", "https://host:80/a/b.pt"),
+        ("http://[::1]:8000/a", "http://[::1]:8000/a"),
+        ("rtsp://me:p@s@cam/1", "rtsp://cam/1"),
+        ("rtsp://me:p/s@cam/1", "rtsp://..."),
+        ("rtsp://me:p#s@cam/1", "rtsp://..."),
+        ("sqlite:////a/mlflow.db", "sqlite:////a/mlflow.db"),
+    ):
+        address = pickle.loads(pickle.dumps(Address(url)))
+        assert (str(address), address.full) == (text, url)
+        assert with_short_addresses(f"no answer ('{url}')") == f"no answer ('{text}')"

@@ -1,0 +1,40 @@
+"""URLs whose text may be shown and stored, because it lacks what may be secret."""
+
+from __future__ import annotations
+
+import re
+
+# Scheme, login, host and port, path. What does not fit, such as a password with a slash, is not shown at all.
+_PARTS = re.compile(
+    r"([a-z][a-z0-9+.-]*://)(?:[^/?#]*@)?((?:\[[0-9a-f:.%]*\]|[^:@/?#\[\]]*)(?::[0-9]*)?)(?=[/?#]|$)([^?#]*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+
+
+class Address(str):
+    """The text of a URL without its login, query and fragment: all that messages, files and trackers get. `full`, the
+    URL itself, is for what opens it."""
+
+    full: str
+
+    def __new__(cls, url: str) -> Address:
+        parts = _PARTS.match(url)
+        address = super().__new__(cls, "".join(parts.groups()) if parts else f"{url.partition('://')[0]}://...")
+        address.full = url.full if isinstance(url, Address) else url
+        return address
+
+
+def as_address(text: str) -> str:
+    """Returns an `Address` if ``text`` is a URL, else ``text``."""
+    return Address(text) if "://" in text else text
+
+
+def full_address(text: str) -> str:
+    """Returns the URL of an `Address`, and other text as it is."""
+    return text.full if isinstance(text, Address) else text
+
+
+def with_short_addresses(message: str) -> str:
+    """Returns a message of a library with each URL in it as the text of its `Address`."""
+    return _IN_TEXT.sub(lambda url: Address(url[0]), message)
