@@ -79,7 +79,7 @@ def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any
     values |= {"path": folder, **known}
     folders = Folders(folder)
     places = _find_images(folder)
-    sources = {split: _choose(split, places[split], folders) for split in SPLITS if split in places}
+    sources = _find_sources(places, folders)
     annotations = {split: source.annotations for split, source in sources.items() if source.annotations is not None}
     if annotations:
         sources = {split: source for split, source in sources.items() if split in annotations}
@@ -90,7 +90,8 @@ def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any
         layout = "Pascal VOC" if has_voc else "COCO JSON"
     else:
         images = [source.images for source in sources.values()]
-        values.setdefault("names", _listed_names([folder, *images, folder / "labels"]))
+        named = [folder / name for name in (*_IMAGE_FOLDERS, "labels")]
+        values.setdefault("names", _listed_names([folder, *images, *named]))
         layout = "YOLO txt"
         is_labeled = any(path.is_file() for path in images) or any(_count(s, folders)[0] for s in sources.values())
         if not values["names"] or not is_labeled:
@@ -180,6 +181,19 @@ def _images_in(path: Path) -> Path:
 
 
 # Labels
+
+
+def _find_sources(places: dict[str, list[Path]], folders: Folders) -> dict[str, _Source]:
+    """Returns the source of each split: folders or, if none has labels, lists, which may be those of another export or
+    of a part of a folder."""
+    sources: dict[str, _Source] = {}
+    for is_kind in (Path.is_dir, Path.is_file):
+        of_kind = {split: [path for path in places.get(split, ()) if is_kind(path)] for split in SPLITS}
+        chosen = {split: _choose(split, paths, folders) for split, paths in of_kind.items() if paths}
+        sources = chosen or sources
+        if any(source.is_coco or _count(source, folders)[0] for source in sources.values()):
+            break
+    return sources
 
 
 def _choose(split: str, places: list[Path], folders: Folders) -> _Source:
@@ -352,12 +366,14 @@ def _not_used(folder: Path, sources: Collection[_Source], places: Iterable[Path]
 
 _CONVERT = "python -m tools.convert {command_folder} out.json"
 _YAML = "write a YAML: 'path: {folder}', 'train: {images}', 'annotations: {{train: {place}}}'"
-# Files that are found: their suffix, and whether they are named like images; what they are; and the line to type.
+# Files that are found: the end of their names, and whether the rest is the name of an image; what they are; and the
+# line to type.
 _WAYS = (
-    (".txt", True, "YOLO txt", "labels of images/a.jpg are in labels/a.txt: rename {images} to images"),
+    (".txt", True, "YOLO txt", "labels of images/a.jpg are in labels/a.txt{renames}"),
     (".json", True, "LabelMe", _CONVERT),
     (".xml", True, "Pascal VOC", _YAML + ", 'names: [<class>, ...]'"),
-    (".xml", False, "CVAT", _CONVERT),
+    ("annotations.xml", False, "CVAT", _CONVERT),
+    (".xml", False, "Pascal VOC", "no image has this name; objects of a.jpg are in a.xml"),
     (".json", False, "a COCO JSON", _YAML),
     (".csv", False, "a table", _CONVERT),
     (".parquet", False, "Hugging Face", _CONVERT),
@@ -374,15 +390,22 @@ def _way(folder: Path, folders: Folders, *, is_labeled: bool) -> str:
     stems = {_stem(name) for _, name in images}
     image_folders = {folders.prefix(place).rstrip("/") for place, _ in images}
     files = [(place, name) for place in folders.walk(str(folder)) for name in folders.entries(place)]
+    image_folder = image_folders.pop() if len(image_folders) == 1 else ""
     for suffix, is_named, title, line in _WAYS:
         for place, name in files:
-            if suffix_of(name) == suffix and (casefold_nfc(name[: -len(suffix)]) in stems) == is_named:
+            if name.lower().endswith(suffix) and (casefold_nfc(os.path.splitext(name)[0]) in stems) == is_named:
                 file = folders.prefix(place) + name
+                renames = [
+                    f"{path} to {expected}"
+                    for path, expected in ((image_folder, "images"), (os.path.dirname(file), "labels"))
+                    if image_folder and path not in ("", expected)
+                ]
                 way = line.format(
                     folder=folder,
                     command_folder=shlex.quote(str(folder)),
-                    images=(image_folders.pop() if len(image_folders) == 1 else "") or ".",
+                    images=image_folder or ".",
                     place=os.path.dirname(file) or "." if is_named else file,
+                    renames=f": rename {' and '.join(renames)}" if renames else "",
                 )
                 return f"no layout that --data FOLDER reads (docs/formats.md); for {title} ({file}): {way}"
     return f"no layout that --data FOLDER reads (docs/formats.md); {_OTHERWISE}"

@@ -254,6 +254,17 @@ def stray_train_beside_images(export: DataSet) -> None:
     export.file("classes.txt", "own\n")
 
 
+def list_of_a_part(export: DataSet) -> None:
+    """Lists of another export: one names an image of the folder, which also has a background."""
+    export.images(*(f"images/train/{stem}.png" for stem in of(4)), *(f"images/val/{stem}.png" for stem in of(2, 4)))
+    for stem in of(3):
+        export.file(f"labels/train/{stem}.txt")
+    export.file("labels/val/s4.txt")
+    export.file("classes.txt", "own\n")
+    export.file("train.txt", "images/train/s0.png\n")
+    export.file("test.txt", "images/val/s4.png\n")
+
+
 def coco_beside_images(export: DataSet) -> None:
     """Some images are beside the folder of the others."""
     export.images(*(f"{stem}.png" for stem in of(2)), *(f"images/{stem}.png" for stem in of(3, 2)))
@@ -268,13 +279,14 @@ def coco_of_two_splits(export: DataSet) -> None:
         export.file(f"annotations/instances_{name}.json", coco(entries, categories=[{"id": 1, "name": "own"}]))
 
 
-CHOSEN = {  # number of images by split, and what is not used
+CHOSEN = {  # number of boxes by split, and what is not used
     leftover_annotations: ({"train": 20}, ["annotations"]),
     leftover_voc_of_yolo: ({"train": 8}, ["annotations"]),
     voc_in_class_folders: ({"train": 4}, []),
     yolo_in_class_folders: ({"train": 4}, []),
     stray_train: ({"train": 4, "val": 2}, ["train"]),
     stray_train_beside_images: ({"train": 3}, ["train"]),
+    list_of_a_part: ({"train": 3, "val": 1}, ["train.txt", "test.txt"]),
     coco_beside_images: ({"train": 5}, []),
     coco_of_two_splits: ({"train": 3, "val": 2}, []),
 }
@@ -351,14 +363,17 @@ def test_a_refusal_names_the_way_that_works(tmp_path, case):
     assert boxes(load(open_set(yaml))) == {"a": [("own", 1, 1, 8, 8)]}
 
 
-def test_a_refusal_says_which_folder_to_rename(tmp_path):
+@pytest.mark.parametrize(("images", "labels"), [("Tungro", "labels"), ("images", "txt"), ("cat_images", "cat_labels")])
+def test_a_refusal_says_which_folders_to_rename(tmp_path, images, labels):
+    """The last two folders are those of darknet#67."""
     export = DataSet(tmp_path / "set")
-    export.images("Tungro/a.png", "Tungro/b.png")
+    export.images(f"{images}/a.png", f"{images}/b.png")
     for stem in "ab":
-        export.file(f"labels/{stem}.txt")
-    export.file("labels/classes.txt", "own\n")
-    assert "rename Tungro to images" in refusal(lambda: open_set(export.root))
-    (export.root / "Tungro").rename(export.root / "images")
+        export.file(f"{labels}/{stem}.txt")
+    export.file("classes.txt", "own\n")
+    _, _, renames = refusal(lambda: open_set(export.root)).partition("rename ")
+    for old, new in re.findall(r"(\S+) to (\w+)", renames):
+        (export.root / old).rename(export.root / new)
     assert len(load(open_set(export.root)).classes) == 2
 
 
