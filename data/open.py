@@ -17,7 +17,7 @@ from utils.class_names import typed_classes
 from utils.errors import UserError
 from utils.files.paths import is_inside
 from utils.logger import get_logger
-from utils.program_folders import cache_folder
+from utils.program_folders import cache_folder, private_folder
 from utils.schema import suggestion
 from utils.strings import counted
 
@@ -54,7 +54,7 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         from utils.distributed.context import torch_distributed_zero_first
 
         with torch_distributed_zero_first(ctx):
-            return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
+            return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
     if ctx.store is not None and os.path.isdir(source.data):
         return _open_folder(source, ctx, ctx.store)
     return _open_files(source)

@@ -43,6 +43,7 @@ from utils.files.paths import is_inside, normal_path, path_of, relative_name
 from utils.files.safe_io import open_below, read_text
 from utils.logger import get_logger, progress
 from utils.machine.resources import check_space
+from utils.program_folders import check_owner, private_folder
 from utils.strings import counted, format_bytes
 
 _SYNC_EVERY_S = 10.0  # a killed process loses at most the files written in this time
@@ -199,7 +200,8 @@ class StageCopy:
     """A node's copy of a data set in the folder ``folder``, which is created if necessary.
 
     A file is given by its number in the plan (``item``); masks have one value for each file. Writing needs `locked`.
-    Symbolic links in the copy are not followed, because another user could guess its name and plant one.
+    Another user could guess its name and make it first: symbolic links in the copy are not followed, and only a folder
+    in which nobody else can write is taken (`private_folder`).
     """
 
     def __init__(self, folder: Path, plan: StagePlan) -> None:
@@ -209,9 +211,10 @@ class StageCopy:
         self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, relative to ``folder``
         self._written: set[int] = set()  # whole files in ``incoming``
         self._synced_at = time.monotonic()
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(folder.parent, "--stage")
         with self._opened(""):  # creates it
-            pass
+            private_folder(folder, "--stage")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool) -> Iterator[None]:

@@ -66,7 +66,7 @@ class Hint(NamedTuple):
 Count = Annotated[int, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
 _MAX_SHOWN_CHARACTERS = 100  # per value in a message
-_REPR = reprlib.Repr()  # does not write out lists of lists, which aliases of a YAML can make very large
+_REPR = reprlib.Repr()  # does not write out lists of lists
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = _MAX_SHOWN_CHARACTERS + 1
 _TYPE_NAMES = {
     int: "a whole number",
@@ -176,11 +176,11 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
             value = float(value)
     if not isinstance(value, plain_type) or (is_bool and plain_type is not bool):
         wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
-        raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {_shown(value)}")
+        raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {bounded_repr(value)}")
     if isinstance(value, int) and abs(value) >= 2**63:  # torch, NumPy and checkpoints cannot store it
         raise UserError(f"{location}: the number does not fit in 64 bits")
     if isinstance(value, str) and not _is_file_name(value):
-        raise UserError(f"{location}: {_shown(value)} contains a NUL or an unpaired surrogate")
+        raise UserError(f"{location}: {bounded_repr(value)} contains a NUL or an unpaired surrogate")
     if typing.is_typeddict(kind):
         missing = sorted(kind.__required_keys__ - value.keys())
         if missing:
@@ -190,7 +190,7 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     elif isinstance(value, dict) and typing.get_args(kind):
         key_hint, value_hint = typing.get_args(kind)
         for key in value:
-            check(key, key_hint, f"{location}: the key {_shown(key)}")
+            check(key, key_hint, f"{location}: the key {bounded_repr(key)}")
         value = {
             key: check(item, value_hint, f"{location}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
             for key, item in value.items()
@@ -200,7 +200,7 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
         if plain_type is list or element_hints[-1] is ...:
             element_hints = element_hints[:1] * len(value)
         if len(value) != len(element_hints):
-            raise UserError(f"{location}: must be {len(element_hints)} values, got {_shown(value)}")
+            raise UserError(f"{location}: must be {len(element_hints)} values, got {bounded_repr(value)}")
         elements = enumerate(zip(value, element_hints), 1)
         value = plain_type(check(item, each, f"{location}: element {number}") for number, (item, each) in elements)
     if bounds is not None:
@@ -229,7 +229,7 @@ def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
         raise UserError(f"{location}: {value!r} is not the name of a new folder; choose another, such as exp")
     if bounds.choices:
         elements = value if isinstance(value, list) else [value]
-        refused = [_shown(element) for element in elements if element not in bounds.choices]
+        refused = [bounded_repr(element) for element in elements if element not in bounds.choices]
         if refused:
             raise UserError(f"{location}: must be one of {', '.join(bounds.choices)}, got {', '.join(refused)}")
     if bounds.sentinel is not None and value == bounds.sentinel:
@@ -246,6 +246,7 @@ def _number(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def _shown(value: Any) -> str:
+def bounded_repr(value: Any) -> str:
+    """Returns the beginning of a value's repr, for messages; aliases of a YAML can make the whole very large."""
     text = _REPR.repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."

@@ -42,7 +42,7 @@ from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger, progress
 from utils.machine.resources import check_space
 from utils.pixels import PixelFormat
-from utils.program_folders import cache_folder
+from utils.program_folders import cache_folder, private_folder
 from utils.strings import format_bytes
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ def open_disk_cache(
     Call it under `torch_distributed_zero_first`. A run waits while another one fills the file. ``imgsz``: longer side
     of the source images, pixels. Raises UserError if there is not enough disk space, or an image cannot be decoded.
     """
-    folder = cache_folder(cache_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private_folder(cache_folder(cache_dir), "--cache-dir")
+    folder.mkdir(parents=True, exist_ok=True)  # raises if it could not be made
     source_hw = reduced_sizes(index.image_hw, imgsz)
     name = CacheName.of(index)
     path = name.path(folder, imgsz, ".lmdb" if decoding.antialias else "-whole.lmdb")  # these are reduced differently
@@ -301,8 +301,8 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
     The file gets its name once it is complete, and stays for later runs until the data set changes. Call this under
     `torch_distributed_zero_first`. Raises UserError if there is not enough disk space, or an image cannot be decoded.
     """
-    folder = cache_folder(cache_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private_folder(cache_folder(cache_dir), "--cache-dir")
+    folder.mkdir(parents=True, exist_ok=True)  # raises if it could not be made
     name = CacheName.of(index)
     path = name.path(folder, 0, ".pixels")
     source_hw = index.image_hw.astype(np.int32)

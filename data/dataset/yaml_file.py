@@ -27,7 +27,7 @@ from utils.errors import UserError, one_line
 from utils.files.paths import normal_path
 from utils.pixels import PixelFormat
 from utils.program_folders import CONFIGS
-from utils.schema import Bounds, check, suggestion
+from utils.schema import Bounds, bounded_repr, check, suggestion
 from utils.strings import listed
 
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
@@ -175,7 +175,7 @@ def _read_splits(values: dict[str, Any], path: Path, root: Path, joined_by: tupl
         if value in (None, "", []):
             continue
         entries = value if isinstance(value, list) else [value]
-        if any(map(is_yaml, map(str, entries))):
+        if any(isinstance(entry, str | Path) and is_yaml(entry) for entry in entries):
             if split in annotations:
                 raise UserError(f"{path}: {split}: joins other data sets; 'annotations' belong in their YAMLs")
             splits[split] = _read_joined_split(entries, split, path, root, joined_by)
@@ -305,11 +305,16 @@ def _checked_names(value: Any, path: Path) -> tuple[str, ...]:
             raise UserError(f"{location}: must be numbered 0 to {len(by_number) - 1}; {min(missing)} is missing")
         value = [by_number[number] for number in range(len(by_number))]
     if not isinstance(value, list) or not value:
-        raise UserError(f"{location}: expected a list or 'number: name' lines, got {value!r}")
+        raise UserError(f"{location}: expected a list or 'number: name' lines, got {bounded_repr(value)}")
     for name in value:
-        if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
-            raise UserError(f"{location}: {name!r} is not the name of a class; put names in quotes")
+        if not _is_name(name):
+            raise UserError(f"{location}: {bounded_repr(name)} is not the name of a class; put names in quotes")
     return tuple(str(name).strip() for name in value)
+
+
+def _is_name(value: Any) -> bool:
+    """Returns whether a value of the YAML can be the name of a class."""
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and bool(str(value).strip())
 
 
 def _names_in_annotations(splits: Mapping[str, Split], path: Path) -> tuple[str, ...] | None:
@@ -335,10 +340,12 @@ def _read_classes(
     model learns, and the number of each of ``names`` in them, or `IGNORED`; empty numbers without these keys."""
     targets: dict[str, Any] = {}
     for name, target in check(values.get("classes") or {}, dict, f"{path}: classes").items():
-        if isinstance(target, bool) or not isinstance(target, str | int | float) or not str(target).strip():
-            raise UserError(f"{path}: classes: {name}: expected the name of a class, got {target!r}")
+        if not _is_name(target):
+            raise UserError(f"{path}: classes: {name}: expected the name of a class, got {bounded_repr(target)}")
         targets[str(name).strip()] = one_line(str(target)).strip()
     for name in check(values.get("ignore") or [], list, f"{path}: ignore"):
+        if not _is_name(name):
+            raise UserError(f"{path}: ignore: expected names of classes, got {bounded_repr(name)}")
         if targets.setdefault(str(name).strip(), IGNORE) != IGNORE:
             raise UserError(f"{path}: '{name}' is in 'classes' and in 'ignore'; remove one of the two")
     if not targets:

@@ -23,7 +23,7 @@ from data.index.store import (
 )
 from data.listing.listing import list_split
 from utils.errors import UserError
-from utils.program_folders import cache_folder
+from utils.program_folders import cache_folder, private_folder
 
 
 def load_index(
@@ -78,7 +78,10 @@ def read_split(
         if cached is None:
             listing = list_split(labeled, source_split)
             fingerprint = fingerprint_of(labeled, source_split, listing, single_cls=single_cls)
-            file = find_cache_file(cache_folder(settings.cache_dir), key, fingerprint)
+            folder = cache_folder(settings.cache_dir)
+            if settings.use_cache:
+                private_folder(folder, "--cache-dir")
+            file = find_cache_file(folder, key, fingerprint)
             cached = open_index(file, names, spec.root) if settings.use_cache else None
         if cached is not None:
             full = cached

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,6 +144,14 @@ def boxes(index: DatasetIndex) -> dict[str, list[tuple]]:
         sides = np.round(index.boxes_xywh_px[rows], 2).tolist()
         result[Path(path).stem] = [(name, *box) for name, box in zip(names, sides, strict=True)]
     return result
+
+
+def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch, user: int = 12345) -> None:
+    """Makes ``folder`` one of another user than this process's, which only root can do in earnest."""
+    if os.getuid() == 0:
+        os.chown(folder, user, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: user)
 
 
 def refusal(call: Callable[[], object]) -> str:

@@ -155,8 +155,8 @@ def open_direct(path: str | os.PathLike, flags: int) -> int:
 
 def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int:
     """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. ``make`` creates
-    missing folders. Raises PermissionError for a symbolic link below ``root``, so that files written to the folder stay
-    there even if another user replaces a part of its path."""
+    missing folders, for this user alone. Raises PermissionError for a symbolic link below ``root``, so that files
+    written to the folder stay there even if another user replaces a part of its path."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     path = Path(root)
     for part in Path(name).parts:
@@ -164,7 +164,7 @@ def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int
         try:
             if make:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=descriptor)
+                    os.mkdir(part, 0o700, dir_fd=descriptor)
             inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):

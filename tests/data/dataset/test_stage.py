@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from data.dataset.spec import DataSource
 from data.open import open_data
-from tests.data.data_set import BOX, DataSet, boxes, coco, counts, load, open_set, voc
+from tests.data.data_set import BOX, DataSet, boxes, coco, counts, give_away, load, open_set, refusal, voc
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.ranks import run_ranks
 
@@ -156,3 +156,19 @@ def test_a_link_at_the_place_of_a_copy_is_not_written_through(tmp_path):
     with pytest.raises(Exception, match=str(copy.name)):
         stage(data, tmp_path / "stage")
     assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_a_copy_in_a_folder_of_another_user_is_not_taken(tmp_path, monkeypatch):
+    """They may have changed its labels, and know how a complete copy looks."""
+    data = two_splits(tmp_path / "set")
+    copy = stage(data, tmp_path / "stage").root.parent
+    assert copy.stat().st_mode & 0o777 == 0o700
+    for folder in (copy, copy.parent):
+        mine = folder.stat().st_uid
+        give_away(folder, monkeypatch)
+        assert str(copy.parent) in refusal(lambda: stage(data, tmp_path / "stage"))
+        give_away(folder, monkeypatch, mine)
+    copy.chmod(0o720)
+    assert f"chmod go-w {copy}" in refusal(lambda: stage(data, tmp_path / "stage"))
+    copy.chmod(0o755)
+    assert len(load(stage(data, tmp_path / "stage"))) == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,22 @@ def test_a_mistake_is_one_line_that_names_the_file(data, mistake):
         text = f"train: images/train\n{mistake}\n"
     data.file("data.yaml", text)
     assert str(data.data) in refusal(lambda: open_set(data.data, ["train"]))
+
+
+@pytest.mark.parametrize("key", ["names: *g", "names: [*g]", "train: [*g]", "ignore: [*g]", "classes: {a: *g}"])
+def test_the_value_of_a_mistake_is_not_written_out(data, key):
+    """Aliases make a list of ten million words of a few bytes."""
+    data.pairs("train/x")
+    levels = [f"{name}: &{name} [{', '.join([f'*{inner}'] * 10)}]" for inner, name in zip("abcdef", "bcdefg")]
+    base = "" if key.startswith("train") else "train: images/train\n"
+    base += "" if key.startswith("names") else "names: [a]\n"
+    data.file("data.yaml", "\n".join(["a: &a [x, x, x, x, x, x, x, x, x, x]", *levels, base + key]) + "\n")
+    tracemalloc.start()
+    try:
+        assert str(data.data) in refusal(lambda: open_set(data.data, ["train"]))
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
 
 
 MISSING = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.data_set import BOX, DataSet, boxes, coco, image_bytes, load, voc
+from tests.data.data_set import BOX, DataSet, boxes, coco, give_away, image_bytes, load, refusal, voc
 from tests.helpers.open_counter import OpenCounter
 
 
@@ -139,3 +139,15 @@ def test_a_damaged_cache_is_made_anew(three, tmp_path):
         path.write_bytes(damaged)
         assert boxes(load(three.data, cache_dir=str(cache))) == expected
         assert path.read_bytes() == whole
+
+
+def test_a_cache_folder_of_another_user_is_refused(three, tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    load(three.data, cache_dir=str(folder))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o775)
+    assert f"chmod go-w {folder}" in refusal(lambda: load(three.data, cache_dir=str(folder)))
+    folder.chmod(0o755)
+    load(three.data, cache_dir=str(folder))
+    give_away(folder, monkeypatch)
+    assert str(folder) in refusal(lambda: load(three.data, cache_dir=str(folder)))
