@@ -295,31 +295,24 @@ def _label_places(source: _Source, folders: Folders) -> Iterator[tuple[str, int,
     if source.images.is_file():
         stems = {_stem(row.rpartition("/")[2]) for row in _rows(source.images)}
         top = str(source.annotations or folders.root)
-        found = {stem for folder in folders.walk(top) for stem in _stems(folder, suffix, folders)}
+        found = {stem for folder in folders.walk(top) for stem in folders.stems(folder, [suffix])}
         yield top, len(stems & found), len(stems)
         return
-    of_folder: dict[str, set[str]] = {}
-    for folder, name in _images(source.images, folders):
-        of_folder.setdefault(folder, set()).add(_stem(name))
-    for folder, stems in of_folder.items():
+    for folder in folders.walk(str(source.images)):
+        stems = folders.stems(folder, IMAGE_SUFFIXES)
+        if not stems:
+            continue
         if source.annotations is None:
             places = yolo_places(folder, folders, is_bounded=True)
         else:
             places = voc_places(folder, str(source.annotations), str(source.images), folders)
-        counts = [len(stems & _stems(place, suffix, folders)) for place in places]
+        counts = [len(stems & folders.stems(place, [suffix])) for place in places]
         yield places[counts.index(max(counts))], max(counts), len(stems)
 
 
 def _stem(name: str) -> str:
     """Returns the name of an image without its suffix, which VOC's lists leave out, in lower case."""
     return casefold_nfc(name.rpartition(".")[0] if suffix_of(name) in IMAGE_SUFFIXES else name)
-
-
-def _stems(folder: str, suffix: str, folders: Folders) -> set[str]:
-    """Returns the stems, in lower case, of the files in a folder with a suffix."""
-    if not Path(folder).is_dir():
-        return set()
-    return {casefold_nfc(name[: -len(suffix)]) for name in folders.entries(folder) if suffix_of(name) == suffix}
 
 
 def _names_in_voc(sources: Iterable[_Source], folders: Folders) -> list[str]:
