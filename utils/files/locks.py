@@ -1,26 +1,26 @@
 """Exclusive file locks that name their holder and end with its process, however that ends.
 
-They use BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) would be lost when the process
-closes any descriptor of the file. Linux maps flocks on NFS to whole-file locks, so they exclude other machines. Forked
-children close the descriptors of `FileLock`; otherwise they would keep the lock of a killed parent.
+They are filelock's, which use BSD's ``flock``: it belongs to the open file, and Linux maps flocks on NFS to whole-file
+locks, so they exclude other machines. Forked children close the descriptor; otherwise they would keep the lock of a
+killed parent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
-import functools
+import errno
 import math
 import os
-import time
+import platform
 from pathlib import Path
 
-from utils.files.safe_io import open_direct
+import filelock
+
 from utils.logger import get_logger
 
-POLL_S = 0.1
-_held: set[int] = set()  # descriptors of this process's FileLocks
+_POLL_S = 0.1
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)  # errno of flock where the file system has none
 
 
 class FileLock:
@@ -30,16 +30,22 @@ class FileLock:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.excludes_others = True  # for the last acquired lock
-        self._descriptor = -1
+        self._lock = filelock.FileLock(
+            self.path, poll_interval=_POLL_S, thread_local=False, fallback_to_soft=False, on_acquired=_write_holder
+        )
 
     def acquire(self, patience_s: float = 0.0) -> str:
         """Acquires the lock and returns "", or returns a description of its holder after ``patience_s`` seconds. Raises
         OSError if the file cannot be opened for writing."""
-        deadline = time.monotonic() + patience_s
-        while holder := self._try():
-            if time.monotonic() >= deadline:
-                return holder
-            time.sleep(POLL_S)
+        self.excludes_others = True
+        try:
+            self._lock.acquire(timeout=-1 if patience_s == math.inf else patience_s)
+        except filelock.Timeout:
+            return self._holder() or "another process"
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            self.excludes_others = False
         return ""
 
     def wait(self, purpose: str) -> FileLock:
@@ -59,50 +65,16 @@ class FileLock:
 
     def release(self) -> None:
         """Releases the lock if this process holds it. The file is kept."""
-        if self._descriptor in _held:  # else this is a child of the holder
-            _held.remove(self._descriptor)
-            os.close(self._descriptor)
-        self._descriptor = -1
+        self._lock.release()
 
-    def _try(self) -> str:
-        """Tries to acquire the lock. Returns "" on success, else a description of the process that holds it."""
-        descriptor = open_direct(self.path, os.O_RDWR | os.O_CREAT)
-        self.excludes_others = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 1000, 0).decode("utf-8", "replace").strip()
-            os.close(descriptor)
-            return holder or "another process"
-        except OSError:  # no locks on this file system
-            self.excludes_others = False
-        if self.excludes_others and not _is_at(self.path, descriptor):  # its holder has removed it meanwhile
-            os.close(descriptor)
-            return self._try()  # another process may lock a new file
-        self._descriptor = descriptor
-        _held.add(descriptor)
-        _close_in_children()
-        since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-        with contextlib.suppress(OSError):  # a full disk
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
+    def _holder(self) -> str:
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            return file.read(1000).decode("utf-8", "replace").strip()
         return ""
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Returns whether an open file is still the one at ``path``."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-@functools.cache
-def _close_in_children() -> None:
-    """Makes forked children close the descriptors; the parent keeps its locks."""
-    os.register_at_fork(after_in_child=_close_held)
-
-
-def _close_held() -> None:
-    while _held:
-        os.close(_held.pop())
+def _write_holder(descriptor: int) -> None:
+    since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    with contextlib.suppress(OSError):  # a full disk
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)

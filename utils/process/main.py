@@ -57,6 +57,7 @@ _REFUSED = frozenset(
         errno.ENOTDIR,
         errno.EISDIR,
         errno.EEXIST,
+        errno.ELOOP,  # a symbolic link in place of a file of ours
     )
 )
 

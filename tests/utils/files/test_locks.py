@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -42,6 +44,22 @@ def test_a_lock_ends_with_its_process_and_not_with_its_children(held):
     lock = FileLock(path)
     assert lock.acquire(patience_s=10) == ""  # a child that has just been forked releases it in a moment
     assert f"process {os.getpid()} on" in path.read_text()
+    lock.release()
+
+
+def test_a_lock_opens_no_link_and_needs_no_locks_of_the_file_system(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        FileLock(tmp_path / "link").acquire()
+    assert not (tmp_path / "elsewhere").exists()
+
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lock = FileLock(tmp_path / "lock")
+    assert lock.acquire() == ""
+    assert not lock.excludes_others
     lock.release()
 
 
