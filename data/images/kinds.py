@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from utils.pixels import RGB8, PixelFormat
+from utils.strings import counted
 
 MAX_IMAGE_BYTES = 1 << 31  # largest image, in a file or in a shard
 # Lower case. Every OpenCV package on PyPI can decode these.
@@ -17,6 +18,11 @@ ARRAY_SUFFIX = ".npy"
 # Images of other kinds, which are counted instead of read.
 _UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
 UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+
+
+def unread_text(suffix: str, number: int) -> str:
+    """Formats how many files of a kind are not read, and what to do."""
+    return f"{counted(number, f'{suffix} file')}; convert to JPEG or PNG"
 
 
 def image_suffixes(pixels: PixelFormat) -> frozenset[str]:

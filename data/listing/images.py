@@ -15,7 +15,7 @@ from pathlib import Path
 
 from data.dataset.spec import WITHOUT_VAL, DatasetSpec, FilesSplit
 from data.folders import ABSENT, Folders, stamp_of
-from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes
+from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, unread_text
 from data.labels.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding
 from data.labels.places import image_tree
 from utils.errors import UserError
@@ -124,7 +124,7 @@ def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], fold
             images.findings.append(Finding(prefix + name, MISSING_IMAGE, "a broken link", lost_images=1))
     images.folders[prefix] = folder
     for suffix, names in unread.items():
-        text = f"{counted(len(names), f'{suffix} file')}; convert to JPEG or PNG"
+        text = unread_text(suffix, len(names))
         images.findings.append(Finding(prefix + names[0], UNSUPPORTED, text, number=len(names)))
 
 

@@ -128,7 +128,9 @@ def detect(config: DetectConfig) -> Path | None:
         get_logger().info("results are in %s", files.folder)
     if skipped:
         first = skipped[0].reason
-        raise UserError(f"{len(skipped)} of {len(paths)} files could not be used (first: {first})")
+        num_skipped = sum(problem.number for problem in skipped)
+        num_files = len(paths) + num_skipped - len(skipped)
+        raise UserError(f"{num_skipped} of {num_files} files could not be used (first: {first})")
     return files.folder
 
 

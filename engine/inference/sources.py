@@ -24,7 +24,14 @@ import cv2
 import numpy as np
 
 from data.images.decode import EncodedImage, decode_image, read_image, to_format
-from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, MAX_IMAGE_BYTES, image_suffixes
+from data.images.kinds import (
+    ARRAY_SUFFIX,
+    IMAGE_SUFFIXES,
+    MAX_IMAGE_BYTES,
+    UNREAD_SUFFIXES,
+    image_suffixes,
+    unread_text,
+)
 from utils.errors import UserError
 from utils.files.address import as_address, full_address
 from utils.files.safe_io import read_text
@@ -70,6 +77,7 @@ class FileProblem:
     path: str
     reason: str
     is_skipped: bool  # nothing of the file is used
+    number: int = 1  # of files, of which ``path`` is the first
 
     def log(self) -> None:
         get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
@@ -131,8 +139,14 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
     path = Path(os.path.expanduser(source))
     if source.strip() and path.is_file():
         files = [path]
-        if path.suffix.lower() == ".txt":
-            names = filter(None, map(str.strip, read_text(path).splitlines()))
+        if path.suffix.lower() in (".txt", ".streams"):
+            names = [name for name in map(str.strip, read_text(path).splitlines()) if name]
+            addresses = [(name) for name in names if is_stream(name)]
+            if addresses:
+                raise UserError(
+                    f"{source}: names the stream {addresses[0]}; a list names files: start detect.py once for each "
+                    "stream, with its address as --source"
+                )
             files = list(dict.fromkeys(path.parent / os.path.expanduser(name) for name in names))
         for file in files:
             where = source if file == path else f"{source}: {file}"
@@ -144,15 +158,38 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
             raise UserError(f"{source}: the list names no file")
         return files
     is_folder = bool(source.strip()) and path.is_dir()
-    entries = path.iterdir() if is_folder else map(Path, glob.glob(str(path), recursive=True))
-    visible = (entry for entry in entries if not entry.name.startswith("."))  # macOS's ._x.jpg is no image
-    files = [entry for entry in visible if entry.suffix.lower() in known and not entry.is_dir()]
+    files = [entry for entry in _matches(source) if entry.suffix.lower() in known]
     if not files:
+        unread = _unread_files(source)
+        if unread:
+            raise UserError(f"{source}: no image or video; {unread[0].reason}")
         if is_folder:
             raise UserError(f"{source}: no image or video in this folder; its subfolders: --source '{source}/**/*'")
         kinds = "an image, folder, glob, video, list, webcam or URL"
         raise UserError(f"{source or '--source'}: no such file or folder; a source is {kinds}")
     return sorted(files, key=lambda file: (file.parent, _by_number(file), file.name))
+
+
+def _matches(source: str) -> list[Path]:
+    """Lists the visible files of a folder or a glob."""
+    path = Path(os.path.expanduser(source))
+    is_folder = bool(source.strip()) and path.is_dir()
+    entries = path.iterdir() if is_folder else map(Path, glob.glob(str(path), recursive=True))
+    # A name such as macOS's ._x.jpg is no image.
+    return [entry for entry in entries if not entry.name.startswith(".") and not entry.is_dir()]
+
+
+def _unread_files(source: str) -> list[FileProblem]:
+    """Counts the images of a folder or a glob that are of kinds that are not read: a problem for each kind."""
+    files = defaultdict[str, list[str]](list)
+    for path in _matches(source):
+        if path.suffix.lower() in UNREAD_SUFFIXES - VIDEO_SUFFIXES:
+            files[path.suffix.lower()].append(str(path))
+    problems = []
+    for suffix, paths in sorted(files.items()):
+        reason = f"{min(paths)}: {unread_text(suffix, len(paths))}"
+        problems.append(FileProblem(min(paths), reason, is_skipped=True, number=len(paths)))
+    return problems
 
 
 def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameStream:
@@ -217,6 +254,8 @@ def _file_frames(files: list[Path], source: str, options: SourceOptions) -> Fram
         except UserError as error:
             return _one(FileProblem(str(path), str(error), is_skipped=True))
 
+    if not Path(os.path.expanduser(source)).is_file():
+        yield from _unread_files(source)
     is_empty = True
     with contextlib.closing(map_ahead(read, numbered(), threads=options.threads, ahead=options.ahead)) as contents:
         for items in contents:

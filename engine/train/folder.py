@@ -17,7 +17,7 @@ from types import TracebackType
 import yaml
 
 from engine.train.checkpoint import RESULTS_CSV, Progress
-from models.weights.catalog import in_run_hint
+from models.weights.catalog import list_checkpoints
 from utils.config.settings import AUTO, RunSettings, TrainConfig
 from utils.config.values import plain_value
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
@@ -71,7 +71,7 @@ def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack
         path = newest_last[-1]
     last = path / "last.pt" if path.is_dir() else path
     if not last.exists():
-        raise UserError(f"{last}: no such checkpoint{in_run_hint(last)}")
+        raise UserError(f"{last}: no such checkpoint{list_checkpoints(last)}")
     if last.name != "last.pt":
         raise UserError(
             f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "

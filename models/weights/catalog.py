@@ -14,6 +14,7 @@ from utils.errors import UserError
 from utils.files.url import is_http
 from utils.program_folders import CONFIGS
 from utils.schema import Bounds, Count, build
+from utils.strings import listed
 
 CATALOG = CONFIGS / "weights.yaml"
 UNKNOWN = "unknown"
@@ -51,7 +52,7 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
         raise UserError(f"{name_or_path}: is a pipe or device, not a file")
     path = Path(name_or_path)
     if path.name != name_or_path:
-        raise UserError(f"{name_or_path}: no such file{in_run_hint(path)}")
+        raise UserError(f"{name_or_path}: no such file{list_checkpoints(path)}")
     other_task_message = other_task(name_or_path)
     if other_task_message:
         raise UserError(other_task_message)
@@ -62,11 +63,12 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
     raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
 
 
-def in_run_hint(path: Path) -> str:
-    """Names the file of our run for the missing ``path`` of one of Ultralytics, whose runs have a folder weights; ""
-    if there is none."""
-    in_run = path.parent.parent / path.name
-    return f"; our runs have {in_run}" if path.parent.name == "weights" and in_run.is_file() else ""
+def list_checkpoints(path: Path) -> str:
+    """Names the checkpoints of the run in which ``path`` is missing; "" if there are none. Runs of Ultralytics have a
+    folder weights, which ours lack."""
+    folder = path.parent.parent if path.parent.name == "weights" else path.parent
+    names = sorted(file.name for file in folder.glob("*.pt"))
+    return f"; {folder} has {listed(names)}" if names else ""
 
 
 def check_weights(name_or_path: str) -> None:

@@ -57,13 +57,14 @@ _INSTEAD: dict[str, dict[str, str]] = {
         "dnn": "ONNX files are run by ONNX Runtime",
         "evolve": "search hyper-parameters with python -m tools.search",
         "override": "hyper-parameters are keywords, such as lr0=0.01",
-        "persist": "a track lasts as long as its video, stream or folder",
+        "persist": "leave it out: a track lasts as long as its video, stream or folder",
         "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
         "resume": 'lockstep.resume(RUN) continues a run; lockstep.train(..., resume="auto") starts or continues one',
         "save_csv": "use --save-txt or --save-json",
         "save_dir": "use --project and --name",
         "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
         "stream": "videos and streams are always read frame by frame",
+        "wandb": "train.py --tracker wandb records a training",
         "visualize": "feature maps are not drawn; report.html shows the worst images",
     },
     "train": {
@@ -115,6 +116,7 @@ _PYTHON = {
     "argument": {
         "augment": _INSTEAD["detect"]["augment"],
         "half": 'write lockstep.load(FILE, amp="fp16")',
+        "persist": _INSTEAD[""]["persist"],
         "stream": "model.stream(source) yields the results one by one",
     },
 }

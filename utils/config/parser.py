@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import re
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -138,9 +139,27 @@ class Parser(argparse.ArgumentParser):
         if flags:  # other words are probably their values
             descriptions = [with_short_addresses(flag) + self._nearest(flag.partition("=")[0]) for flag in flags]
             return f"unrecognized arguments: {', '.join(descriptions)}"
+        answers = [answer for word in words if (answer := self._setting_answer(word))]
+        if answers:
+            return "; ".join(answers)
         shown = f"{' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
         shown = with_short_addresses(shown)
         return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
+
+    def _setting_answer(self, word: str) -> str:
+        """Returns what to write instead of ``conf=0.3``, as in the yolo command; "" for other words."""
+        name, _, value = word.partition("=")
+        flag = f"--{name.replace('_', '-')}"
+        action = self._option_string_actions.get(flag)
+        if action is None or not value:
+            return ""
+        if isinstance(action, _ForeignFlag):
+            try:
+                action(self, argparse.Namespace(), value, flag)
+            except UserError as error:
+                return str(error)
+        is_switch = switch_value(value) is True
+        return f"{word}: settings are flags; write {flag}{'' if is_switch else f' {shlex.quote(value)}'}"
 
     def _nearest(self, flag: str) -> str:
         """Returns a suggestion for an unknown flag, or "" if nothing is similar."""

@@ -186,7 +186,7 @@ def test_weights_where_ultralytics_has_them_are_named_where_our_runs_have_them(f
     with refused(f"{wanted}: no such file"):
         fetch(str(wanted))
     (tmp_path / "exp" / "best.pt").touch()
-    with refused(f"{wanted}: no such file; our runs have {tmp_path / 'exp' / 'best.pt'}"):
+    with refused(f"{wanted}: no such file; {tmp_path / 'exp'} has best.pt"):
         fetch(str(wanted))
 
 

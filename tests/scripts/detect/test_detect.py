@@ -21,7 +21,7 @@ from models.postprocess.detections import select_detections
 from models.postprocess.selection import PostprocessSettings
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from tests.helpers.messages import refused
-from tests.helpers.scripts import call
+from tests.helpers.scripts import call, error_of
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from tests.scripts.detect.detection import NAMES, frames_of, names_in, read, read_txt, run
@@ -307,3 +307,46 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path, is_linked):
         run(weights, folder, tmp_path, "--exist-ok")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     assert all(path.is_symlink() == is_linked for path in folder.iterdir())
+
+
+def test_images_of_kinds_that_are_not_read_are_counted(weights, pictures, tmp_path, capsys):
+    """Photos of phones: with the words of tools.check, and an exit status that is not 0."""
+    folder = tmp_path / "phone"
+    folder.mkdir()
+    shutil.copy(pictures / "a.png", folder)
+    for name in ("IMG_2.HEIC", "IMG_1.HEIC", "IMG_3.jxl"):
+        (folder / name).write_bytes(b"not read")
+    message = error_of(capsys, detect.main, "--weights", weights, "--source", folder, "--project", tmp_path / "runs")
+    assert "3 of 4 files could not be used" in message
+    assert "IMG_1.HEIC: 2 .heic files; convert to JPEG or PNG" in message
+    (folder / "a.png").unlink()
+    message = error_of(capsys, detect.main, "--weights", weights, "--source", folder, "--project", tmp_path / "runs")
+    assert "2 .heic files; convert to JPEG or PNG" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["conf=0.3"], "write --conf 0.3"),
+        (["half=True"], "write --half"),
+        (["--wandb"], "train.py --tracker wandb"),
+        (["persist=True"], "leave it out: a track lasts as long as its video"),
+    ],
+)
+def test_words_of_other_programs_are_answered(weights, pictures, capsys, words, answer):
+    assert answer in error_of(capsys, detect.main, "--weights", weights, "--source", pictures, *words)
+
+
+def test_missing_weights_name_the_checkpoints_of_their_run(weights, pictures, tmp_path, capsys):
+    for name in ("last.pt", "epoch3.pt"):
+        shutil.copy(weights, tmp_path / name)
+    for path in (tmp_path / "best.pt", tmp_path / "weights" / "best.pt"):
+        message = error_of(capsys, detect.main, "--weights", path, "--source", pictures)
+        assert message.strip().endswith(f"{path}: no such file; {tmp_path} has epoch3.pt, last.pt")
+
+
+@pytest.mark.parametrize("name", ["cams.txt", "list.streams"])
+def test_a_list_of_cameras_is_refused_with_the_way_that_works(weights, tmp_path, capsys, name):
+    (tmp_path / name).write_text("rtsp://me:secret@camera/1\nrtsp://camera/2\n")
+    message = error_of(capsys, detect.main, "--weights", weights, "--source", tmp_path / name)
+    assert "names the stream rtsp://camera/1; a list names files: start detect.py once for each stream" in message
