@@ -1,8 +1,10 @@
 """What reports say besides the metrics: the kinds of errors, and how exactly AP is known.
 
-The kinds of errors are TIDE's (Bolya et al., ECCV 2020), at IoU 0.5. Each false positive has one kind. An object that
+The kinds of errors follow TIDE (Bolya et al., ECCV 2020), at IoU 0.5. Each false positive has one kind. An object that
 no detection matches is missed unless a false positive explains it. The cost of a kind is the rise of AP if an oracle
-fixes the errors of that kind and no others.
+fixes the errors of that kind and no others. There are three differences from TIDE: a misplaced detection is one of an
+object that no other finds; classes are confused as in the confusion matrix; the oracle finds missed objects, where
+TIDE's no longer counts them, which leaves a class without any detection at AP 0.
 
 Legend: D detections, M objects, C classes.
 """
@@ -23,7 +25,7 @@ from engine.evaluation.matching import (
     overlapping_pairs,
     sort_by_class,
 )
-from engine.evaluation.metrics import interpolated_precision, nanmean
+from engine.evaluation.metrics import confused_objects, interpolated_precision, nanmean
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
@@ -46,19 +48,24 @@ def find_errors(matches: Matches) -> Errors:
 
     A false positive has the first of these kinds that applies:
 
-    - LOCATION: its best IoU with objects of its class is in [0.1, 0.5).
+    - CLASS: the confusion matrix matches it with an object of another class (`confused_objects`).
+    - LOCATION: its best IoU with objects of its class is below 0.5, and it is at least 0.1 with one of these that no
+      true positive matches.
     - CLASS: it has an IoU of at least 0.5 with an object of another class.
     - DUPLICATE: it has an IoU of at least 0.5 with an object of its class, which a better detection matched.
-    - BOTH: it has an IoU of at least 0.1 with an object of another class.
+    - BOTH: it has an IoU of at least 0.1 with an object of another class that no true positive matches.
     - BACKGROUND: any other.
 
-    An unmatched object is MISSED unless an error of LOCATION or CLASS is about it.
+    An unmatched object is MISSED unless an error of LOCATION or CLASS is about it. So an object that the confusion
+    matrix counts as background is missed, or has only misplaced detections.
     """
     ranked = matches.ranked
     objects = matches.objects
     is_correct, is_ignored = matches.outcomes_50()
     outcome = np.select([is_correct, is_ignored], [CORRECT, IN_CROWD], BACKGROUND)
     false = np.flatnonzero(outcome == BACKGROUND)
+    detected = np.zeros(objects.crowd.size, dtype=bool)
+    detected[matches.detected_objects()] = True
     # Pairs of any classes: a group is an image.
     classes = matches.num_classes
     not_crowd = np.flatnonzero(~objects.crowd)
@@ -66,23 +73,28 @@ def find_errors(matches: Matches) -> Errors:
     pairs = overlapping_pairs(ranked.group[false] // classes, ranked.boxes_xyxy[false], by_image, BACKGROUND_IOU)
     pairs = pairs._replace(target=not_crowd[pairs.target])
     is_same = ranked.classes[false][pairs.detection] == matches.object_classes[pairs.target]
-    same, same_target = _best_of_each(pairs.take(is_same), false.size)
+    is_open = ~detected[pairs.target]
+    same, _ = _best_of_each(pairs.take(is_same), false.size)
+    open_same, open_same_target = _best_of_each(pairs.take(is_same & is_open), false.size)
     other, other_target = _best_of_each(pairs.take(~is_same), false.size)
+    open_other, _ = _best_of_each(pairs.take(~is_same & is_open), false.size)
+    confused = confused_objects(matches)[false]
     kind = np.select(
         [
-            (same >= BACKGROUND_IOU) & (same < FOREGROUND_IOU),
+            confused >= 0,
+            (same < FOREGROUND_IOU) & (open_same >= BACKGROUND_IOU),
             other >= FOREGROUND_IOU,
             same >= FOREGROUND_IOU,
-            other >= BACKGROUND_IOU,
+            open_other >= BACKGROUND_IOU,
         ],
-        [LOCATION, CLASS, DUPLICATE, BOTH],
+        [CLASS, LOCATION, CLASS, DUPLICATE, BOTH],
         BACKGROUND,
     )
     outcome[false] = kind
     target = np.full(outcome.size, -1)
-    target[false] = np.select([kind == LOCATION, kind == CLASS], [same_target, other_target], -1)
-    detected = np.zeros(objects.crowd.size, dtype=bool)
-    detected[matches.detected_objects()] = True
+    target[false] = np.select(
+        [confused >= 0, kind == LOCATION, kind == CLASS], [confused, open_same_target, other_target], -1
+    )
     missed = ~objects.crowd & ~detected
     missed[target[target >= 0]] = False
     return Errors(outcome, target, detected, missed)
@@ -107,7 +119,7 @@ class ErrorSplit(NamedTuple):
     class_cost: np.ndarray  # float64 (C, 6) rise of AP; nan where there is no object
     cost: np.ndarray  # float64 (6,) mean over the classes
     false_positive_cost: float  # rise of AP without any false positive
-    false_negative_cost: float  # rise of AP without the objects that no detection matches
+    false_negative_cost: float  # rise of AP if all objects were detected
 
 
 def split_errors(matches: Matches) -> ErrorSplit:
@@ -115,8 +127,8 @@ def split_errors(matches: Matches) -> ErrorSplit:
 
     An oracle fixes one kind at a time. Of the errors of CLASS, or of LOCATION, about an unmatched object, the one with
     the highest score becomes a true positive with its own score, and the others of that kind are removed. Errors of
-    the other kinds are removed. Missed objects are no longer counted. (If errors of CLASS and of LOCATION are about
-    one object, the authors' tool fixes only the better of the two.)
+    the other kinds are removed. A missed object is detected with a score above all others. (If errors of CLASS and of
+    LOCATION are about one object, the authors' tool fixes only the better of the two.)
     """
     errors = find_errors(matches)
     outcome = errors.outcome
@@ -124,34 +136,34 @@ def split_errors(matches: Matches) -> ErrorSplit:
     classes = matches.ranked.classes
     by_score = np.argsort(-scores, kind="stable")  # sorted once, because this takes most of the time
 
-    def objects_per_class(chosen: np.ndarray) -> np.ndarray:
-        return np.bincount(matches.object_classes[chosen], minlength=matches.num_classes)
+    is_object = ~matches.objects.crowd
+    targets = np.bincount(matches.object_classes[is_object], minlength=matches.num_classes)
 
     def class_ap(
-        counted: np.ndarray, targets: np.ndarray, correct: np.ndarray | None = None, classes: np.ndarray = classes
+        counted: np.ndarray,
+        correct: np.ndarray = outcome == CORRECT,
+        classes: np.ndarray = matches.ranked.classes,
+        found: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Returns AP (C,) of the detections ``counted``, bool (D,); nan where ``targets`` has no object.
-        ``correct``: bool (D,)."""
-        correct = outcome == CORRECT if correct is None else correct
+        """Returns AP (C,) of the detections ``counted``, bool (D,); nan where there is no object. ``correct``: bool
+        (D,). ``found``: bool (M,), objects that are also detected, before all others."""
         rows = by_score[counted[by_score]]
-        short_classes = classes[rows].astype(np.min_scalar_type(targets.size))  # NumPy sorts 16 bits in linear time
-        rows = rows[np.argsort(short_classes, kind="stable")]
-        true_positive = correct[rows, None, None]  # `ALL_SIZES` and `IOU_50` only
-        outcomes = DetectionOutcomes(classes[rows], true_positive, ~true_positive)
+        extra = matches.object_classes[np.zeros_like(is_object) if found is None else found]
+        is_right = np.concatenate([np.ones(extra.size, bool), correct[rows]])
+        ranked_classes = np.concatenate([extra, classes[rows]])
+        short_classes = ranked_classes.astype(np.min_scalar_type(targets.size))  # NumPy sorts 16 bits in linear time
+        order = np.argsort(short_classes, kind="stable")
+        true_positive = is_right[order, None, None]  # `ALL_SIZES` and `IOU_50` only
+        outcomes = DetectionOutcomes(ranked_classes[order], true_positive, ~true_positive)
         return interpolated_precision(outcomes, targets[:, None])[:, ALL_SIZES, IOU_50].mean(-1)
 
     is_counted = outcome != IN_CROWD
-    targets = objects_per_class(~matches.objects.crowd)
-    ap = class_ap(is_counted, targets)
-
-    def cost(fixed: np.ndarray) -> np.ndarray:
-        return np.where(np.isnan(fixed), ap, fixed) - ap  # a class whose objects are all missed stays at AP 0
-
-    costs = []
+    ap = class_ap(is_counted)
+    fixed_ap = []
     for kind in range(len(KINDS)):
         counted = is_counted & (outcome != kind)
         if kind == MISSED:
-            fixed = class_ap(counted, targets - objects_per_class(errors.missed))
+            fixed = class_ap(counted, found=errors.missed)
         elif kind in (CLASS, LOCATION):
             row = np.flatnonzero(outcome == kind)
             row = row[~errors.detected[errors.target[row]]]
@@ -161,11 +173,11 @@ def split_errors(matches: Matches) -> ErrorSplit:
             fixed_classes[best] = matches.object_classes[errors.target[best]]
             correct = outcome == CORRECT
             correct[best] = counted[best] = True
-            fixed = class_ap(counted, targets, correct, fixed_classes)
+            fixed = class_ap(counted, correct, fixed_classes)
         else:
-            fixed = class_ap(counted, targets)
-        costs.append(cost(fixed))
-    class_cost = np.stack(costs, 1)
+            fixed = class_ap(counted)
+        fixed_ap.append(fixed)
+    class_cost = np.stack(fixed_ap, 1) - ap[:, None]
     is_false = outcome >= 0
     cells = np.concatenate(
         [
@@ -179,8 +191,8 @@ def split_errors(matches: Matches) -> ErrorSplit:
         counts=counts.reshape(matches.num_classes, len(KINDS)).astype(np.int64),
         class_cost=class_cost,
         cost=nanmean(class_cost, axis=0),
-        false_positive_cost=float(nanmean(cost(class_ap(outcome == CORRECT, targets)))),
-        false_negative_cost=float(nanmean(cost(class_ap(is_counted, objects_per_class(errors.detected))))),
+        false_positive_cost=float(nanmean(class_ap(outcome == CORRECT) - ap)),
+        false_negative_cost=float(nanmean(class_ap(is_counted, found=is_object & ~errors.detected) - ap)),
     )
 
 

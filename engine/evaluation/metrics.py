@@ -227,9 +227,9 @@ def confusion_matrix(matches: Matches) -> np.ndarray:
     """Counts detections and objects by predicted and true class.
 
     The diagonal has the true positives of precision and recall: COCO's matches at IoU 0.5, which are of one class. What
-    these leave is then matched whatever its class, larger IoU first, then larger score, at IoU 0.5 too. The rest is
-    background. So the sum of a column is the number of objects of that class, without crowd regions, and the sum of a
-    row is the number of detections that count in the precision of that class: not those in a crowd region of it.
+    these leave is then matched whatever its class (`confused_objects`). The rest is background. So the sum of a column
+    is the number of objects of that class, without crowd regions, and the sum of a row is the number of detections that
+    count in the precision of that class: not those in a crowd region of it.
 
     Returns int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """
@@ -238,19 +238,35 @@ def confusion_matrix(matches: Matches) -> np.ndarray:
     background = matches.num_classes
     is_correct, is_ignored = matches.outcomes_50()
     found = matches.detected_objects()
+    confused = confused_objects(matches)
     is_left = ~objects.crowd
     is_left[found] = False
+    is_left[confused[confused >= 0]] = False
     false = np.flatnonzero(~is_correct & ~is_ignored)
-    left = np.flatnonzero(is_left)
-    # Of the rest, pairs of any classes: a group is an image.
-    by_image = Objects(objects.group[left] // background, objects.boxes_xywh[left], objects.crowd[left])
-    image = ranked.group[false] // background
-    pairs = overlapping_pairs(image, ranked.boxes_xyxy[false], by_image, float(IOU_THRESHOLDS[IOU_50]))
-    confused = match_by_overlap(pairs, ranked.scores[false][pairs.detection], false.size, left.size)  # -1: none
-    is_left[left[confused[confused >= 0]]] = False
     true_class = matches.object_classes
-    confused_class = np.append(true_class[left], background)[confused]  # -1 is the last one
+    confused_class = np.append(true_class, background)[confused[false]]  # -1 is the last one
     row = np.concatenate([true_class[found], ranked.classes[false], np.full(is_left.sum(), background)])
     column = np.concatenate([true_class[found], confused_class, true_class[is_left]])
     size = matches.num_classes + 1
     return np.bincount(row * size + column, minlength=size * size).astype(np.int64).reshape(size, size)
+
+
+def confused_objects(matches: Matches) -> np.ndarray:
+    """Matches the false positives with the objects that no true positive matches, whatever their class: larger IoU
+    first, then larger score, at IoU 0.5. Returns the object of each detection, -1 for none: int64 (D,)."""
+    ranked = matches.ranked
+    objects = matches.objects
+    is_correct, is_ignored = matches.outcomes_50()
+    is_left = ~objects.crowd
+    is_left[matches.detected_objects()] = False
+    false = np.flatnonzero(~is_correct & ~is_ignored)
+    left = np.flatnonzero(is_left)
+    # Pairs of any classes: a group is an image.
+    classes = matches.num_classes
+    by_image = Objects(objects.group[left] // classes, objects.boxes_xywh[left], objects.crowd[left])
+    image = ranked.group[false] // classes
+    pairs = overlapping_pairs(image, ranked.boxes_xyxy[false], by_image, float(IOU_THRESHOLDS[IOU_50]))
+    confused = match_by_overlap(pairs, ranked.scores[false][pairs.detection], false.size, left.size)
+    result = np.full(ranked.scores.size, -1)
+    result[false] = np.append(left, -1)[confused]
+    return result

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from engine.evaluation.analysis import KINDS, ap_error, split_errors
+from engine.evaluation.analysis import CLASS, KINDS, LOCATION, MISSED, ap_error, find_errors, split_errors
 from engine.evaluation.matching import SIZES, match_detections
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import size_rows
@@ -69,31 +69,46 @@ def finders_by_hand(gt, table, overlaps) -> dict[int, int]:
     return finders
 
 
-def kind_by_hand(same: dict[int, float], other: dict[int, float]) -> tuple[str, int | None]:
-    """Returns the kind of a false positive, and the object that it would find if it were corrected.
+def confused_by_hand(table, overlaps, finders) -> dict[int, int]:
+    """Returns the object with which each confused detection is matched: pairs of a false positive and an object that
+    is not found, with an IoU of at least 0.5, the greatest first."""
+    pairs = []
+    for d in set(range(table.scores.size)) - set(finders.values()):
+        pairs += [(-overlap, -table.scores[d], d, m) for m, overlap in overlaps[d].items() if m not in finders]
+    confused = {}
+    for overlap, _, d, m in sorted(pairs):
+        if -overlap >= 0.5 and d not in confused and m not in confused.values():
+            confused[d] = m
+    return confused
+
+
+def kind_by_hand(same: dict[int, float], other: dict[int, float], finders: dict[int, int]) -> tuple[str, int | None]:
+    """Returns the kind of a false positive that is not confused, and the object that it would find if it were
+    corrected.
 
     ``same`` and ``other`` are the IoUs with the objects of its class and of other classes.
     """
     best_same = max(same.values(), default=0)
     best_other = max(other.values(), default=0)
-    if 0.1 <= best_same < 0.5:
-        return "location", max(same, key=same.get)
+    not_found = {m: overlap for m, overlap in same.items() if m not in finders and overlap >= 0.1}
+    if best_same < 0.5 and not_found:
+        return "location", max(not_found, key=not_found.get)
     if best_other >= 0.5:
         return "class", max(other, key=other.get)
     if best_same >= 0.5:
         return "duplicate", None
-    if best_other >= 0.1:
+    if any(overlap >= 0.1 for m, overlap in other.items() if m not in finders):
         return "both", None
     return "background", None
 
 
-def mean_ap_by_hand(gt, judged: list[Judged], left_out=()) -> float:
-    """Returns the mean AP of the classes, without the objects ``left_out``; 0 for a class that loses all objects."""
+def mean_ap_by_hand(gt, judged: list[Judged], found=()) -> float:
+    """Returns the mean AP of the classes if the objects ``found`` were detected too, with a score above all others."""
+    judged = [*judged, *(Judged(gt.classes[m], 2.0, True) for m in found)]
     values = []
     for c in np.unique(gt.classes):
-        objects = set(np.flatnonzero(gt.classes == c)) - set(left_out)
         of_class = [(one.score, one.is_correct) for one in judged if one.class_number == c]
-        values.append(average_precision(of_class, len(objects)) if objects else 0.0)
+        values.append(average_precision(of_class, int((gt.classes == c).sum())))
     return np.mean(values)
 
 
@@ -112,12 +127,13 @@ def by_hand(gt, table, num_classes) -> SplitErrors:
     objects and scores."""
     overlaps = overlaps_by_hand(gt, table)
     finders = finders_by_hand(gt, table, overlaps)
-    kinds = {}
-    goals = {}
-    for d in set(range(table.scores.size)) - set(finders.values()):
+    confused = confused_by_hand(table, overlaps, finders)
+    kinds = dict.fromkeys(confused, "class")
+    goals = dict(confused)
+    for d in set(range(table.scores.size)) - set(finders.values()) - set(confused):
         same = {m: overlap for m, overlap in overlaps[d].items() if gt.classes[m] == table.classes[d]}
         other = {m: overlap for m, overlap in overlaps[d].items() if m not in same}
-        kinds[d], goal = kind_by_hand(same, other)
+        kinds[d], goal = kind_by_hand(same, other, finders)
         if goal is not None:
             goals[d] = goal
     not_found = set(range(gt.classes.size)) - set(finders)
@@ -138,29 +154,32 @@ def by_hand(gt, table, num_classes) -> SplitErrors:
         mended = [one for d, one in enumerate(judged) if kinds.get(d) != kind]
         mended += [Judged(gt.classes[goal], table.scores[d], True) for d, goal in corrected.items()]
         cost.append(mean_ap_by_hand(gt, mended) - ap)
-    cost.append(mean_ap_by_hand(gt, judged, left_out=missed) - ap)
+    cost.append(mean_ap_by_hand(gt, judged, found=missed) - ap)
     return SplitErrors(
         counts=counts,
         ap=ap,
         cost=cost,
         false_positive_cost=mean_ap_by_hand(gt, [one for one in judged if one.is_correct]) - ap,
-        false_negative_cost=mean_ap_by_hand(gt, judged, left_out=not_found) - ap,
+        false_negative_cost=mean_ap_by_hand(gt, judged, found=not_found) - ap,
     )
 
 
 def distinct_case(seed):
-    """Returns few detections with distinct scores on distinct objects; classes are often wrong."""
+    """Returns few detections with distinct scores on distinct objects; classes are often wrong, boxes misplaced."""
     gt, table, num_classes = random_case(seed, num_images=6, crowd_share=0, per_image=60, rounding=9)
     rng = np.random.default_rng(seed)
-    boxes = gt.boxes_xywh_px + rng.uniform(0, 0.3, gt.boxes_xywh_px.shape)
-    classes = np.where(
-        rng.random(table.classes.size) < 0.2, rng.integers(0, num_classes, table.classes.size), table.classes
-    )
-    scores = rng.permutation(classes.size) / classes.size
-    gt = dataclasses.replace(gt, boxes_xywh_px=boxes)
+    gt = dataclasses.replace(gt, boxes_xywh_px=gt.boxes_xywh_px + rng.uniform(0, 0.3, gt.boxes_xywh_px.shape))
+    table = table.take(np.flatnonzero(rng.random(table.scores.size) < 0.6))
+    count = table.scores.size
+    shift = np.where(rng.random(count) < 0.5, 0.5, 0) * (table.boxes_xyxy_px[:, 2] - table.boxes_xyxy_px[:, 0])
     return (
         gt,
-        make_table(image=table.image_index, boxes=table.boxes_xyxy_px, scores=scores, classes=classes),
+        dataclasses.replace(
+            table,
+            boxes_xyxy_px=table.boxes_xyxy_px + shift[:, None] * [1, 0, 1, 0],
+            scores=rng.permutation(count) / count,
+            classes=np.where(rng.random(count) < 0.2, rng.integers(0, num_classes, count), table.classes),
+        ),
         num_classes,
     )
 
@@ -176,6 +195,63 @@ def test_error_types_equal_a_loop_over_the_definitions(seed):
     np.testing.assert_allclose(split.cost, expected.cost, atol=1e-12)
     assert split.false_positive_cost == pytest.approx(expected.false_positive_cost, abs=1e-12)
     assert split.false_negative_cost == pytest.approx(expected.false_negative_cost, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_objects_that_the_confusion_matrix_calls_background_are_missed_or_only_misplaced(seed):
+    gt, table, num_classes = distinct_case(seed)
+    scores = score_detections(gt, table, num_classes)
+    errors = find_errors(scores.shown)
+    is_misplaced = np.zeros(errors.missed.size, bool)
+    is_misplaced[errors.target[errors.outcome == LOCATION]] = True
+    is_misplaced[errors.target[errors.outcome == CLASS]] = False
+    background = scores.result.confusion[-1, :-1]
+    assert background.sum() == errors.missed.sum() + is_misplaced.sum() > errors.missed.sum() > 0
+    assert not (is_misplaced & errors.detected).any()
+    off_diagonal = scores.result.confusion[:-1, :-1].sum() - scores.result.confusion[:-1, :-1].trace()
+    assert off_diagonal == np.unique(errors.target[(errors.outcome == CLASS) & ~errors.detected[errors.target]]).size
+
+
+def test_a_class_of_which_nothing_is_found_costs_all_its_ap():
+    """Two classes: all of one are found, but for 2 of the other's 8 objects, which a wrong class explains, nothing
+    is."""
+    boxes = np.array([[100.0 * n, 0, 50, 50] for n in range(12)])
+    gt = make_ground_truth(
+        boxes,
+        classes=np.array([0] * 4 + [1] * 8),
+        area=np.full(12, 2500),
+        image=np.zeros(12, int),
+        num_images=1,
+        num_classes=2,
+    )
+    corners = xywh_to_xyxy(boxes)
+    far = corners[:1] + 500.0  # a false positive of the class
+    table = make_table(
+        image=[0] * 7, boxes=np.r_[corners[:6], far], scores=[0.9] * 4 + [0.5, 0.5, 0.4], classes=[0] * 6 + [1]
+    )
+    split = split_errors(match_detections(gt, table, 2))
+    assert split.counts[1].tolist() == [0, 0, 0, 0, 1, 6]
+    reached = (np.linspace(0, 1, 101) <= 6 / 8).mean()  # precision 1 up to this recall
+    assert split.class_cost[1, MISSED] == pytest.approx(reached, abs=1e-9)
+    assert split.cost[MISSED] == pytest.approx(reached / 2, abs=1e-9)
+    assert np.argmax(split.cost) == MISSED
+
+
+def test_a_box_beside_an_object_that_is_found_is_spurious():
+    """On photos of raccoons, three of three "misplaced" boxes were a dog, a person and grass beside one that was
+    found."""
+    gt = make_ground_truth(
+        np.array([[0.0, 0, 100, 100], [300, 0, 100, 100]]),
+        classes=np.zeros(2, int),
+        area=np.full(2, 1e4),
+        image=np.zeros(2, int),
+        num_images=1,
+        num_classes=1,
+    )
+    beside = np.array([[60.0, 0, 160, 100], [360, 0, 460, 100]])  # IoU 0.25 with an object each
+    table = make_table(image=[0] * 3, boxes=np.r_[[[0, 0, 100, 100]], beside], scores=[0.9, 0.8, 0.8], classes=[0] * 3)
+    split = split_errors(match_detections(gt, table, 1))
+    assert split.counts.tolist() == [[0, 1, 0, 0, 1, 0]]  # the second object is not found: its box is misplaced
 
 
 @pytest.mark.filterwarnings("error")
@@ -198,7 +274,7 @@ def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size
     for values in (split.cost, sizes.ap, sizes.recall):
         assert np.isnan(values).all() == (objects == 0)
     if objects:
-        np.testing.assert_array_equal(split.cost, 0)  # a class without detections stays at 0
+        np.testing.assert_array_equal(split.cost, [0, 0, 0, 0, 0, 1])  # missing all objects costs all of AP
 
 
 @pytest.mark.parametrize("seed", range(5))
