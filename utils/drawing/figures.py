@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_LABEL_CHARACTERS = 40  # limit for a name in a figure
+TITLE_CHARACTERS = 50  # limit for a row of a title
+MAX_TITLE_ROWS = 3
 MAX_MARKED_POINTS = 30  # points of a line that are marked
 WIDTH = 4.2  # inches of a figure with one chart, without its legend
 HEIGHT = 2.8
@@ -164,7 +167,9 @@ def label_axes(axes: Axes, labels: AxisLabels, note: str = "") -> None:
     """Writes the labels and a ``note`` below the title, and applies the axes style that all figures share."""
     axes.set_xlabel(short_label(labels.x), fontsize=8)
     axes.set_ylabel(short_label(labels.y), fontsize=8)
-    axes.set_title(short_label(labels.title), fontsize=9, pad=14 if note else 5)
+    words = " ".join(map(short_label, labels.title.split()))
+    title = textwrap.wrap(words, TITLE_CHARACTERS, max_lines=MAX_TITLE_ROWS, placeholder="…")
+    axes.set_title("\n".join(title), fontsize=9, pad=14 if note else 5)
     if note:
         axes.annotate(note, (0.5, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", ha="center", size=6)
     axes.tick_params(labelsize=8, color=MARK_COLOR)

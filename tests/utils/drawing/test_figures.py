@@ -48,6 +48,17 @@ def test_names_are_drawn_as_text(recwarn):
     assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]  # Matplotlib's
 
 
+def test_the_end_of_a_title_is_shown():
+    """The number at the end of a title was cut."""
+    bars = np.arange(4.0)
+    drawn = []
+    for end in (1, 7):
+        labels = AxisLabels("x", "y", f"Errors; AP50 above the threshold is 0.66{end}")
+        drawn.append(bar_chart_picture("abcd", bars, ["1"] * 4, labels).pixels)
+    assert drawn[0].shape == drawn[1].shape
+    assert not np.array_equal(*drawn)
+
+
 def test_a_box_is_drawn_on_its_pixels_and_the_input_is_unchanged():
     assert len(np.unique(class_colors(np.arange(80)), axis=0)) == 80
     image = np.zeros((60, 80, 3), np.uint8)
