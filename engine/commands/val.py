@@ -31,7 +31,7 @@ from engine.inference.model import CheckpointModel, InferenceModel, autocast_typ
 from engine.inference.model_data import class_columns, open_model_data
 from engine.inference.unused_settings import unused_settings
 from engine.report.page import machine_facts, write_validation_report
-from engine.report.summary import Subject, error_sentences
+from engine.report.summary import Subject, error_sentences, verdict
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import Selected, select_for_validation
 from models.postprocess.selection import ValidationSettings
@@ -257,7 +257,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
             ValConfig.conf_thres,
         )
     errors = split_errors(evaluation.shown)
-    for sentence in error_sentences(result, errors, names):
+    for sentence in (*verdict(evaluation, names), *error_sentences(result, errors, names)):
         get_logger().info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)

@@ -23,15 +23,18 @@ from engine.evaluation.matching import (
     Objects,
     Pairs,
     overlapping_pairs,
+    overlaps_of,
     sort_by_class,
 )
 from engine.evaluation.metrics import confused_objects, interpolated_precision, nanmean
+from utils.boxes import xyxy_to_xywh
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
 CORRECT, IN_CROWD = -1, -2  # outcomes of detections besides the kinds
 FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
 JACKKNIFE_GROUPS = 20
+FEW_IMAGES = 10  # with objects; with fewer, the error of AP is not known
 
 
 class Errors(NamedTuple):
@@ -202,9 +205,22 @@ def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
     return sorted(pairs, key=lambda pair: (-pair[0], *pair[1:]))
 
 
+def mean_iou(matches: Matches) -> float:
+    """Returns the mean IoU of the true positives at IoU 0.5 with their objects; nan if there is none."""
+    is_correct, _ = matches.outcomes_50()
+    found = matches.detected_objects()
+    boxes = xyxy_to_xywh(matches.ranked.boxes_xyxy[is_correct])
+    return float(nanmean(overlaps_of(boxes, matches.objects.boxes_xywh[found], matches.objects.crowd[found])))
+
+
+def images_with_objects(matches: Matches) -> int:
+    """Counts the images in which an object is to be found."""
+    return len(np.unique(matches.objects.group[~matches.objects.crowd] // matches.num_classes))
+
+
 def ap_error(matches: Matches) -> float:
     """Estimates the standard error of AP (IoU 0.50:0.95) as a measure of all images of this kind, by the jackknife:
-    the AP without each of `JACKKNIFE_GROUPS` groups of images (Tukey 1958). nan with fewer than 10 images with
+    the AP without each of `JACKKNIFE_GROUPS` groups of images (Tukey 1958). nan if fewer than `FEW_IMAGES` images have
     objects."""
     classes = matches.num_classes
     outcomes = sort_by_class(matches)
@@ -213,7 +229,7 @@ def ap_error(matches: Matches) -> float:
     object_image = matches.objects.group[is_object] // classes
     object_class = matches.object_classes[is_object]
     images, object_image = np.unique(object_image, return_inverse=True)
-    if len(images) < 10:
+    if len(images) < FEW_IMAGES:
         return float("nan")
     groups = min(JACKKNIFE_GROUPS, len(images))
     group = np.searchsorted(images, image) % groups

@@ -275,12 +275,12 @@ def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Object
         detection = np.repeat(chunk, counts)
         first_pair = np.cumsum(counts) - counts  # position of each detection's first pair in this chunk
         target = np.arange(counts.sum()) + np.repeat(first_object[chunk] - first_pair, counts)
-        overlap = _overlap(boxes_xywh[detection], objects.boxes_xywh[target], objects.crowd[target])
+        overlap = overlaps_of(boxes_xywh[detection], objects.boxes_xywh[target], objects.crowd[target])
         pairs.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))
     return Pairs(*map(np.concatenate, zip(*pairs)))
 
 
-def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+def overlaps_of(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """Computes the IoU of (P, 4) with (P, 4) in pycocotools' order of operations, so that thresholds fall the same
     way."""
     dx, dy, dw, dh = detections_xywh.T

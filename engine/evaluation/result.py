@@ -64,9 +64,13 @@ class EvalResult:
         return f1_score(self.curve_precision, self.curve_recall)
 
     @property
-    def class_best(self) -> tuple[np.ndarray, np.ndarray]:
-        """The best F1 of each class and its confidence, float64 (C,) each; nan if it has no true positive."""
-        f1 = np.nan_to_num(self.curve_f1)
+    def best_f1(self) -> tuple[np.ndarray, np.ndarray]:
+        """The best F1 at any confidence, and this confidence: float64 (1 + C,) each, first of the mean over the classes
+        with objects, then of each class; nan without a true positive."""
+        class_f1 = np.nan_to_num(self.curve_f1)
+        with_objects = class_f1[self.class_targets > 0]
+        mean_f1 = with_objects.mean(0) if len(with_objects) else np.zeros_like(self.curve_confidence)
+        f1 = np.vstack([mean_f1, class_f1])
         best = np.array([middle_of_best(values) for values in f1], dtype=np.int64)
         has_best = f1.max(1) > 0
         confidence = np.where(has_best, self.curve_confidence[best], np.nan)

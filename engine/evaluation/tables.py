@@ -98,7 +98,7 @@ def missed_classes_text(result: EvalResult, names: Sequence[str]) -> str:
     missed = result.missed_at_best_confidence
     if not missed.size:
         return ""
-    f1, confidence = result.class_best
+    f1, confidence = (values[1:] for values in result.best_f1)
     best = [f"{names[c]} (best F1 {f1[c]:.3f} at {confidence[c]:.3f})" for c in missed.tolist()]
     classes = listed(best, 5)
     count = counted(missed.size, "class")

@@ -59,7 +59,7 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
     """Returns a warning about a run with so few steps that its detector will be poor, and what gives enough: smaller
     batches, if they are larger than the default, or a number of epochs; "" if it has enough."""
-    min_steps = MIN_STEPS_FROM_WEIGHTS if config.weights else MIN_STEPS
+    min_steps = _min_steps(config)
     if steps.total >= min_steps:
         return ""
     kind = "fine-tuning" if config.weights else "training from random weights"
@@ -68,8 +68,17 @@ def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
     if steps.accumulate == 1 and config.batch_size > TrainConfig.batch_size:
         length += f" of --batch-size {config.batch_size}"
         smaller = f"smaller batches (--batch-size {TrainConfig.batch_size}), or "
-    epochs = -(-min_steps // steps.per_epoch)
+    epochs = enough_epochs(steps, config)
     return f"the run has only {length}; {kind} needs about {min_steps}: {smaller}--epochs {epochs}"
+
+
+def _min_steps(config: TrainConfig) -> int:
+    return MIN_STEPS_FROM_WEIGHTS if config.weights else MIN_STEPS
+
+
+def enough_epochs(steps: StepPlan, config: TrainConfig) -> int:
+    """Returns the number of epochs with which a run has no longer few steps."""
+    return -(-_min_steps(config) // steps.per_epoch)
 
 
 def random_weights_warning(images: int, *, weights: str, model: str) -> str:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit
+from engine.evaluation.analysis import FOREGROUND_IOU, ErrorSplit
 from engine.evaluation.metrics import METRICS, nanmean
 from engine.evaluation.result import EvalResult
+from engine.report.images import KIND_NAMES
 from utils.drawing.figures import (
     AxisLabels,
     Chart,
@@ -148,10 +149,13 @@ def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -
 
 
 def errors_picture(errors: ErrorSplit) -> Picture:
-    """Draws the cost of each kind of error (TIDE), with their number."""
-    texts = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
+    """Draws the cost of each kind of error that occurs, the largest first, with their number."""
+    counts = errors.counts.sum(0)
+    kinds = [kind for kind in np.argsort(-errors.cost, kind="stable").tolist() if counts[kind]]
+    texts = [f"{errors.cost[kind]:.3f}\n({counts[kind]:,})" for kind in kinds]
     labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 above the threshold is {errors.ap:.3f}")
-    return bar_chart_picture(KINDS, errors.cost, texts, labels)
+    names = [KIND_NAMES[kind].replace(" and ", "\nand ") for kind in kinds]
+    return bar_chart_picture(names, errors.cost[kinds], texts, labels)
 
 
 def class_bars(boxes: np.ndarray, names: Sequence[str], split: str) -> Picture:

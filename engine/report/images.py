@@ -49,12 +49,17 @@ KIND_COLORS = {
 }
 KIND_NAMES = tuple(KIND_COLORS)
 COLORS = {"correct": "#20c05c", "label": "#ffffff", **KIND_COLORS}
-WORST_LEGEND = tuple(LegendEntry(style, color) for style, color in COLORS.items())
 LABEL_LEGEND = (
     LegendEntry("label of the wrong class", COLORS["missed"]),
     LegendEntry("detection without a label", COLORS["misplaced"]),
     LegendEntry("other labels", COLORS["correct"]),
 )
+
+
+def worst_legend(counts: np.ndarray) -> list[LegendEntry]:
+    """Returns the legend of `worst_images` for the kinds that occur. ``counts``: of errors by kind, int64 (6,)."""
+    occurring = [name for name, count in zip(KIND_NAMES, counts.tolist()) if count]
+    return [LegendEntry(style, COLORS[style]) for style in ("correct", "label", *occurring)]
 
 
 class Outline(NamedTuple):
@@ -145,8 +150,9 @@ def _render(source: PhotoFile, window: np.ndarray, side: int) -> np.ndarray:
     return cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
 
 
-def worst_images(split: CheckedSplit, matches: Matches) -> list[Card]:
-    """Draws the images with the most errors; of equally many, those with the more confident false positives.
+def worst_images(split: CheckedSplit, matches: Matches, largest: int) -> list[Card]:
+    """Draws the images with the most errors, those with errors of the kind ``largest`` first; of equally many, those
+    with the more confident false positives.
 
     ``matches``: of the detections above the threshold.
     """
@@ -159,7 +165,11 @@ def worst_images(split: CheckedSplit, matches: Matches) -> list[Card]:
     count = np.bincount(found_image[is_false], minlength=len(split.index))
     count += np.bincount(object_image[errors.missed], minlength=len(split.index))
     weight = np.bincount(found_image[is_false], ranked.scores[is_false], minlength=len(split.index))
-    order = np.lexsort((-weight, -count))[:WORST_IMAGES]
+    shows_largest = np.zeros(len(split.index), bool)
+    shows_largest[found_image[errors.outcome == largest]] = True
+    if largest == MISSED:
+        shows_largest[object_image[errors.missed]] = True
+    order = np.lexsort((-weight, -count, ~shows_largest))[:WORST_IMAGES]
     names = split.index.names
     object_boxes = xywh_to_xyxy(matches.objects.boxes_xywh)
     cards = []

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from data.index.index import DatasetIndex
-from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ap_error, confused_pairs, split_errors
+from engine.evaluation.analysis import FOREGROUND_IOU, ap_error, confused_pairs, split_errors
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult, Evaluation
+from engine.report.advice import Facts, advise
 from engine.report.figures import (
     MANY_CLASSES,
     class_bars,
@@ -25,10 +26,10 @@ from engine.report.figures import (
     history_charts,
     metric_charts,
 )
-from engine.report.images import LABEL_LEGEND, WORST_LEGEND, label_error_cards, worst_images, write_preview
+from engine.report.images import KIND_NAMES, LABEL_LEGEND, label_error_cards, worst_images, worst_legend, write_preview
 from engine.report.issues import CheckedSplit
 from engine.report.label_errors import find_label_errors, unjudged_classes
-from engine.report.summary import Subject, Validated, advice, error_sentences
+from engine.report.summary import Subject, Validated, background_sentence, error_sentences, verdict
 from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
@@ -116,7 +117,7 @@ class ReportPage:
             charts=training,
             timings=others,
             validation=self._validation,
-            advice=list(advice(subject, history, self._validated, last=self._folder / "last.pt")),
+            advice=advise(Facts(subject, history, self._validated, self._folder)),
             data=self._data,
             files=_files_table(history, subject.best_epoch),
             settings=_settings_table(subject.config, subject.hyp),
@@ -166,7 +167,7 @@ class ReportPage:
         if result.confusion.any():
             title = f"detections above confidence {threshold:.3f}, IoU {FOREGROUND_IOU}"
             error_figures["confusion_matrix"] = confusion_picture(result.confusion, names, title)
-        if result.class_targets.any():
+        if errors.counts.any() and result.class_targets.any():
             error_figures["errors"] = errors_picture(errors)
         rows = [[name, *counts] for name, counts in zip(names, errors.counts.tolist()) if any(counts)]
         totals = np.maximum(result.confusion.sum(0), 1)
@@ -175,12 +176,14 @@ class ReportPage:
         pair_rows = [[names[t], names[p], n, float(n / totals[t])] for n, p, t in pairs[:MAX_PAIRS]]
         return Validated(result, errors, error, len(label_errors)), {
             "facts": _facts(result, error, subject.config),
+            "verdict": list(verdict(evaluation, names)),
             "sentences": list(error_sentences(result, errors, names)),
-            "worst": worst_images(split, evaluation.shown),
-            "worst_legend": WORST_LEGEND,
+            "background": background_sentence(result, errors),
+            "worst": worst_images(split, evaluation.shown, int(np.nan_to_num(errors.cost).argmax())),
+            "worst_legend": worst_legend(errors.counts.sum(0)),
             "threshold": threshold,
             "error_figures": error_figures,
-            "error_counts": page.HtmlTable(("class", *KINDS), rows, "Errors of each class above the threshold"),
+            "error_counts": page.HtmlTable(("class", *KIND_NAMES), rows, "Errors of each class above the threshold"),
             "pairs": page.HtmlTable(
                 ("true class", "mistaken for", "objects", "fraction of the true class"),
                 pair_rows,
@@ -215,8 +218,9 @@ def _facts(result: EvalResult, error: float, config: TrainConfig | ValConfig) ->
     images = ("validated on", f"{counted(result.num_images, 'image')}, {counted(objects, 'object')}")
     if not objects:
         return [("AP", "nothing to score"), images]
-    interval = f" ± {1.96 * error:.3f}" if np.isfinite(error) else ""
-    facts = [("AP, ± 95 % on other images", f"{result.ap:.3f}{interval}")]
+    facts = [("AP", f"{result.ap:.3f}")]
+    if np.isfinite(error):
+        facts = [("AP, ± 95 % on other images", f"{result.ap:.3f} ± {1.96 * error:.3f}")]
     facts += [("AP50", f"{result.metrics['AP50']:.3f}"), images]
     if result.threshold is None:
         return [*facts, ("threshold", "no detection is correct at any confidence")]
@@ -226,24 +230,20 @@ def _facts(result: EvalResult, error: float, config: TrainConfig | ValConfig) ->
         name = (
             "--conf-thres, below which AP counts nothing" if is_chosen else "best threshold, for detect.py --conf-thres"
         )
-    detections = int(result.confusion[:-1].sum())
-    right = int(result.confusion[:-1].trace())
-    found = (
-        f"{right / objects:.0%} of the objects; {right / max(detections, 1):.0%} of {detections:,} detections are right"
-    )
-    return [*facts, (name, f"{result.shown_confidence:.3f}"), ("found above it", found)]
+    return [*facts, (name, f"{result.shown_confidence:.3f}")]
 
 
 def _score_table(result: EvalResult, names: Sequence[str]) -> page.HtmlTable:
     """Lists the scores of all classes together, then of each class, the worst first."""
-    values = np.stack([*(result.class_metrics[m.name] for m in METRICS), *result.class_best], 1).tolist()
+    best, confidence = result.best_f1  # first of all classes together
+    values = np.stack([*(result.class_metrics[m.name] for m in METRICS), best[1:], confidence[1:]], 1).tolist()
     order = np.argsort(np.nan_to_num(result.class_metrics["AP"], nan=2.0), kind="stable")
     rows: list[list[str | float | None]]
-    overall = (*result.metrics.values(), result.metrics["f1"], result.shown_confidence)
+    overall = (*result.metrics.values(), float(best[0]), float(confidence[0]))
     rows = [["all", int(result.class_targets.sum()), *overall]]
     rows += [[names[c], int(result.class_targets[c]), *values[c]] for c in order.tolist()]
     return page.HtmlTable(
-        ("class", "objects", *(m.column for m in METRICS), "best F1", "at confidence"),
+        ("class", "objects", *(m.column for m in METRICS), "best F1 at any confidence", "this confidence"),
         rows,
         f"Scores of each class; P, R and F1 as detect.py finds them above {result.shown_confidence:.3f}, IoU 0.5",
     )

@@ -202,7 +202,7 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     np.testing.assert_array_equal(result.confusion, confusion_matrix(matches.above(result.threshold)))
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
     assert result.missed_at_best_confidence.tolist() == [1]
-    f1, confidence = result.class_best
+    f1, confidence = (values[1:] for values in result.best_f1)
     assert f1.tolist()[:2] == [1, 1]
     assert 0.02 <= confidence[1] < 0.03  # above its wrong detection, not above its right one
     assert confidence[0] == result.threshold

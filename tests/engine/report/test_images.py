@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.evaluation.analysis import BACKGROUND, MISSED
 from engine.evaluation.matching import match_detections
 from engine.report.images import COLORS, PhotoFile, draw_batch, worst_images
 from engine.report.issues import CheckedSplit, LabelBox
@@ -37,7 +38,9 @@ def test_the_images_with_the_most_errors_come_first_with_each_error(tmp_path):
         scores=[0.8, 0.7, 0.9, 0.6],
         classes=[0, 0, 0, 0],
     )
-    cards = worst_images(split, match_detections(index.ground_truth(), table, 2))
+    matches = match_detections(index.ground_truth(), table, 2)
+    assert [card.note for card in worst_images(split, matches, BACKGROUND)] == ["2.png", "3.png", "1.png"]
+    cards = worst_images(split, matches, MISSED)
     assert [card.note for card in cards] == ["1.png", "2.png", "3.png"]
     assert cards[0].text == "1 missed, 1 misplaced"
     pixels = next(iter(photos_of(HtmlPage(str(cards[0].pictures[0].picture))).values())).astype(int)

@@ -126,8 +126,11 @@ def test_numbers_are_those_of_the_metrics_and_hostile_names_are_text(tmp_path):
     assert f"{result.threshold:.3f}" in summary
     right = float((result.class_metrics["recall"] * result.class_targets).sum())
     shown = int((scored.detected.scores > result.threshold).sum())
-    found = f"{right / result.class_targets.sum():.0%} of the objects; {right / shown:.0%} of {shown:,} detections"
-    assert found in summary
+    assert f"{right:.0f} of {result.class_targets.sum()} objects ({right / result.class_targets.sum():.0%})" in summary
+    assert f"{right:.0f} of {shown} detections are right ({right / shown:.0%})" in summary
+    f1 = np.nan_to_num(result.curve_f1)
+    assert by_name["all"][-2] == f"{f1.mean(0).max():.3f}"
+    assert [by_name[name][-2] for name in index.names] == [f"{best:.3f}" for best in f1.max(1)]
     assert [row[:2] + row[-1:] for row in page.tables["Checkpoints"][1:]] == [
         ["best.pt", "1", "0.310"],
         ["last.pt", "2", "0.420"],

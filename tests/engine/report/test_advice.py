@@ -1,0 +1,123 @@
+"""Each row of the table of advice speaks on the numbers that it is about, and its command line is one that the program
+takes."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.index.index import DatasetIndex
+from engine.evaluation.analysis import BACKGROUND, MISSED
+from engine.evaluation.result import EvalResult
+from engine.report.advice import Advice, Facts, advise
+from engine.report.summary import Subject, Validated
+from tests.engine.report.known_results import errors_of, index, scored
+from utils.config.commands import COMMANDS
+from utils.config.parser import parse_config
+from utils.config.settings import TrainConfig, ValConfig
+
+FOLDER = Path("my runs")
+RISING = {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
+OVERFITTED = {"train/x": [3, 2.5, 2, 1.5, 1.2, 1], "val/x": [3, 2.5, 2, 2, 2.2, 2.5]}
+
+
+def advised(
+    *,
+    epochs: int = 0,
+    train: DatasetIndex | None = None,
+    history: dict[str, list[float]] | None = None,
+    result: EvalResult | None = None,
+    costs: dict[int, float] | None = None,
+    batches: int = 0,
+    settings: dict[str, Any] | None = None,
+    ap_error: float = np.nan,
+    label_errors: int = 0,
+) -> list[Advice]:
+    """Returns the advice about a run of ``epochs`` (0: about a validation), of which nothing else is known."""
+    columns = {name: np.array(values, float) for name, values in (history or {}).items()}
+    if columns:
+        columns["epoch"] = np.arange(1.0, len(next(iter(columns.values()))) + 1)
+    given = {"data": "my set.yaml", "weights": "a.pt", **(settings or {})}
+    subject = Subject(
+        title="run",
+        config=TrainConfig(epochs=epochs, **given) if epochs else ValConfig(data="my set.yaml", weights="best.pt"),
+        hyp=None,
+        machine=(),
+        imgsz=320,
+        stride=32,
+        train=train,
+        validated=index([1] * 3, 50.0),
+        split="val",
+        batches=batches,
+        best_epoch=2,
+    )
+    known = Validated(result or scored(9, 9), errors_of(costs or {}, {}), ap_error, label_errors)
+    is_validated = result is not None or costs is not None or label_errors > 0 or not np.isnan(ap_error)
+    return advise(Facts(subject, columns, known if is_validated else None, FOLDER))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence", "command"),
+    [
+        ({"epochs": 4, "batches": 9}, "Train longer", {"epochs": 12, "weights": "a.pt", "data": "my set.yaml"}),
+        ({"epochs": 6, "batches": 9, "history": RISING, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
+        (
+            {"epochs": 4, "train": index([100], 30.0), "settings": {"weights": "", "model": "yolov8n"}},
+            "Start from weights",
+            {"weights": "yolox_s", "model": "", "epochs": 4},
+        ),
+        ({"epochs": 4, "train": index([100], 8.0)}, "larger images", {"imgsz": 640, "epochs": 4}),
+        ({"costs": {BACKGROUND: 0.2, MISSED: 0.1}}, "missing labels", {"data": "my set.yaml", "weights": "best.pt"}),
+        (
+            {"epochs": 4, "costs": {BACKGROUND: 0.2}},
+            "missing labels",
+            {"data": "my set.yaml", "weights": "my runs/best.pt", "split": ["val"]},
+        ),
+        ({"epochs": 4, "costs": {MISSED: 0.2}}, "larger images", {"imgsz": 640}),
+        ({"label_errors": 3}, "3 labels", {"data": "my set.yaml", "weights": "best.pt"}),
+        (
+            {"epochs": 6, "history": RISING, "ap_error": 0.02},
+            "AP was still rising",
+            {"resume": "my runs/last.pt", "epochs": 12},
+        ),
+        ({"epochs": 6, "history": OVERFITTED}, "smaller model", None),
+        (
+            {"epochs": 3, "history": {"speed/data_wait": [0.3, 0.4, 0.3]}, "settings": {"override": ["lr0=0.1"]}},
+            "30% of the time",
+            {"cache": "ram", "override": ["lr0=0.1"]},
+        ),
+    ],
+)
+def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, command):
+    (row,) = advised(**given)
+    assert sentence in row.sentence
+    if command is None:
+        assert not row.command
+        return
+    name = "train" if row.command.startswith(COMMANDS["train"].typed) else "check"
+    typed = COMMANDS[name].typed
+    assert row.command.startswith(typed)
+    config = parse_config(COMMANDS[name].settings, shlex.split(row.command.removeprefix(typed)))
+    assert {key: getattr(config, key) for key in command} == command
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"epochs": 6, "history": RISING, "ap_error": 0.2},  # it rises by no more than chance
+        {"epochs": 7, "history": RISING},  # it has not ended
+        {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}},
+        {"epochs": 6, "history": OVERFITTED | {"val/x": [3, 2.5, 2, 1.9, 1.8, 1.7]}},
+        {"epochs": 3, "history": {"speed/data_wait": [0.9, 0.1, 0.1]}},
+        {"epochs": 3, "train": index([2000, 0, 60], 30.0)},
+        {"epochs": 4, "costs": {MISSED: 0.009}},
+        {"result": scored(0, 0)},
+    ],
+)
+def test_no_row_speaks_without_its_numbers(given):
+    assert advised(**given) == []
