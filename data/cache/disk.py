@@ -1,56 +1,53 @@
 """Caches on the disk, a file per split and node: ``--cache disk`` (`DiskCache`) and the images that tiles are cut from.
 
-``--cache disk`` holds reduced images in an LMDB file, mapped read-only by all ranks and workers of the node. Images are
-committed in batches: an interrupted run loses the last batch, and the next run continues from there. A file is read
-only after it is complete, and is never written again afterwards. LMDB has no checksums, and follows damaged page
-numbers beyond the end of its file, which kills the process. Therefore a second file records name, size and modification
-time of the complete file. If any has changed, because the file was renamed, truncated, copied or written to, the cache
-is created again. Each image has a checksum, verified on the first read, which detects flipped bits in pixels, but not
-in LMDB's own pages (a thousandth of the file).
+A file is written in a temporary folder and gets its name once it is complete; it is never written again. It contains
+its name, because a file of another data set may have been copied here. A run that is interrupted while it fills a cache
+leaves nothing that another opens.
 
-Tiles are cut from images at full size in a file of raw pixels (`data.cache.mapped`), of which only the size and the end
-are checked: the file's name, which is written last. An image has no checksum, because a tile reads a small part of it.
+``--cache disk`` holds reduced images in an LMDB file, mapped read-only by all ranks and workers of the node. A file
+that has been cut off is created again: reading beyond its end would kill the process. Each image has a checksum,
+verified on the first read, which detects flipped bits in pixels, but not in LMDB's own pages (a thousandth of the
+file).
+
+Tiles are cut from images at full size in a file of raw pixels (`data.cache.mapped`), which ends with the file's name.
+An image has no checksum, because a tile reads a small part of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import glob
-import json
 import mmap
 import os
 import shutil
 import struct
 import zlib
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from data.cache.mapped import Decoding, MappedImages, decode_into, pixel_offsets
 from data.images.decode import reduced_sizes
 from data.index.index import DatasetIndex, digest_of
-from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.array_file import CacheError
 from utils.files.locks import FileLock
-from utils.files.safe_io import read_text, write_whole
 from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger, progress
 from utils.machine.resources import check_space
 from utils.pixels import PixelFormat
 from utils.program_folders import cache_folder, private_folder
-from utils.strings import format_bytes
+from utils.strings import counted, format_bytes
 
 if TYPE_CHECKING:
     import lmdb
 
-_VERSION = 8  # part of each file name; increase it when the layout of a file or `read_source` changes
-_COMPLETE_SUFFIX = ".complete"
-_SUFFIXES = (".lmdb", _COMPLETE_SUFFIX, ".pixels")
+Cache = TypeVar("Cache")
+_VERSION = 9  # part of each file name; increase it when the layout of a file or `read_source` changes
+_SUFFIXES = (".lmdb", ".pixels")
 _KEY = struct.Struct(">Q")  # number of an image
 _CRC = struct.Struct("<I")  # CRC-32, after the pixels
 _NAME_KEY = b"name"  # key of the file's name, which identifies the images in it
@@ -121,18 +118,20 @@ class DiskCache:
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
         """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), now: a later run may remove the file.
 
-        Raises UserError if it already has, or if the file cannot be read.
+        Raises OSError if there is no file, or if it is damaged or was completed under another name.
         """
         self.path = path
         self.source_hw = source_hw
         self.pixels = pixels
-        try:
-            self._inode = os.stat(path).st_ino
-        except FileNotFoundError:
-            reason = "another run, whose images differ, has just removed it"
-            raise UserError(f"--cache disk: {path}: {reason}; start again, or choose another --cache-dir") from None
+        status = os.stat(path)
+        self._inode = status.st_ino
         self._is_verified = np.zeros(len(source_hw), bool)
-        mapped_environment(path, self._inode)
+        environment = mapped_environment(path, self._inode)
+        if (environment.info()["last_pgno"] + 1) * environment.stat()["psize"] > status.st_size:
+            raise OSError(errno.EINVAL, "is cut off", str(path))
+        with environment.begin() as transaction:
+            if transaction.get(_NAME_KEY) != os.fsencode(path.name):
+                raise OSError(errno.EINVAL, "was not completed under this name", str(path))
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns a read-only copy of an image, (h, w, C), which outlives the mapping. Raises UserError for damage."""
@@ -143,7 +142,7 @@ class DiskCache:
         try:
             with mapped_environment(self.path, self._inode).begin() as transaction:
                 value = transaction.get(_KEY.pack(index)) or b""
-        except lmdb.Error:  # damaged pages
+        except (lmdb.Error, OSError):  # damaged pages
             value = b""
         if not self._is_verified[index]:
             self._is_verified[index] = value[size:] == _CRC.pack(zlib.crc32(memoryview(value)[:size]))
@@ -155,174 +154,125 @@ class DiskCache:
 @functools.cache
 def mapped_environment(path: Path, inode: int) -> lmdb.Environment:
     """Maps the file, once per process (until ``mapped_environment.cache_clear()``), read-only and without LMDB's
-    locks."""
+    locks. Raises OSError if LMDB cannot open it."""
     import lmdb
 
     try:
         return lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=4)
     except lmdb.Error as error:
-        raise UserError(f"--cache disk: cannot be read ({error})") from None
+        raise OSError(errno.EINVAL, f"cannot be read: {error}", str(path)) from None
 
 
-def open_disk_cache(
-    ctx: DistributedContext, index: DatasetIndex, imgsz: int, decoding: Decoding, *, cache_dir: str
-) -> DiskCache:
-    """Adds missing images to the node's cache in the folder ``cache_dir``, and maps it.
+def open_disk_cache(index: DatasetIndex, imgsz: int, decoding: Decoding, *, cache_dir: str) -> DiskCache:
+    """Fills the node's cache of reduced images in the folder ``cache_dir`` if necessary, and maps it.
 
     Call it under `torch_distributed_zero_first`. A run waits while another one fills the file. ``imgsz``: longer side
     of the source images, pixels. Raises UserError if there is not enough disk space, or an image cannot be decoded.
     """
-    folder = private_folder(cache_folder(cache_dir), "--cache-dir")
-    folder.mkdir(parents=True, exist_ok=True)  # raises if it could not be made
     source_hw = reduced_sizes(index.image_hw, imgsz)
-    name = CacheName.of(index)
-    path = name.path(folder, imgsz, ".lmdb" if decoding.antialias else "-whole.lmdb")  # these are reduced differently
-    if ctx.is_node_leader:
-        name.remove_older(folder)
-        if not _is_complete(path):  # before taking the lock, which is impossible in a read-only folder
-            with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
-                _fill(path, index, source_hw, decoding)
-    return DiskCache(path, source_hw, index.pixels)
+    suffix = ".lmdb" if decoding.antialias else "-whole.lmdb"  # these are reduced differently
 
+    def fill(file: Path, name: str) -> None:
+        _write_lmdb(file, name, index, source_hw, decoding)
 
-def _fill(path: Path, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding) -> None:
-    """Decodes the images that the locked file lacks, and marks it complete. Raises UserError."""
-    import lmdb
+    def open_file(path: Path) -> DiskCache:
+        return DiskCache(path, source_hw, index.pixels)
 
-    sizes = source_hw.astype(np.int64).prod(axis=1) * index.pixels.nbytes
-    is_stored = np.zeros(len(index), bool)
-    try:
-        is_stored[_stored_images(path, len(index))] = True
-    except (CacheError, OSError, lmdb.Error) as error:
-        _discard("--cache disk", error, path.with_suffix(_COMPLETE_SUFFIX), path)
-    missing = np.flatnonzero(~is_stored).tolist()
-
-    if missing:
-        total = format_bytes(int(sizes.sum()))
-        get_logger().info("--cache disk: %d of %d images, %s in all, into %s", len(missing), len(index), total, path)
-        decoded = decoding.read_all(index, missing, source_hw)
-        images = progress(decoded, desc="caching images (disk)", total=len(missing), enabled=decoding.show_progress)
-        try:
-            with contextlib.closing(decoded), contextlib.closing(_open_for_writing(path, sizes)) as environment:
-                transaction = environment.begin(write=True)
-                transaction.put(_NAME_KEY, os.fsencode(path.name))
-                uncommitted = 0
-                for i, image in images:
-                    pixels = image.tobytes()
-                    transaction.put(_KEY.pack(i), pixels + _CRC.pack(zlib.crc32(pixels)))
-                    uncommitted += len(pixels)
-                    if uncommitted >= _BATCH_BYTES:
-                        transaction.commit()
-                        transaction = environment.begin(write=True)
-                        uncommitted = 0
-                transaction.commit()
-        except lmdb.Error as error:
-            raise UserError(f"--cache disk: {path}: cannot be written ({error}); {_REMEDY}") from None
-    if not _is_complete(path):
-        write_whole(path.with_suffix(_COMPLETE_SUFFIX), json.dumps(_stamp(path)).encode())
-
-
-def _open_for_writing(path: Path, sizes: np.ndarray) -> lmdb.Environment:
-    """Opens the file with space for all images, ``sizes`` (N,) bytes. Raises UserError if the disk is too small."""
-    import lmdb
-
-    # Every image takes whole pages, and the tree takes less than 1 % more.
-    page_counts = -(-(sizes + _VALUE_HEADER_BYTES + _CRC.size) // _PAGE_BYTES)
-    size = int((page_counts * _PAGE_BYTES).sum() * 1.01) + (4 << 20)
-    present = path.stat().st_size if path.exists() else 0
-    free = shutil.disk_usage(path.parent).free
-    check_space("--cache disk", size - present, free=free, place=path.parent, remedy=_REMEDY)
-    return lmdb.open(
-        os.fspath(path), subdir=False, lock=False, readahead=False, meminit=False, map_size=max(size, present)
-    )
-
-
-def _stamp(path: Path) -> dict[str, int | str]:
-    status = path.stat()
-    return {"name": path.name, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def _is_complete(path: Path) -> bool:
-    """Returns whether the file was marked complete and has not changed since."""
-    try:
-        return path.is_file() and json.loads(read_text(path.with_suffix(_COMPLETE_SUFFIX))) == _stamp(path)
-    except (OSError, UserError, ValueError, RecursionError):
-        return False
-
-
-def _stored_images(path: Path, count: int) -> Sequence[int]:
-    """Returns the numbers of the images in the file: all ``count`` if it is complete, none if it does not exist.
-
-    Raises CacheError, OSError or lmdb.Error if the file is damaged, or has changed since it was complete.
-    """
-    import lmdb
-
-    if _is_complete(path):
-        return range(count)
-    was_complete = os.path.lexists(path.with_suffix(_COMPLETE_SUFFIX))
-    if not was_complete and not os.path.lexists(path):
-        return []
-    if not path.is_file():
-        raise CacheError("not a file")
-    if was_complete:
-        raise CacheError("changed since it was complete")
-    with contextlib.closing(lmdb.open(os.fspath(path), subdir=False, readonly=True, lock=False)) as environment:
-        num_pages = environment.info()["last_pgno"] + 1
-        if num_pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
-            raise lmdb.CorruptedError("truncated")
-        with environment.begin() as transaction:
-            name = transaction.get(_NAME_KEY)
-            keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == _KEY.size]
-    if keys and name != os.fsencode(path.name):
-        raise CacheError("was not filled under this name")
-    numbers = [_KEY.unpack(key)[0] for key in keys]
-    if any(number >= count for number in numbers):
-        raise CacheError("damaged")
-    return numbers
-
-
-def _discard(flag: str, reason: Exception, *files: Path) -> None:
-    """Removes the ``files`` of a cache, the last of which cannot be used, and logs a warning.
-
-    Raises UserError if a file cannot be removed.
-    """
-    cause = reason.strerror if isinstance(reason, OSError) else reason
-    try:
-        for file in files:
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{flag}: {file}: cannot be used ({cause}), nor removed ({error.strerror})") from None
-    get_logger().warning("%s: %s cannot be used (%s); it is created again", flag, files[-1], cause)
+    return _open_or_fill("--cache disk", index, imgsz, suffix, open_file, fill, cache_dir)
 
 
 def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: str) -> MappedImages:
     """Fills the node's file of images at full size in the folder ``cache_dir`` if necessary, and maps it.
 
-    The file gets its name once it is complete, and stays for later runs until the data set changes. Call this under
-    `torch_distributed_zero_first`. Raises UserError if there is not enough disk space, or an image cannot be decoded.
+    Call it under `torch_distributed_zero_first`. Raises UserError if there is not enough disk space, or an image cannot
+    be decoded.
+    """
+    source_hw = index.image_hw.astype(np.int32)
+
+    def fill(file: Path, name: str) -> None:
+        size = int(pixel_offsets(source_hw, index.pixels)[-1])
+        free = shutil.disk_usage(file.parent).free
+        check_space("tile", size, free=free, place=file.parents[1], remedy="choose another --cache-dir")
+        with open(file, "x+b") as opened:
+            decode_into(opened.fileno(), index, source_hw, decoding, title=f"tile: {file.parents[1] / name}")
+            os.pwrite(opened.fileno(), os.fsencode(name), size)
+            os.fsync(opened.fileno())
+
+    def open_file(path: Path) -> MappedImages:
+        return MappedImages(path, source_hw, index.pixels, end=os.fsencode(path.name))
+
+    return _open_or_fill("tile", index, 0, ".pixels", open_file, fill, cache_dir)
+
+
+def _open_or_fill(
+    title: str,
+    index: DatasetIndex,
+    imgsz: int,
+    suffix: str,
+    open_file: Callable[[Path], Cache],
+    fill: Callable[[Path, str], None],
+    cache_dir: str,
+) -> Cache:
+    """Opens the cache file of ``index``, or else fills one and gives it its name.
+
+    ``open_file`` raises OSError for a file that cannot be used. ``fill`` writes a file that will have a name. Raises
+    UserError if a file that cannot be used cannot be removed.
     """
     folder = private_folder(cache_folder(cache_dir), "--cache-dir")
     folder.mkdir(parents=True, exist_ok=True)  # raises if it could not be made
     name = CacheName.of(index)
-    path = name.path(folder, 0, ".pixels")
-    source_hw = index.image_hw.astype(np.int32)
-    open_file = partial(MappedImages, path, source_hw, index.pixels, end=os.fsencode(path.name))
+    path = name.path(folder, imgsz, suffix)
     name.remove_older(folder)
     with contextlib.suppress(OSError):  # before taking the lock, which is impossible in a read-only folder
-        return open_file()
+        return open_file(path)
     with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
         try:
-            return open_file()
+            return open_file(path)
         except FileNotFoundError:
             pass
         except OSError as error:
-            _discard("tile", error, path)
-        size = int(pixel_offsets(source_hw, index.pixels)[-1])
-        free = shutil.disk_usage(folder).free
-        check_space("tile", size, free=free, place=folder, remedy="choose another --cache-dir")
-        with temporary_folder(path) as temporary, open(temporary / "pixels", "x+b") as file:
-            decode_into(file.fileno(), index, source_hw, decoding, title=f"tile: {path}")
-            os.pwrite(file.fileno(), os.fsencode(path.name), size)
-            os.fsync(file.fileno())
-            os.replace(temporary / "pixels", path)
-        return open_file()  # while locked: a run whose images differ removes the file
+            try:
+                path.unlink()
+            except OSError as unlink_error:
+                reason = f"cannot be used ({error.strerror}), nor removed ({unlink_error.strerror})"
+                raise UserError(f"{title}: {path}: {reason}") from None
+            get_logger().warning("%s: %s cannot be used (%s); it is created again", title, path, error.strerror)
+        with temporary_folder(path) as temporary:
+            fill(temporary / "images", path.name)
+            os.replace(temporary / "images", path)
+        return open_file(path)  # while locked: a run whose images differ removes the file
+
+
+def _write_lmdb(file: Path, name: str, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding) -> None:
+    """Decodes all images into a new LMDB file, which will be called ``name``. Raises UserError."""
+    import lmdb
+
+    place = file.parents[1]
+    sizes = source_hw.astype(np.int64).prod(axis=1) * index.pixels.nbytes
+    total = format_bytes(int(sizes.sum()))
+    get_logger().info("--cache disk: %s, %s, into %s", counted(len(index), "image"), total, place / name)
+    # Every image takes whole pages, and the tree takes less than 1 % more.
+    page_counts = -(-(sizes + _VALUE_HEADER_BYTES + _CRC.size) // _PAGE_BYTES)
+    map_size = int((page_counts * _PAGE_BYTES).sum() * 1.01) + (4 << 20)
+    check_space("--cache disk", map_size, free=shutil.disk_usage(place).free, place=place, remedy=_REMEDY)
+    decoded = decoding.read_all(index, range(len(index)), source_hw)
+    images = progress(decoded, desc="caching images (disk)", total=len(index), enabled=decoding.show_progress)
+    try:
+        environment = lmdb.open(
+            os.fspath(file), subdir=False, lock=False, readahead=False, meminit=False, map_size=map_size
+        )
+        with contextlib.closing(decoded), contextlib.closing(environment):
+            transaction = environment.begin(write=True)
+            uncommitted = 0
+            for i, image in images:
+                pixels = image.tobytes()
+                transaction.put(_KEY.pack(i), pixels + _CRC.pack(zlib.crc32(pixels)))
+                uncommitted += len(pixels)
+                if uncommitted >= _BATCH_BYTES:  # which limits the memory that a transaction takes
+                    transaction.commit()
+                    transaction = environment.begin(write=True)
+                    uncommitted = 0
+            transaction.put(_NAME_KEY, os.fsencode(name))
+            transaction.commit()
+    except lmdb.Error as error:
+        raise UserError(f"--cache disk: {place / name}: cannot be written ({error}); {_REMEDY}") from None

@@ -36,7 +36,7 @@ def open_cache(
     with torch_distributed_zero_first(ctx):
         if kind == "ram":
             return open_ram_cache(ctx, index, imgsz, decoding)
-        return open_disk_cache(ctx, index, imgsz, decoding, cache_dir=cache_dir)
+        return open_disk_cache(index, imgsz, decoding, cache_dir=cache_dir)
 
 
 def open_tile_cache(

@@ -126,4 +126,4 @@ def open_cache(kind: str, index: DatasetIndex, imgsz: int, folder: Path) -> Mapp
     """Opens an empty cache of kind "ram", or of kind "disk" in ``folder``."""
     if kind == "ram":
         return open_ram_cache(DistributedContext.single(), index, imgsz, Decoding())
-    return open_disk_cache(DistributedContext.single(), index, imgsz, Decoding(), cache_dir=str(folder))
+    return open_disk_cache(index, imgsz, Decoding(), cache_dir=str(folder))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import multiprocessing
 import os
 import pickle
 import shutil
-import subprocess
+import signal
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +16,13 @@ import cv2
 import numpy as np
 import pytest
 
-from data.cache import mapped
+from data.cache import disk, mapped
 from data.cache.disk import DiskCache, mapped_environment, open_disk_cache, open_full_size_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.images.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
-from tests.helpers.repository import ROOT
 from tests.helpers.synthetic_index import open_cache, write_rectangles
 from utils.distributed.context import torch_distributed_zero_first
 
@@ -94,20 +93,15 @@ def test_the_ranks_of_a_node_map_one_file(index):
     assert not any(os.path.exists(path) for path, _ in results)
 
 
-@pytest.mark.parametrize(
-    ("kind", "imgsz", "suffixes"),
-    [("disk", 64, [".lmdb", ".complete"]), ("disk", 64, [".lmdb"]), ("full", 0, [".pixels"])],
-)
-def test_the_cache_of_another_data_set_under_the_name_of_this_one_is_not_read(kind, imgsz, suffixes, index, cached):
-    """Its images have the same sizes, and a disk cache may be incomplete."""
+@pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
+def test_the_cache_of_another_data_set_under_the_name_of_this_one_is_not_read(kind, imgsz, index, cached):
+    """Its images have the same sizes."""
     other = cached(kind, replace(index, cache_key="train-1"), imgsz).path
     image = Path(index.path(0))
     image.write_bytes(cv2.imencode(".png", 255 - cv2.imread(str(image)))[1].tobytes())
     index = replace(index, cache_key="train-2")
     path = cached(kind, index, imgsz).path
-    path.with_suffix(".complete").unlink(missing_ok=True)
-    for suffix in suffixes:
-        shutil.copy2(other.with_suffix(suffix), path.with_suffix(suffix))
+    shutil.copy2(other, path)
     assert same_as_the_files(cached(kind, index, imgsz), index)
 
 
@@ -140,60 +134,63 @@ def test_edited_labels_and_other_settings_keep_the_caches(kind, imgsz, index, ca
     assert list(whole.parent.glob(f"*{whole.suffix}")) == [changed]
 
 
-@pytest.mark.parametrize("harm", ["truncated", "foreign", "empty", "touched", "marker"])
-def test_a_changed_disk_cache_is_created_again(index, cached, harm):
-    """A file that was cut off, is of another program, or has lost its marker."""
+@pytest.mark.parametrize("harm", ["truncated", "foreign", "empty", "header"])
+def test_a_disk_cache_that_cannot_be_mapped_is_created_again(index, cached, harm):
+    """A file that was cut off, or is of another program."""
     path = cached("disk", index).path
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[4096 + 20] ^= 1
-    marker = path.with_suffix(".complete")
-    if harm == "marker":
-        marker.write_text("[" * 100_000)
-    else:
-        path.write_bytes({"truncated": whole[:-5000], "foreign": b"x" * 70000, "empty": b"", "touched": flipped}[harm])
+    path.write_bytes({"truncated": whole[:-5000], "foreign": b"x" * 70000, "empty": b"", "header": flipped}[harm])
     assert same_as_the_files(cached("disk", index), index)
-    stamp = {"name": path.name, "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
-    assert json.loads(marker.read_text()) == stamp
 
 
 def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_image(index, cached):
-    """A disk that loses bits changes neither size nor time of the file."""
     cache = cached("disk", index)
-    before = cache.path.stat()
     whole = bytearray(cache.path.read_bytes())
     whole[whole.index(cache[3].tobytes()) + 100] ^= 1  # all of it: LMDB leaves parts of images in unused ends of pages
     cache.path.write_bytes(whole)
-    os.utime(cache.path, ns=(before.st_atime_ns, before.st_mtime_ns))
     damaged = cached("disk", index)
     assert damaged[2].any()
     with refused("disk/lockstep-...-64.lmdb: damaged at image 3; remove it and start again"):
         damaged[3]
 
 
-def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
-    """A decoder sends SIGKILL while the cache is filled; the next run only decodes the rest."""
-    script = (
-        "import os, pickle, sys, time, types, zlib; from pathlib import Path\n"
-        "from data.cache import disk, mapped\n"
-        "from utils.distributed.context import DistributedContext\n"
-        "disk._BATCH_BYTES, plain = 1, mapped.read_source\n"
-        "stored = []\n"
-        "disk.zlib = types.SimpleNamespace(crc32=lambda pixels: stored.append(0) or zlib.crc32(pixels))\n"
-        "def read(path, *sizes, **options):\n"
-        "    if path.endswith('004.png'):\n"
-        "        while len(stored) < 4:  # at the fourth image, three have been committed\n"
-        "            time.sleep(0.01)\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "    return plain(path, *sizes, **options)\n"
-        "mapped.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
-        "disk.open_disk_cache(DistributedContext.single(), index, 64, mapped.Decoding(1), cache_dir=sys.argv[2])\n"
-    )
-    (tmp_path / "index").write_bytes(pickle.dumps(index))
-    command = [python(), "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
-    assert same_as_the_files(cached("disk", index), index)
-    assert decoded in (["003.png", "004.png"], ["004.png"])
+def _fill_and_die(index, folder, kind, num_calls):
+    """Fills a cache, and dies in the given call of what decodes an image or names a file."""
+    calls = itertools.count()
+
+    def dying(plain):
+        def call(*args, **options):
+            if next(calls) == num_calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*args, **options)
+
+        return call
+
+    disk._BATCH_BYTES = 1
+    mapped.read_source = dying(mapped.read_source)
+    disk.os = types.SimpleNamespace(**vars(os) | {"replace": dying(os.replace)})
+    if kind == "full":
+        open_full_size_cache(index, Decoding(1), cache_dir=folder)
+    else:
+        open_disk_cache(index, 64, Decoding(1), cache_dir=folder)
+
+
+@pytest.mark.parametrize("kind", ["disk", "full"])
+def test_a_fill_that_is_killed_leaves_nothing_that_opens(kind, index, cached, decoded, tmp_path):
+    folder = tmp_path / "disk"
+    for num_calls in range(len(SIZES) + 1):
+        child = multiprocessing.get_context("fork").Process(
+            target=_fill_and_die, args=(index, str(folder), kind, num_calls)
+        )
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        assert [path for path in folder.iterdir() if path.suffix in (".lmdb", ".pixels")] == []
+    assert same_as_the_files(cached(kind, index, 0 if kind == "full" else 64), index)
+    assert len(decoded) == len(SIZES)
+    assert len([path for path in folder.iterdir() if path.suffix != ".lock"]) == 1
 
 
 def _fill_on_node(ctx, index, folder):
@@ -201,7 +198,7 @@ def _fill_on_node(ctx, index, folder):
     plain = mapped.read_source
     mapped.read_source = lambda path, *sizes, **options: decoded.append(path) or plain(path, *sizes, **options)
     with torch_distributed_zero_first(ctx):
-        cache = open_disk_cache(ctx, index, 64, Decoding(), cache_dir=f"{folder}/{ctx.node_rank}")
+        cache = open_disk_cache(index, 64, Decoding(), cache_dir=f"{folder}/{ctx.node_rank}")
     return len(decoded), same_as_the_files(cache, index)
 
 
