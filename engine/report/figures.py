@@ -154,8 +154,7 @@ def errors_picture(errors: ErrorSplit) -> Picture:
     kinds = [kind for kind in np.argsort(-errors.cost, kind="stable").tolist() if counts[kind]]
     texts = [f"{errors.cost[kind]:.3f}\n({counts[kind]:,})" for kind in kinds]
     labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 above the threshold is {errors.ap:.3f}")
-    names = [KIND_NAMES[kind].replace(" and ", "\nand ") for kind in kinds]
-    return bar_chart_picture(names, errors.cost[kinds], texts, labels)
+    return bar_chart_picture([KIND_NAMES[kind] for kind in kinds], errors.cost[kinds], texts, labels)
 
 
 def class_bars(boxes: np.ndarray, names: Sequence[str], split: str) -> Picture:

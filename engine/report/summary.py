@@ -88,7 +88,8 @@ def verdict(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
     right = int(found.sum())
     clauses = [f"It finds {right:,} of {counted(objects, 'object')} ({right / objects:.0%})"]
     if detections:
-        clauses.append(f"{right:,} of {counted(detections, 'detection')} are right ({right / detections:.0%})")
+        are = "is" if detections == 1 else "are"
+        clauses.append(f"{right:,} of {counted(detections, 'detection')} {are} right ({right / detections:.0%})")
     yield f"{'; '.join(clauses)}."
     if right:
         iou = mean_iou(evaluation.shown)
@@ -160,7 +161,7 @@ def _main_class(result: EvalResult, errors: ErrorSplit, kind: int, names: Sequen
         return f", most often {names[true]} as {names[predicted]} ({count} of {result.class_targets[true]})"
     main = int(np.nan_to_num(errors.class_cost[:, kind]).argmax())
     total = result.class_targets[main] if kind == MISSED else result.confusion[main].sum()
-    return f", at most cost for {names[main]} ({errors.counts[main, kind]:,} of {total:,})"
+    return f", which costs most in {names[main]} ({errors.counts[main, kind]:,} of {total:,})"
 
 
 def imgsz_for_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> int:

@@ -27,6 +27,7 @@ WIDTH = 4.2  # inches of a figure with one chart, without its legend
 HEIGHT = 2.8
 LEGEND_CHARACTERS = 74  # limit for a row of the legend below a chart
 LEGEND_ROW = 0.18  # inches
+LETTER_WIDTH = 0.06  # inches, of a label at a bar
 DPI = 140
 LINE_COLORS = (
     "#2563c8",
@@ -196,11 +197,14 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
 
 def bar_chart_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
     """Draws a bar with text above it for each name."""
-    figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
+    bar_labels = [*map(short_label, names)]
+    is_rotated = len(names) > 4
+    height = HEIGHT + LETTER_WIDTH * max(map(len, bar_labels), default=0) if is_rotated else HEIGHT
+    figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), height)
     axes = figure.subplots()
     axes.bar(np.arange(len(names)), values, color=LINE_COLORS[0])
     label_axes(axes, labels)
-    axes.set_xticks(np.arange(len(names)), [*map(short_label, names)], rotation=90 if len(names) > 4 else 0)
+    axes.set_xticks(np.arange(len(names)), bar_labels, rotation=90 if is_rotated else 0)
     for bar, (value, text) in enumerate(zip(values, texts)):
         axes.annotate(text, (bar, value), (0, 2), textcoords="offset points", ha="center", fontsize=6)
     axes.margins(y=0.15)
