@@ -22,7 +22,7 @@ from utils.boxes import xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
 from utils.files.new_folder import increment_path
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import folder_below, open_direct, open_new, write_whole
 from utils.files.url import url_path
 from utils.labels import image_ids_of
 
@@ -79,30 +79,28 @@ class ResultFiles:
         frame_name = f"{name}_{frame.index:06d}" if frame.is_video else name
         if config.save_txt and result.boxes.is_track:
             track_name = self._track_names.get(_track_path(frame.sequence), name)
-            self._add_tracks(folder / "tracks" / f"{track_name}.txt", frame, result)
+            self._add_tracks(_path_in(folder, f"tracks/{track_name}.txt"), frame, result)
         elif config.save_txt:
-            result.save_txt(folder / "labels" / f"{frame_name}.txt", save_conf=config.save_conf)
+            result.save_txt(_path_in(folder, f"labels/{frame_name}.txt"), save_conf=config.save_conf)
         if config.save_json:
             self._add_predictions(folder / "predictions.json", frame_name, frame, result)
         if config.save_crop:
-            result.save_crop((folder / "crops" / frame_name).parent, f"{frame_name}.jpg")
+            result.save_crop(_path_in(folder, f"crops/{frame_name}").parent, f"{frame_name}.jpg")
         if config.nosave:
             return
         if not frame.is_video:
-            path = folder / f"{name}{written_suffix(frame.path)}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, encoded)
+            write_whole(_path_in(folder, f"{name}{written_suffix(frame.path)}"), encoded)
         elif drawing is not None:
-            self._add_to_video(folder / f"{name}.mp4", frame, drawing)
+            self._add_to_video(_path_in(folder, f"{name}.mp4"), frame, drawing)
 
     def _add_tracks(self, path: Path, frame: Frame, result: Results) -> None:
         """Appends the lines of a frame: its number from 1, id, left, top, width, height, score and three times -1."""
         boxes = result.boxes.array.astype(np.float64)
         rows = np.concatenate([boxes[:, 4:5], xyxy_to_xywh(boxes[:, :4]), boxes[:, 5:6]], 1)
         template = f"{frame.index + 1},%d,%.3f,%.3f,%.3f,%.3f,%.6f,-1,-1,-1\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a" if path in self._begun_tracks else "w", encoding="utf-8") as file:
-            file.write("".join(template % tuple(row) for row in rows.tolist()))
+        is_begun = path in self._begun_tracks
+        with open(path, "ab", opener=open_direct) if is_begun else open_new(path) as file:
+            file.write("".join(template % tuple(row) for row in rows.tolist()).encode())
         self._begun_tracks.add(path)
 
     def _add_predictions(self, path: Path, frame_name: str, frame: Frame, result: Results) -> None:
@@ -114,7 +112,7 @@ class ResultFiles:
         corners = np.round(xyxy_to_xywh(boxes.array[:, :4].astype(np.float64)), 3).tolist()
         scores = boxes.array[:, -2].astype(np.float64).tolist()
         if self._json is None:
-            self._json = open(path, "wb")  # noqa: SIM115 (see `close`)
+            self._json = open_new(path)
             self._json.write(b"[")
         for row, (c, box, score) in enumerate(zip(boxes.classes, corners, scores)):
             category = {"category_id": self._category_ids[c], "category": result.names[c]}
@@ -132,7 +130,6 @@ class ResultFiles:
         speed of its source. Raises OSError while the disk still has space for the index of the video: on a full disk,
         OpenCV would leave a file that cannot be played, without an error.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(path.parent).free < SPARE_BYTES + image.nbytes:
             self._close_video()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -141,6 +138,7 @@ class ResultFiles:
             height, width = image.shape[:2]
             # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
             fps = max(round(frame.fps, 1 if frame.fps > 65 else 3), 0.002)
+            path.unlink(missing_ok=True)  # OpenCV would write to where it links
             video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
             if not video.isOpened():
                 raise UserError(
@@ -181,6 +179,11 @@ class ResultFiles:
         if self._json is not None:
             with self._json as file:
                 file.write(b"]" if file.tell() == 1 else b"\n]")
+
+
+def _path_in(folder: Path, name: str) -> Path:
+    """Returns the path of the file ``name`` below ``folder``, whose own folder exists then and is no link."""
+    return folder_below(folder, Path(name).parent) / Path(name).name
 
 
 def result_names(files: Iterable[str | Path]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from engine.inference.results import ResultList, Results, Window, written_suffix
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 from utils.files.new_folder import increment_path
+from utils.files.safe_io import folder_below
 from utils.machine.packages import require_package
 from utils.strings import counted
 
@@ -93,7 +94,7 @@ class Yolov5Results(ResultList):
         names = result_names(result.path for result in self)
         for result in self:
             path = folder / (names[result.path] + written_suffix(result.path))
-            path.parent.mkdir(parents=True, exist_ok=True)
+            folder_below(folder, path.relative_to(folder).parent)
             write_image(str(path), result.drawn(labels=labels))
         print(f"Saved {counted(len(self), 'image')} to {folder}")
 
@@ -105,6 +106,7 @@ class Yolov5Results(ResultList):
             names = result_names(result.path for result in self)
             for result in self:
                 path = folder / "crops" / names[result.path]
+                folder_below(folder, path.relative_to(folder).parent)
                 result.save_crop(path.parent, f"{path.name}.jpg")
             print(f"Saved the crops of {counted(len(self), 'image')} to {folder}")
         return [

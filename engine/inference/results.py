@@ -25,7 +25,7 @@ from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.aliases import attribute_error
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import folder_below, write_whole
 from utils.files.url import url_path
 from utils.machine.packages import require_package
 
@@ -267,9 +267,9 @@ class Results:
         """Writes `crops` to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
         for row, (c, crop) in enumerate(zip(self.boxes.classes, self.crops())):
             if crop.size:
-                path = Path(save_dir, safe_name(self.names[c]), f"{Path(file_name).stem}_{row}.jpg")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_image(path, crop)
+                Path(save_dir).mkdir(parents=True, exist_ok=True)
+                folder = folder_below(save_dir, safe_name(self.names[c]))
+                write_image(folder / f"{Path(file_name).stem}_{row}.jpg", crop)
 
     def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
         """Returns a record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id``

@@ -12,6 +12,7 @@ import math
 import os
 import queue
 import re
+import shlex
 import threading
 import time
 from collections import defaultdict
@@ -164,7 +165,9 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
         if unread:
             raise UserError(f"{source}: no image or video; {unread[0].reason}")
         if is_folder:
-            raise UserError(f"{source}: no image or video in this folder; its subfolders: --source '{source}/**/*'")
+            raise UserError(
+                f"{source}: no image or video in this folder; its subfolders: --source {shlex.quote(f'{source}/**/*')}"
+            )
         kinds = "an image, folder, glob, video, list, webcam or URL"
         raise UserError(f"{source or '--source'}: no such file or folder; a source is {kinds}")
     return sorted(files, key=lambda file: (file.parent, _by_number(file), file.name))

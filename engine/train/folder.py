@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 import traceback
 from collections.abc import Iterable, Sequence
@@ -75,7 +76,7 @@ def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack
     if last.name != "last.pt":
         raise UserError(
             f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "
-            f"and resume that; or begin a new run with --weights {last}"
+            f"and resume that; or begin a new run with --weights {shlex.quote(str(last))}"
         )
     if not is_read_only(last.parent):
         lock_folder(last.parent, stack)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
@@ -265,7 +266,7 @@ def merge_settings(
             flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
             raise UserError(
                 f"{flag}: the run has {old!r}, which cannot change; leave it out, or begin a new run "
-                f"with --weights {last}"
+                f"with --weights {shlex.quote(str(last))}"
             )
         else:
             changes[name] = new

@@ -16,6 +16,7 @@ import os
 import posixpath
 import queue
 import re
+import shlex
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from engine.train.resume import TrainingRun
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.errors import UserError, first_line
 from utils.files.address import as_address, full_address, with_short_addresses
+from utils.files.safe_io import folder_below
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 from utils.program_folders import cache_folder
@@ -66,7 +68,8 @@ class Mlflow:
             experiment_id = client.create_experiment(title, artifact_location=artifacts)
         else:
             experiment_id = experiment.experiment_id
-        tracked_runs = client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run.run_id}'")
+        run_id = run.run_id.replace("'", "''")  # a checkpoint has it
+        tracked_runs = client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'")
         if tracked_runs:
             tracked = tracked_runs[0]
         else:
@@ -111,6 +114,7 @@ class Wandb:
         import wandb
 
         folder = run.folder.resolve()
+        folder_below(folder, "wandb")
         self._run = tracked = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or folder.name,
@@ -119,9 +123,12 @@ class Wandb:
             dir=os.environ.get("WANDB_DIR") or folder,
             config=run.settings.by_name(),
             allow_val_change=True,
-            settings=wandb.Settings(silent=True, console="off", save_code=False),
+            # Without its record of the machine, which has the command line, and in it whole addresses.
+            settings=wandb.Settings(silent=True, console="off", save_code=False, x_disable_meta=True),
         )
-        location = f"offline; upload with: wandb sync {Path(tracked.dir).parent}" if tracked.offline else tracked.url
+        location = tracked.url
+        if tracked.offline:
+            location = f"offline; upload with: wandb sync {shlex.quote(str(Path(tracked.dir).parent))}"
         get_logger().info("Weights & Biases: %s", location)
         return None if tracked.offline else max(tracked.step - 1, 0)
 

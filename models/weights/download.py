@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
 CHUNK_BYTES = 1 << 18
+MAX_BYTES = 8 << 30  # of a file whose size the catalog does not have
 
 
 @functools.cache  # once per process
@@ -95,9 +96,12 @@ def _receive(entry: WeightsEntry, response: HTTPResponse, file: BinaryIO) -> Non
     """Writes the content of a response to a new file. Raises UserError if it is a web page or has another checksum than
     ``entry``, and ConnectionError if it is cut off."""
     digest = hashlib.sha256()
+    max_bytes = entry.size or MAX_BYTES
     while chunk := response.read(CHUNK_BYTES):
         if not file.tell() and chunk.lstrip()[:1] == b"<":
             raise UserError(f"{entry.url}: the server sent a web page, not weights")
+        if file.tell() + len(chunk) > max_bytes:
+            raise UserError(f"{entry.url}: is larger than {max_bytes:,} bytes")
         file.write(chunk)
         digest.update(chunk)
     if response.length or not file.tell():

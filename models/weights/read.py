@@ -37,6 +37,9 @@ FOUR_LEVEL_IMAGE_SIZE = 1280  # training size of public models with a fourth lev
 MAX_IMAGE_SIZE = 2**14
 
 
+_MAX_REPEATED = 1 << 20  # elements of a tensor that may be larger than its storage, such as an expanded buffer
+
+
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
     """Weights of a file, and its statements about their model."""
@@ -83,9 +86,13 @@ def read_weights(path: str | Path) -> StoredWeights:
     if path.suffix == ".safetensors" or is_safetensors(path):
         return _read_safetensors(path)
     content = read_any(path)
-    if isinstance(content, dict) and content.get("format") == FORMAT:
-        return _read_own_checkpoint(path, checked_content(content, path))
-    return _read_foreign_checkpoint(path, content)
+    try:
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            return _read_own_checkpoint(path, checked_content(content, path))
+        return _read_foreign_checkpoint(path, content)
+    except (RecursionError, OverflowError) as error:
+        reason = "a module contains itself" if isinstance(error, RecursionError) else str(error)
+        raise UserError(f"{path}: damaged checkpoint ({reason})") from None
 
 
 def _read_own_checkpoint(path: Path, content: dict[str, Any]) -> StoredWeights:
@@ -211,6 +218,11 @@ def _foreign_content(names: tuple[str, ...] | None, imgsz: int) -> dict[str, Any
 
 
 def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Raises OverflowError for a large tensor that repeats the elements of a smaller storage: a few bytes of a file
+    could take all memory."""
+    for name, tensor in tensors.items():
+        if tensor.numel() > max(_MAX_REPEATED, tensor.untyped_storage().nbytes() // tensor.element_size()):
+            raise OverflowError(f"{name} has more elements than the file")
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 

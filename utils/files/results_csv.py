@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.errors import UserError, os_reason
-from utils.files.safe_io import open_regular, write_whole
+from utils.files.safe_io import csv_cell, open_regular, write_whole
 
 _MAX_BYTES = 1 << 26
 CONFIDENCE_COLUMN = "metrics/confidence"  # the threshold of precision, recall and F1
@@ -82,7 +82,7 @@ class ResultsTable:
         value is empty."""
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, lineterminator="\n")
-        writer.writeheader()
+        writer.writerow({name: csv_cell(name) for name in self.columns})
         for row in self.defined().values():
             writer.writerow({name: f"{float(value):.8g}" for name, value in row.items()})
         write_whole(path, out.getvalue(), durable=True)

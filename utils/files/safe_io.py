@@ -153,7 +153,20 @@ def open_direct(path: str | os.PathLike, flags: int) -> int:
         raise PermissionError(errno.EPERM, "is a symbolic link or a pipe, not a file", os.fspath(path)) from None
 
 
-def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int:
+def open_new(path: str | os.PathLike) -> BinaryIO:
+    """Opens a new file in place of the one, or the link, that has its name. Other names of the old file keep its
+    content."""
+    Path(path).unlink(missing_ok=True)
+    return open(path, "xb")
+
+
+def folder_below(root: str | os.PathLike, name: str | os.PathLike) -> Path:
+    """Makes the folder ``name`` below ``root``, unless it exists, and returns its path. Raises as `open_below` does."""
+    os.close(open_below(root, name, make=True))
+    return Path(root, name)
+
+
+def open_below(root: str | os.PathLike, name: str | os.PathLike, *, make: bool = False) -> int:
     """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. ``make`` creates
     missing folders, for this user alone. Raises PermissionError for a symbolic link below ``root``, so that files
     written to the folder stay there even if another user replaces a part of its path."""

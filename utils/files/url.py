@@ -59,6 +59,8 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> urllib.request.Request | None:
+        if req.type == "https" and not newurl.lower().startswith("https:"):
+            raise urllib.error.URLError("the server redirects from https to an unencrypted address")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         authorization = req.unredirected_hdrs.get("Authorization")
         if request is not None and authorization and _is_same_host(req.full_url, newurl):

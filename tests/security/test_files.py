@@ -1,0 +1,65 @@
+"""SECURITY.md: files and servers of others."""
+
+from __future__ import annotations
+
+import pickle
+import urllib.error
+import urllib.request
+from email.message import Message
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.weights import download
+from models.weights.download import fetch_weights
+from models.weights.read import read_weights
+from tests.helpers.hostile_files import tensor_program, zip_around
+from tests.helpers.http_server import serve_folder
+from tests.helpers.messages import refused
+from utils.distributed.context import DistributedContext
+from utils.files.results_csv import ResultsTable
+from utils.files.url import _RedirectHandler
+
+
+def test_a_tensor_that_repeats_one_element_is_one_line(tmp_path):
+    """SECURITY.md, "Code": a few bytes are read as they are, not as terabytes."""
+    path = zip_around(tensor_program((2**40,), (0,), 1), tmp_path / "a.pt", **{"0": bytes(4)})
+    with refused(f"{path}: damaged checkpoint (w has more elements than the file)"):
+        read_weights(path)
+
+
+def test_a_module_that_contains_itself_is_one_line(tmp_path):
+    module = torch.nn.Module()
+    program = pickle.dumps({"model": module}, 2)
+    module.__dict__["_modules"] = {"again": module}
+    program = pickle.dumps({"model": module}, 2)
+    path = zip_around(program, tmp_path / "a.pt")
+    with refused(f"{path}: damaged checkpoint (a module contains itself)"):
+        read_weights(path)
+
+
+def test_the_columns_of_a_stored_table_are_no_formulas(tmp_path):
+    table = ResultsTable.of([{"epoch": 1, "=cmd|'/C calc'!A0": 2.0}])
+    table.write(tmp_path / "results.csv")
+    table = ResultsTable.read(tmp_path / "results.csv")
+    table.write(tmp_path / "results.csv")
+    assert (tmp_path / "results.csv").read_text() == "epoch,'=cmd|'/C calc'!A0\n1,2\n"
+
+
+def test_a_redirect_to_an_unencrypted_address_is_refused():
+    """SECURITY.md, "Secrets"."""
+    request = urllib.request.Request("https://a/x.pt")
+    for url in ("http://a/x.pt", "ftp://a/x.pt"):
+        with pytest.raises(urllib.error.URLError, match="unencrypted"):
+            _RedirectHandler().redirect_request(request, None, 302, "Found", Message(), url)  # type: ignore[arg-type]
+    found = _RedirectHandler().redirect_request(request, None, 302, "Found", Message(), "https://b/x.pt")  # type: ignore[arg-type]
+    assert found is not None
+
+
+def test_a_download_has_a_limit_of_size(tmp_path, monkeypatch):
+    """SECURITY.md, "Secrets"."""
+    (tmp_path / "page.pt").write_bytes(bytes(1000))
+    monkeypatch.setattr(download, "MAX_BYTES", 999)
+    with serve_folder(tmp_path, monkeypatch) as url, refused("http://127.0.0.1:.../page.pt: is larger than 999 bytes"):
+        fetch_weights(f"{url}/page.pt", ctx=DistributedContext.single(), offline=False, cache_dir=Path(tmp_path, "c"))

@@ -1,0 +1,126 @@
+"""SECURITY.md, "Writing": a command that writes into an existing folder of a run follows no link in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import detect
+import export
+import train
+import val
+from tests.helpers.scripts import PLAIN, SMALL, call
+from tests.helpers.tiny import write_dataset, write_model, write_weights
+from tools.check.__main__ import main as check_main
+
+KEPT = b"of somebody else"
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("inputs")
+    write_dataset(root / "set", train=4, val=3)
+    write_model(root / "tiny.yaml")
+    write_weights(root / "w.pt", ["light", "dark"])
+    (root / "frames" / "a").mkdir(parents=True)
+    video = cv2.VideoWriter(str(root / "frames" / "clip.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 64))
+    for number in range(3):
+        image = np.full((64, 64, 3), 90 * number, np.uint8)
+        video.write(image)
+        cv2.imwrite(str(root / "frames" / "a" / f"{number}.png"), image)
+    video.release()
+    return root
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run_train(inputs: Path, folder: Path) -> None:
+    given = ["--data", inputs / "set" / "data.yaml", "--model", inputs / "tiny.yaml", *SMALL, "--plots"]
+    given += ["--cache-dir", inputs / "cache"]
+    call(train.main, *given, "--epochs", 1, "--project", folder.parent, "--name", folder.name, "--exist-ok")
+
+
+def run_val(inputs: Path, folder: Path) -> None:
+    given = ["--weights", inputs / "w.pt", "--data", inputs / "set" / "data.yaml", *PLAIN[:-1]]
+    given += ["--cache-dir", inputs / "cache", "--save-json"]
+    call(val.main, *given, "--project", folder.parent, "--name", folder.name, "--exist-ok")
+
+
+def run_detect(*more: str) -> Callable[[Path, Path], None]:
+    def run(inputs: Path, folder: Path) -> None:
+        given = ["--weights", inputs / "w.pt", "--source", inputs / "frames" / "**" / "*", "--device", "cpu"]
+        given += ["--save-txt", "--save-json", "--save-crop", "--conf-thres", "0.0001", *more]
+        call(detect.main, *given, "--project", folder.parent, "--name", folder.name, "--exist-ok")
+
+    return run
+
+
+def run_export(inputs: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    shutil.copy(inputs / "w.pt", folder / "source.pt")
+    call(export.main, "--weights", folder / "source.pt", "--format", "torchscript", "onnx", "--no-check")
+
+
+def run_check(inputs: Path, folder: Path) -> None:
+    call(check_main, "--data", inputs / "set" / "data.yaml", "--out", folder)
+
+
+COMMANDS = {
+    "train": run_train,
+    "val": run_val,
+    "detect": run_detect(),
+    "track": run_detect("--track"),
+    "export": run_export,
+    "check": run_check,
+}
+
+
+def names_below(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.name.startswith("events.out"):  # names that nobody can know before
+            yield str(path.relative_to(folder))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_that_a_command_writes_replaces_a_link(inputs, tmp_path, command):
+    """Symbolic links and hard links in turn."""
+    folder = tmp_path / "exp"
+    COMMANDS[command](inputs, folder)
+    names = sorted({*names_below(folder)} - {"train.log", ".lock", "source.pt"})
+    assert names
+    shutil.rmtree(folder)
+    targets = {name: tmp_path / str(number) for number, name in enumerate(names)}
+    for number, (name, target) in enumerate(targets.items()):
+        target.write_bytes(KEPT)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (os.link if number % 2 else os.symlink)(target, folder / name)
+    COMMANDS[command](inputs, folder)
+    assert [name for name, target in targets.items() if target.read_bytes() != KEPT] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("train", "train.log"), ("train", ".lock"), ("detect", "labels"), ("detect", "crops"), ("track", "tracks")],
+)
+def test_a_link_that_would_be_written_through_is_refused(inputs, tmp_path, command, name):
+    """A folder, and a file that is appended to."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    outside = tmp_path / "outside"
+    if name in ("train.log", ".lock"):
+        outside.write_bytes(KEPT)
+    else:
+        outside.mkdir()
+    (folder / name).symlink_to(outside)
+    with pytest.raises(SystemExit):
+        COMMANDS[command](inputs, folder)
+    assert outside.read_bytes() == KEPT if outside.is_file() else not any(outside.iterdir())
