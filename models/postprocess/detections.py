@@ -19,6 +19,7 @@ from models.postprocess.selection import PostprocessSettings, ValidationSettings
 from utils.config.settings import MAX_CANDIDATES
 from utils.detections import Detections
 from utils.errors import UserError
+from utils.machine.one_thread import one_torch_thread
 
 _MAX_VOTED = 300  # kept boxes per image that voting may move, the best before voting; independent of max_det
 _FIRST_CANDIDATES = 2048  # candidates per image in the first NMS; a second one runs only if slots stay empty
@@ -81,16 +82,17 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
     lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if votes else settings.conf_thres
     candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings, lowest_score)
     kept = candidates
-    if iou_thres is not None:
-        needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
-        keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, num_classes=num_classes)
-        kept = candidates.take(keep)
-        if votes:
-            kept = _vote(candidates, kept, keep, iou_thres, batch)
-    if settings.classes is not None:
-        wanted = torch.tensor([c in settings.classes for c in range(num_classes)], device=scores.device)
-        kept = kept.take(wanted[kept.classes])
-    return _fill_slots(kept, batch, settings)
+    with one_torch_thread():
+        if iou_thres is not None:
+            needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
+            keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, num_classes=num_classes)
+            kept = candidates.take(keep)
+            if votes:
+                kept = _vote(candidates, kept, keep, iou_thres, batch)
+        if settings.classes is not None:
+            wanted = torch.tensor([c in settings.classes for c in range(num_classes)], device=scores.device)
+            kept = kept.take(wanted[kept.classes])
+        return _fill_slots(kept, batch, settings)
 
 
 @torch.no_grad()

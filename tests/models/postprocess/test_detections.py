@@ -159,3 +159,13 @@ def test_a_batch_takes_few_kernels_and_host_syncs(classes):
         select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
     assert count.kernels.total() <= 300, count.kernels
     assert count.waits.total() <= 25, count.waits
+
+
+def test_the_number_of_threads_is_what_it_was():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        select(*crowd(2, 60, 4, seed=6), conf_thres=0.1, iou_thres=0.7, max_det=9)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
