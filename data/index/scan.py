@@ -23,17 +23,7 @@ from data.index.index import DatasetIndex, IndexSettings, Scan, offsets_of
 from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, Fit, clean_rows
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, Finding, ScanReport
-from data.labels.label_format import (
-    AREA,
-    X1,
-    Y2,
-    LabelFileError,
-    LabelSource,
-    Listing,
-    RawLabels,
-    RowProblem,
-    row_table,
-)
+from data.labels.label_format import AREA, X1, Y2, LabelFileError, LabelSource, Listing, RawLabels, row_table
 from utils.errors import UserError
 from utils.files.paths import path_of
 from utils.logger import get_logger, progress
@@ -71,7 +61,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     table = np.concatenate([image.table for image in images])
     boxes, problems = clean_rows(table, image_hw, normalized=source.normalized)
     findings = [finding for image in images for finding in image.findings]
-    findings += [_finding_of(source, image, problem) for image, problem in problems]
+    findings += [_located(source, problem) for problem in problems]
 
     findings, is_used = _decide(findings, boxes, source, [image.num_labeled for image in images])
     is_incomplete = np.zeros(len(images), bool)
@@ -136,15 +126,15 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
     try:
         raw = source.read(i)
     except LabelFileError as error:
-        findings = _findings_of(source, i, [RowProblem(error.line, BAD_LABEL, error.reason)])
+        findings = _findings_of(source, i, [Finding(BAD_LABEL, error.reason, row_number=error.line)])
     else:
         if raw is None:
-            findings = [Finding(name, NO_LABEL, f"no label file (expected {source.where(i)})", image=i)]
+            findings = [Finding(NO_LABEL, f"no label file (expected {source.where(i)})", name, image=i)]
     num_labeled = 0 if raw is None else raw.num_labeled
     try:
         checked = check_image(path, decode=decode, pixels=spec.pixels)
     except UserError as error:
-        finding = Finding(name, BAD_IMAGE, str(error).removeprefix(f"{path}: "), image=i)
+        finding = Finding(BAD_IMAGE, str(error).removeprefix(f"{path}: "), name, image=i)
         is_hidden = isinstance(error, HiddenDamageError)
         return _ImageContent((0, 0), row_table(i, []), [finding], num_labeled, is_hidden)
     size_hw = checked.size_hw
@@ -157,42 +147,35 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
         return _ImageContent(size_hw, table, _findings_of(source, i, raw.problems, scale), num_labeled)
     if raw.size_hw is None or raw.size_hw == size_hw:
         return _ImageContent(size_hw, table, _findings_of(source, i, raw.problems), num_labeled)
-    problems: list[RowProblem] = []
+    problems: list[Finding] = []
     fit = Fit(raw.size_hw, size_hw, checked.orientation)
     if not fit.is_possible:
-        problems = [RowProblem(-1, BAD_LABEL, str(fit)), *raw.problems]
+        problems = [Finding(BAD_LABEL, str(fit)), *raw.problems]
         return _ImageContent(size_hw, table[:0], _findings_of(source, i, problems), num_labeled)
     if not fit.is_same:
-        problems = [RowProblem(-1, FITTED, str(fit), number=num_labeled)]
+        problems = [Finding(FITTED, str(fit), number=num_labeled)]
         table[:, X1 : Y2 + 1] = fit.corners(table[:, X1 : Y2 + 1])
         table[:, AREA] *= fit.area_factor
     return _ImageContent(size_hw, table, _findings_of(source, i, [*problems, *raw.problems]), num_labeled)
 
 
 def _findings_of(
-    source: LabelSource, image: int, problems: Sequence[RowProblem], scale: np.ndarray | float = 1.0
+    source: LabelSource, image: int, problems: Sequence[Finding], scale: np.ndarray | float = 1.0
 ) -> list[Finding]:
-    """Converts problems of an image's labels to findings. ``scale``: factors from the units of corners to pixels."""
+    """Says where the problems of an image's labels are. ``scale``: factors from the units of corners to pixels."""
     findings = []
     for problem in problems:
-        if problem.xyxy:
-            problem = problem._replace(xyxy=tuple((np.array(problem.xyxy) * scale).tolist()))
-        findings.append(_finding_of(source, image, problem))
+        problem = problem._replace(image=image)
+        if problem.xyxy_px:
+            problem = problem._replace(xyxy_px=tuple((np.array(problem.xyxy_px) * scale).tolist()))
+        findings.append(_located(source, problem))
     return findings
 
 
-def _finding_of(source: LabelSource, image: int, problem: RowProblem) -> Finding:
-    """Converts a problem in the labels of ``source.images[image]``, with corners in pixels, to a finding."""
-    return Finding(
-        where=source.where(image, None if problem.row_number < 0 else problem.row_number),
-        kind=problem.kind,
-        text=problem.text,
-        image=image,
-        row_number=problem.row_number,
-        class_id=problem.class_id,
-        xyxy_px=problem.xyxy,
-        number=problem.number,
-    )
+def _located(source: LabelSource, problem: Finding) -> Finding:
+    """Says where a problem in the labels of ``source.images[problem.image]`` is."""
+    row_number = None if problem.row_number < 0 else problem.row_number
+    return problem._replace(where=source.where(problem.image, row_number))
 
 
 def _decide(
@@ -214,7 +197,7 @@ def _decide(
     for row in decided:
         if row.kind in ROW_LOST and row.image not in with_object and row.image not in reason_of:
             reason_of[row.image] = Finding(
-                source.where(row.image), BAD_LABEL, f"no row can be used, first {row.kind}: {row.text}", row.image
+                BAD_LABEL, f"no row can be used, first {row.kind}: {row.text}", source.where(row.image), row.image
             )
     is_used = np.ones(len(num_labeled), bool)
     is_used[list(reason_of)] = False

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.labels.findings import BAD_BOX, DUPLICATE, FITTED
-from data.labels.label_format import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, SHAPE, X1, Y2, RowProblem
+from data.labels.findings import BAD_BOX, DUPLICATE, FITTED, Finding
+from data.labels.label_format import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, SHAPE, X1, Y2
 from utils.boxes import clip_xyxy, xyxy_to_xywh
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors in boxes without area
@@ -31,9 +31,7 @@ class CleanBoxes(NamedTuple):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
-def clean_rows(
-    table: np.ndarray, image_hw: np.ndarray, *, normalized: bool
-) -> tuple[CleanBoxes, list[tuple[int, RowProblem]]]:
+def clean_rows(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool) -> tuple[CleanBoxes, list[Finding]]:
     """Clips boxes to their images, removes boxes that are reversed, too small or outside the image, and marks exact
     repetitions.
 
@@ -43,8 +41,7 @@ def clean_rows(
         normalized: whether corners and areas are fractions of the image size, not pixels.
 
     Returns:
-        The remaining boxes; and the image number and problem, with corners in pixels, of each row that is removed,
-        clipped or repeated.
+        The remaining boxes; and a finding, without `where`, of each row that is removed, clipped or repeated.
     """
     size_wh = image_hw[table[:, IMAGE].astype(np.int64), ::-1].astype(np.float64)
     corners = table[:, X1 : Y2 + 1]
@@ -85,14 +82,15 @@ def clean_rows(
         for row in np.flatnonzero(mask):
             width, height = size_wh[row]
             shown = ", ".join(f"{value:.6g}" for value in corners[row])
-            problem = RowProblem(
-                row_number=int(table[row, ROW_NUMBER]),
+            problem = Finding(
                 kind=kind,
                 text=f"corners {shown} px of {width:.0f}x{height:.0f}: {reason}",
+                image=int(table[row, IMAGE]),
+                row_number=int(table[row, ROW_NUMBER]),
                 class_id=int(table[row, CLASS]),
-                xyxy=tuple(corners[row].tolist()),
+                xyxy_px=tuple(corners[row].tolist()),
             )
-            problems.append((int(table[row, IMAGE]), problem))
+            problems.append(problem)
     return boxes, problems
 
 

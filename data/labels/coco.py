@@ -9,7 +9,7 @@ from typing import Any
 from data.labels.categories import COCO_JSON, Category, category_names, checked_categories, same_name_error
 from data.labels.findings import BAD_ROW, ORPHAN, UNKNOWN_CLASS, Finding
 from data.labels.json_files import load_json, number, shown
-from data.labels.label_format import LabelFormat, LabelRow, Listing, RawLabels, RowProblem, shape_of
+from data.labels.label_format import LabelFormat, LabelRow, Listing, RawLabels, shape_of
 from data.labels.match import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError
 from utils.files.paths import path_of
@@ -48,7 +48,7 @@ def read_coco(path: Path, name: str, names: tuple[str, ...] | None) -> SplitFile
         if entry is None:
             reason = f"image_id {shown(annotation.get('image_id'))} is not in 'images'" if is_dict else "not an object"
             where = f"{name}: annotation {annotation_ids[-1]}"
-            unmatched_annotations.append(Finding(where, ORPHAN, reason, lost_objects=1))
+            unmatched_annotations.append(Finding(ORPHAN, reason, where, lost_objects=1))
             continue
         category_id = category_of.get(_id_key(annotation.get("category_id")))
         class_id: int | None = 0
@@ -96,21 +96,21 @@ def _size(image: dict[str, Any]) -> tuple[int, int] | None:
     return sides[0], sides[1]
 
 
-def _parse_annotation(annotation: dict, position: int, class_id: int | None, class_name: str) -> LabelRow | RowProblem:
+def _parse_annotation(annotation: dict, position: int, class_id: int | None, class_name: str) -> LabelRow | Finding:
     """Returns the row of an annotation at ``position``, or its problem. ``class_id``: None if the class is unknown."""
     box = annotation.get("bbox")
     values = [v for v in map(number, box) if v is not None] if isinstance(box, list) and len(box) == 4 else []
     if len(values) != 4:
-        return RowProblem(position, BAD_ROW, f"expected a bbox of four numbers, got {shown(box)[:60]}")
+        return Finding(BAD_ROW, f"expected a bbox of four numbers, got {shown(box)[:60]}", row_number=position)
     if not all(-_MAX < v < _MAX for v in values):  # not isfinite, because JSON integers may be too large for a float
-        return RowProblem(position, BAD_ROW, f"a number is not finite: bbox {str(box)[:100]}")
+        return Finding(BAD_ROW, f"a number is not finite: bbox {str(box)[:100]}", row_number=position)
     x, y, w, h = map(float, values)  # the product of two JSON integers may be too large for a float
     corners = (x, y, x + w, y + h)
     if class_id is None:
-        return RowProblem(position, UNKNOWN_CLASS, class_name, xyxy=corners)
+        return Finding(UNKNOWN_CLASS, class_name, xyxy_px=corners, row_number=position)
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, "0", "1", None):
-        return RowProblem(position, BAD_ROW, f"expected iscrowd 0 or 1, got {shown(crowd)[:60]}")
+        return Finding(BAD_ROW, f"expected iscrowd 0 or 1, got {shown(crowd)[:60]}", row_number=position)
     area = number(annotation.get("area"))
     if area is None or not 0 <= area < _MAX:
         area = w * h

@@ -76,11 +76,11 @@ _SHOWN = 3  # kinds in a message
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """One line of the report. Parsers of rows leave out where it is, which the scan adds."""
 
-    where: str  # file, or file:line, relative to the data set's folder
     kind: str  # one of `KINDS`
     text: str  # what is wrong there
+    where: str = ""  # file, or file:line, relative to the data set's folder
     image: int = -1  # position in `LabelSource.images`; -1 if it is about none of these
     row_number: int = -1  # see `data.labels.label_format`; -1 for the image or the label file itself
     class_id: int = -1  # class index of the box, if it is known
@@ -125,7 +125,7 @@ class FindingTable:
         return len(self.kind)
 
     def __getitem__(self, i: int) -> Finding:
-        return Finding(self.where[i], self.kind[i], self.text[i])
+        return Finding(self.kind[i], self.text[i], self.where[i])
 
     def __iter__(self) -> Iterator[Finding]:
         return (self[i] for i in range(len(self)))

@@ -1,7 +1,7 @@
 """Defines label formats and the rows that all of them are read into.
 
 Each format is a module of this package with a `LabelFormat`, listed in `data.labels.formats`. Its parser converts a
-file to rows: a row is a box or a `RowProblem`. `data.labels.clean` then checks whether the boxes fit into the images,
+file to rows: a row is a box or a `Finding`. `data.labels.clean` then checks whether the boxes fit into the images,
 for a whole split at once, so that a data set has the same boxes in any format.
 
 The row number locates a row in its label file: its line, from 1, which several objects of an XML file may share; or the
@@ -33,22 +33,11 @@ IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, ROW_NUMBER, SHAPE = range(10)
 NUM_COLUMNS = 10
 
 
-class RowProblem(NamedTuple):
-    """A row that is not a box, or whose box is lost or changed."""
-
-    row_number: int
-    kind: str  # see `data.labels.findings`
-    text: str
-    class_id: int = -1
-    xyxy: tuple[float, ...] = ()  # labeled corners, in the units of the label file; empty without a box
-    number: int = 1  # see `data.labels.findings.Finding`
-
-
 class RawLabels(NamedTuple):
     """The labels of one image, before their geometry is checked."""
 
     rows: list[LabelRow]  # in file order
-    problems: list[RowProblem]
+    problems: list[Finding]  # rows that are no box, without `where` and `image`; corners as in the file
     size_hw: tuple[int, int] | None = None  # image size according to the file
 
     @property
@@ -56,9 +45,9 @@ class RawLabels(NamedTuple):
         """Number of labeled objects, usable or not."""
         return len(self.rows) + len(self.problems)
 
-    def add(self, parsed: LabelRow | RowProblem) -> None:
+    def add(self, parsed: LabelRow | Finding) -> None:
         """Adds a row or a problem."""
-        if isinstance(parsed, RowProblem):
+        if isinstance(parsed, Finding):
             self.problems.append(parsed)
         else:
             self.rows.append(parsed)

@@ -163,7 +163,7 @@ class LabelsPerSplit:
             *orphans,
             *self._undeclared(undeclared),
             *(
-                Finding(name, NO_LABEL, f"not in {file.name}, left out")
+                Finding(NO_LABEL, f"not in {file.name}, left out", name)
                 for name in listing.images
                 if name not in entry_of
             ),
@@ -184,7 +184,7 @@ class LabelsPerSplit:
         count = entry.labels.num_labeled
         where = f"{self._file.name}: image {entry.image_id}"
         text = f"{one_line(entry.file_name)[:200]} {reason}"
-        return [Finding(where, ORPHAN, text, number=count, lost_images=lost_images, lost_objects=count)][: count > 0]
+        return [Finding(ORPHAN, text, where, number=count, lost_images=lost_images, lost_objects=count)][: count > 0]
 
     def _undeclared(self, entries: Sequence[ImageEntry]) -> list[Finding]:
         """Returns one finding about all ``entries`` with annotations."""
@@ -194,7 +194,7 @@ class LabelsPerSplit:
         num_objects = sum(entry.labels.num_labeled for entry in labeled)
         count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
         text = f"{count}{_first([entry.file_name for entry in labeled])}"
-        return [Finding(self._file.name, UNDECLARED, text, number=num_objects)]
+        return [Finding(UNDECLARED, text, self._file.name, number=num_objects)]
 
 
 def _below(file_name: str, root: Path) -> str:

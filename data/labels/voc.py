@@ -12,7 +12,7 @@ from functools import partial
 from math import isfinite
 from xml.etree import ElementTree
 
-from data.labels.findings import BAD_ROW, UNKNOWN_CLASS
+from data.labels.findings import BAD_ROW, UNKNOWN_CLASS, Finding
 from data.labels.label_format import (
     LabelFileError,
     LabelFormat,
@@ -21,7 +21,6 @@ from data.labels.label_format import (
     LabelSource,
     Listing,
     RawLabels,
-    RowProblem,
 )
 from utils.files.xml_files import LINE, XmlError, parse_xml
 from utils.strings import is_plain_number_text
@@ -75,30 +74,30 @@ def _boxed(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
 
 def _parse_object(
     element: ElementTree.Element, row_number: int, class_ids: Mapping[str, int] | None
-) -> LabelRow | RowProblem:
+) -> LabelRow | Finding:
     """Returns the box of an <object>, or its problem."""
     if element.tag != "object":
-        return RowProblem(row_number, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>")
+        return Finding(BAD_ROW, f"<{element.tag}> with a box where VOC has <object>", row_number=row_number)
     fields = element.findall("name")
     for box in element.findall("bndbox"):
         fields += [child for child in box if child.tag in _CORNERS]
     texts = {field.tag: (field.text or "").strip() for field in fields}
     missing = [tag for tag in ("name", *_CORNERS) if not texts.get(tag)]
     if missing:
-        return RowProblem(row_number, BAD_ROW, f"object without {', '.join(missing)}")
+        return Finding(BAD_ROW, f"object without {', '.join(missing)}", row_number=row_number)
     if len(fields) > len(texts):
-        return RowProblem(row_number, BAD_ROW, "object with two names or boxes")
+        return Finding(BAD_ROW, "object with two names or boxes", row_number=row_number)
     name = texts["name"]
     corners = [texts[tag] for tag in _CORNERS]
     shown = ", ".join(corners)[:60]
     try:
         x1, y1, x2, y2 = map(float, corners)
     except ValueError:
-        return RowProblem(row_number, BAD_ROW, f"corners are not numbers: {shown}")
+        return Finding(BAD_ROW, f"corners are not numbers: {shown}", row_number=row_number)
     if not is_plain_number_text(shown) or not all(map(isfinite, (x1, y1, x2, y2))):
-        return RowProblem(row_number, BAD_ROW, f"corners are not finite numbers: {shown}")
+        return Finding(BAD_ROW, f"corners are not finite numbers: {shown}", row_number=row_number)
     if class_ids is not None and name not in class_ids:
-        return RowProblem(row_number, UNKNOWN_CLASS, f"'{name}'", xyxy=(x1, y1, x2, y2))
+        return Finding(UNKNOWN_CLASS, f"'{name}'", xyxy_px=(x1, y1, x2, y2), row_number=row_number)
     class_id = 0 if class_ids is None else class_ids[name]
     return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, row_number, 0)
 

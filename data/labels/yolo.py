@@ -10,7 +10,7 @@ import re
 from functools import partial
 from math import isfinite
 
-from data.labels.findings import BAD_ROW, UNKNOWN_CLASS
+from data.labels.findings import BAD_ROW, UNKNOWN_CLASS, Finding
 from data.labels.label_format import (
     LabelFileError,
     LabelFormat,
@@ -19,7 +19,6 @@ from data.labels.label_format import (
     LabelSource,
     Listing,
     RawLabels,
-    RowProblem,
     shape_of,
 )
 from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
@@ -50,7 +49,7 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
     return labels
 
 
-def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRow | RowProblem:
+def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRow | Finding:
     """Returns the box or polygon of a row, or its problem."""
     try:
         values = [float(field) for field in fields]
@@ -61,16 +60,16 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRo
         reason = f"{count} fields, expected class cx cy w h, or a class and at least 3 points"
         if count == 6:
             reason += "; detect.py --save-conf adds a confidence, which no label has"
-        return RowProblem(line, BAD_ROW, reason)
+        return Finding(BAD_ROW, reason, row_number=line)
     if not all(map(isfinite, values)):
-        return RowProblem(line, BAD_ROW, f"a number is not finite: {' '.join(fields)[:60]!r}")
+        return Finding(BAD_ROW, f"a number is not finite: {' '.join(fields)[:60]!r}", row_number=line)
     class_id = values[0]
     if class_id != int(class_id):
-        return RowProblem(line, BAD_ROW, f"class {fields[0][:60]} is not a whole number")
+        return Finding(BAD_ROW, f"class {fields[0][:60]} is not a whole number", row_number=line)
     corners, area, shape = _box(*values[1:]) if count == 5 else _polygon(values[1:])
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         text = f"class {fields[0][:60]}" + ("" if num_classes is None else f" of 0 to {num_classes - 1}")
-        return RowProblem(line, UNKNOWN_CLASS, text, class_id=int(class_id), xyxy=corners)
+        return Finding(UNKNOWN_CLASS, text, class_id=int(class_id), xyxy_px=corners, row_number=line)
     class_id = 0 if num_classes is None else class_id
     return (class_id, *corners, area, 0, line, shape)
 
@@ -92,8 +91,8 @@ def _polygon(values: list[float]) -> _Geometry:
     return corners, area, 0 if is_box else shape_of(values)
 
 
-def _not_numbers(fields: list[str], line: int) -> RowProblem:
-    return RowProblem(line, BAD_ROW, f"not numbers separated by spaces: {' '.join(fields)[:60]!r}")
+def _not_numbers(fields: list[str], line: int) -> Finding:
+    return Finding(BAD_ROW, f"not numbers separated by spaces: {' '.join(fields)[:60]!r}", row_number=line)
 
 
 def _read(listing: Listing, names: tuple[str, ...] | None) -> LabelSource:

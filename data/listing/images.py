@@ -117,15 +117,15 @@ def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], fold
                 images.stamps[prefix + name] = stamp
             elif not entry.is_dir():
                 text = "a broken link" if entry.is_symlink() else "not a file that can be read"
-                images.findings.append(Finding(prefix + name, MISSING_IMAGE, text, lost_images=1))
+                images.findings.append(Finding(MISSING_IMAGE, text, prefix + name, lost_images=1))
         elif suffix in UNREAD_SUFFIXES:
             unread.setdefault(suffix, []).append(name)
         elif not suffix and entry.is_symlink() and not os.path.exists(entry):  # probably to a folder of images
-            images.findings.append(Finding(prefix + name, MISSING_IMAGE, "a broken link", lost_images=1))
+            images.findings.append(Finding(MISSING_IMAGE, "a broken link", prefix + name, lost_images=1))
     images.folders[prefix] = folder
     for suffix, names in unread.items():
         text = unread_text(suffix, len(names))
-        images.findings.append(Finding(prefix + names[0], UNSUPPORTED, text, number=len(names)))
+        images.findings.append(Finding(UNSUPPORTED, text, prefix + names[0], number=len(names)))
 
 
 def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders: Folders) -> None:
@@ -154,9 +154,9 @@ def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders
         is_other_image = dropped is not None and row_of_name.get(name, row) != row
         where = f"{list_name}:{line}"
         if stamp == ABSENT or is_other_image or os.path.splitext(base_name)[1].lower() not in suffixes:
-            images.findings.append(Finding(where, MISSING_IMAGE, f"no image {row[:200]}", lost_images=1))
+            images.findings.append(Finding(MISSING_IMAGE, f"no image {row[:200]}", where, lost_images=1))
         elif name in row_of_name:
-            images.findings.append(Finding(where, DUPLICATE, f"{name} is listed twice; used once"))
+            images.findings.append(Finding(DUPLICATE, f"{name} is listed twice; used once", where))
         else:
             row_of_name[name] = row
             images.stamps[name] = stamp

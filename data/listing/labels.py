@@ -144,7 +144,7 @@ def find_orphans(
         num_objects = _num_objects(path_of(name, folders.root), source.label_format)
         if num_objects:
             text = f"no image of its name; {counted(num_objects, 'object')}"
-            findings.append(Finding(name, ORPHAN, text, number=num_objects, lost_objects=num_objects))
+            findings.append(Finding(ORPHAN, text, name, number=num_objects, lost_objects=num_objects))
     return findings
 
 

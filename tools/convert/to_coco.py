@@ -110,7 +110,7 @@ def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: floa
             except UserError as error:
                 if not known.is_per_image:
                     raise
-                findings.append(Finding(str(file), BAD_LABEL, str(error).removeprefix(f"{file}: "), lost_images=1))
+                findings.append(Finding(BAD_LABEL, str(error).removeprefix(f"{file}: "), str(file), lost_images=1))
         images = collect(entries, root, findings)
         num_boxes = Counter(box.name for image in images for box in image.boxes)
         report = ScanReport.of(findings, used_images=len(images), used_objects=num_boxes.total())
@@ -195,7 +195,7 @@ def collect(entries: Sequence[Entry], root: Path, findings: list[Finding]) -> li
             text = f"image {one_line(entry.image)[:MAX_TEXT]!r} {reason}"
             lost = len(entry.boxes)
             is_first = entry.image not in unknown
-            findings.append(Finding(entry.where, ORPHAN, text, number=lost, lost_images=is_first, lost_objects=lost))
+            findings.append(Finding(ORPHAN, text, entry.where, number=lost, lost_images=is_first, lost_objects=lost))
             unknown.add(entry.image)
             continue
         split = split_of(entry.split) or _split_of_paths(path, entry.file, root)
@@ -205,15 +205,15 @@ def collect(entries: Sequence[Entry], root: Path, findings: list[Finding]) -> li
                 f"{entry.where}: {path.name} is in '{split}' here, and in '{image.split}' in {image.where}; remove one"
             )
         if not entry.is_labeled:
-            findings.append(Finding(entry.where, NO_LABEL, "its objects are null: a background"))
+            findings.append(Finding(NO_LABEL, "its objects are null: a background", entry.where))
         _add_boxes(entry, image, findings)
     for path in paths:
         if path not in images:
-            findings.append(Finding(str(path), NO_LABEL, "is not in the annotations: left out"))
+            findings.append(Finding(NO_LABEL, "is not in the annotations: left out", str(path)))
     for path, image in list(images.items()):
         if image.has_lost and not image.boxes:  # as a background, it would teach the model to ignore its objects
             del images[path]
-            findings.append(Finding(image.where, BAD_LABEL, f"{path.name} has no usable box", lost_images=1))
+            findings.append(Finding(BAD_LABEL, f"{path.name} has no usable box", image.where, lost_images=1))
     return [images[path] for path in sorted(images)]
 
 
@@ -252,7 +252,7 @@ def _add_boxes(entry: Entry, image: AnnotatedImage, findings: list[Finding]) -> 
             problem = f"x1 y1 x2 y2: {x1:g} {y1:g} {x2:g} {y2:g}"
         image.has_lost = True
         where = f"{entry.where}: object {number}" if len(boxes) > 1 else entry.where
-        findings.append(Finding(where, kind, problem, lost_objects=1))
+        findings.append(Finding(kind, problem, where, lost_objects=1))
 
 
 def _write(
