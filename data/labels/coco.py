@@ -8,7 +8,7 @@ from typing import Any
 
 from data.labels.categories import COCO_JSON, Category, category_names, checked_categories, same_name_error
 from data.labels.findings import BAD_ROW, ORPHAN, UNKNOWN_CLASS, Finding
-from data.labels.json_files import load_json, number, shown
+from data.labels.json_files import load_json, number, numbers, shown
 from data.labels.label_format import LabelFormat, LabelRow, Listing, RawLabels, shape_of
 from data.labels.match import ImageEntry, LabelsPerSplit, SplitFile
 from utils.errors import UserError
@@ -99,8 +99,8 @@ def _size(image: dict[str, Any]) -> tuple[int, int] | None:
 def _parse_annotation(annotation: dict, position: int, class_id: int | None, class_name: str) -> LabelRow | Finding:
     """Returns the row of an annotation at ``position``, or its problem. ``class_id``: None if the class is unknown."""
     box = annotation.get("bbox")
-    values = [v for v in map(number, box) if v is not None] if isinstance(box, list) and len(box) == 4 else []
-    if len(values) != 4:
+    values = numbers(box) if isinstance(box, list) and len(box) == 4 else []
+    if not values:
         return Finding(BAD_ROW, f"expected a bbox of four numbers, got {shown(box)[:60]}", row_number=position)
     if not all(-_MAX < v < _MAX for v in values):  # not isfinite, because JSON integers may be too large for a float
         return Finding(BAD_ROW, f"a number is not finite: bbox {str(box)[:100]}", row_number=position)
@@ -122,9 +122,8 @@ def _shape(segmentation: Any) -> int:
     if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
         return 0
     first = segmentation[0]
-    values = [*first[:_COMPARED], *first[-_COMPARED:]]
-    ends = [value for value in map(number, values) if value is not None]
-    if len(ends) < len(values):
+    ends = numbers([*first[:_COMPARED], *first[-_COMPARED:]])
+    if not ends:
         return 0
     if len(first) == _NUMBERS_OF_BOX and len(set(first[::2])) == len(set(first[1::2])) == 2:
         return 0  # the box itself

@@ -11,6 +11,8 @@ from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.strings import is_plain_number_text
 
+_NUMBERS = frozenset((int, float))
+
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
     """Reads a JSON file that contains an object or a list. Raises UserError if it is malformed or an object repeats a
@@ -53,6 +55,14 @@ def number(value: Any) -> int | float | None:
         return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
     except ValueError:  # no number, or one of thousands of digits
         return None
+
+
+def numbers(values: list[Any]) -> list[float]:
+    """Returns the `number` of each value, an empty list if one has none."""
+    if _NUMBERS.issuperset(map(type, values)):
+        return values
+    found = [value for value in map(number, values) if value is not None]
+    return found if len(found) == len(values) else []
 
 
 def shown(value: Any) -> str:
