@@ -85,13 +85,11 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
     return anchors[anchors.prod(-1).argsort(kind="stable")]
 
 
-def check_anchors(
+def fitted_anchors(
     boxes_wh_px_at_imgsz: np.ndarray, head: DetectionHead, *, anchor_t: float, reason_to_keep: str = "", seed: int = 0
-) -> str:
+) -> tuple[str, Tensor | None]:
     """Measures the best possible recall of an anchor head, and fits new anchors if it is below 0.98, unless there is
     a ``reason_to_keep`` them.
-
-    New anchors are written to ``head.anchors``, smaller ones on finer levels, if recall and fitness improve.
 
     Args:
         boxes_wh_px_at_imgsz: sides of the training boxes (M, 2), pixels at the training size.
@@ -100,25 +98,25 @@ def check_anchors(
         reason_to_keep: why the anchors may not be changed, for the log; empty if they may.
         seed: seed of the fit's random numbers.
 
-    Returns a line for the log. Raises ValueError for a head without anchors.
+    Returns a line for the log, and new anchors for ``head.anchors`` (L, A, 2), smaller ones on finer levels, if recall
+    and fitness improve; else None. Raises ValueError for a head without anchors.
     """
     if head.anchors is None:
         raise ValueError("the head has no anchors")
     boxes = np.asarray(boxes_wh_px_at_imgsz, dtype=np.float64).reshape(-1, 2)
     boxes = boxes[(boxes > 0).all(-1)]
     if len(boxes) == 0:
-        return "anchors: no boxes to check against; the anchors are kept"
+        return "anchors: no boxes to check against; the anchors are kept", None
     anchors = _anchors_px(head, head.anchors)
     recall, _ = recall_and_fitness(boxes, anchors, anchor_t)
     measured = f"anchors: {recall:.1%} of boxes can be matched"
     if recall >= _TARGET_RECALL:
-        return f"{measured}; they are kept"
+        return f"{measured}; they are kept", None
     if reason_to_keep:
-        return f"{measured}; {reason_to_keep}, so they are kept"
+        return f"{measured}; {reason_to_keep}, so they are kept", None
     fit = _fit_better(boxes, anchors, anchor_t=anchor_t, seed=seed)
-    if fit.anchors is not None:
-        _set_anchors(head, head.anchors, fit.anchors)
-    return f"{measured}; {fit.summary}"
+    fitted = None if fit.anchors is None else _by_level(head, head.anchors, fit.anchors)
+    return f"{measured}; {fit.summary}", fitted
 
 
 class _Fit(NamedTuple):
@@ -147,12 +145,12 @@ def _anchors_px(head: DetectionHead, buffer: Tensor) -> np.ndarray:
     return (buffer.detach().double().cpu().numpy() * _strides(head)).reshape(-1, 2)
 
 
-@torch.no_grad()
-def _set_anchors(head: DetectionHead, buffer: Tensor, anchors_px: np.ndarray) -> None:
-    """Writes anchors (L * A, 2), the smallest first, to ``buffer`` (L, A, 2): smaller ones to finer levels."""
+def _by_level(head: DetectionHead, buffer: Tensor, anchors_px: np.ndarray) -> Tensor:
+    """Returns anchors (L * A, 2), the smallest first, in the form of ``buffer`` (L, A, 2), on the CPU: smaller ones on
+    finer levels, in multiples of the stride."""
     by_level = np.empty(buffer.shape)
     by_level[np.argsort(head.strides, kind="stable")] = anchors_px.reshape(by_level.shape)
-    buffer.copy_(torch.from_numpy(by_level / _strides(head)))
+    return torch.from_numpy(by_level / _strides(head)).to(buffer.dtype)
 
 
 def _strides(head: DetectionHead) -> np.ndarray:

@@ -159,6 +159,23 @@ def build_detector(
     Raises UserError for an unknown model, a mistake in a YAML, a model that is for images of other channels, or one
     that does not fit in memory.
     """
+    detector = outline_detector(model, num_classes, names=names, channels=channels)
+    try:
+        storage = _storage(detector)
+    except RuntimeError as error:
+        if not explain_limit(error):
+            raise
+        raise UserError(f"{detector.spec['name']}: has more weights than this machine has memory") from None
+    detector.load_state_dict(storage, assign=True)  # not to_empty, whose meta kernels take 0.4 s to import
+    _initialize(detector, seed)
+    return detector
+
+
+def outline_detector(
+    model: str | Path | dict, num_classes: int, *, names: Sequence[str] | None = None, channels: int | None = None
+) -> Detector:
+    """Builds a detector without storage, on the meta device: layers, shapes and strides. The arguments and errors are
+    those of `build_detector`."""
     if num_classes < 1:
         raise UserError(f"a detector needs at least one class, got {num_classes}")
     if names is not None and len(names) != num_classes:
@@ -169,16 +186,7 @@ def build_detector(
             expected = f"takes images of {counted(spec.channels, 'channel')}"
             raise UserError(f"{spec.label}: {expected}, those of the data set have {channels}; choose another model")
         spec = replace(spec, channels=channels, plain=spec.plain | {"channels": channels})
-    detector = build_on_meta(spec, num_classes, names)
-    try:
-        storage = _storage(detector)
-    except RuntimeError as error:
-        if not explain_limit(error):
-            raise
-        raise UserError(f"{spec.label}: has more weights than this machine has memory") from None
-    detector.load_state_dict(storage, assign=True)  # not to_empty, whose meta kernels take 0.4 s to import
-    _initialize(detector, seed)
-    return detector
+    return build_on_meta(spec, num_classes, names)
 
 
 def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:

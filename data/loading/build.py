@@ -216,11 +216,10 @@ def build_train_sampler(
 
 
 def build_run_val_loader(
-    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, canvases: CanvasRule
+    ctx: DistributedContext, config: TrainConfig, reader: SampleReader, canvases: CanvasRule
 ) -> ValidationLoader:
-    """Builds the validation loader of a training run, of tiles if the run trains on tiles; see `build_val_loader`."""
+    """Builds the validation loader of a training run; see `build_val_loader`."""
     check_image_size(canvases.imgsz, canvases.stride)
-    reader = open_run_val_reader(ctx, config, hyp, spec)
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
     batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
     return build_val_loader(ctx, reader, canvases, batch_size=batch_size, workers=config.workers)

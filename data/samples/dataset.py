@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -116,6 +117,7 @@ class AugmentedImages(LoadImagesAndLabels):
         """
         super().__init__(reader)
         hyp = hyp or Hyperparameters()
+        self._options: dict[str, Any] = {"seed": seed, "rect": rect, "weights": weights}
         self.weights = np.ones(len(self)) if weights is None else weights
         is_rgb = self.sample_index.pixels.channels == 3
         self.planner = SamplePlanner(
@@ -140,6 +142,10 @@ class AugmentedImages(LoadImagesAndLabels):
                 image, labels = self._transforms(image, labels, key)
             samples.append(self._sample(key, image, labels))
         return samples
+
+    def with_hyp(self, hyp: Hyperparameters) -> AugmentedImages:
+        """Returns the same samples, augmented as ``hyp`` says."""
+        return AugmentedImages(self.reader, hyp=hyp, **self._options)
 
     def without_augmentation(self) -> LoadImagesAndLabels:
         """Returns the same samples, letterboxed instead of augmented."""

@@ -60,14 +60,17 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
         return None
     with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx, ExitStack() as stack:
         # Imported here so that only one process reports an import that fails.
-        from engine.train.resume import Remaining, log_ended_run, plan_run
+        from engine.train.resume import WorkLeft, log_ended_run, plan_run
         from engine.train.run import build_training
 
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, command.explicit_flags, stack)
-        if plan.remaining is Remaining.NOTHING:
+        if plan.work_left is WorkLeft.NOTHING:
             outcome = log_ended_run(ctx, plan)
         else:
+            used = plan.settings.config
+            advice = memory_advice(used.batch_size, used.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
+            stack.enter_context(limits_as_user_errors(lambda: advice))
             outcome = build_training(ctx, plan, signals, stack).fit()
     return outcome if ctx.is_main else None
 

@@ -21,12 +21,11 @@ from engine.train.step import build_step
 from models.detector import Detector
 from models.losses.base import Criterion
 from utils.batches import Batch, Targets
-from utils.config.settings import FIND_BATCH_SIZE, RunSettings
+from utils.config.settings import RunSettings
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.labels import ignored_class
-from utils.logger import get_logger
-from utils.strings import counted
+from utils.machine.devices import resolve_amp
 
 MAX_SHARD_IMAGES = 512  # images per shard; larger batches are no faster, and the host keeps 36 batches with 16 workers
 BOXES = 128  # boxes per image, as in mosaics of COCO; targets are padded to the image with the most boxes
@@ -37,18 +36,16 @@ MEMORY_SHARE = 0.9  # of the free memory; the rest is for fragmentation, communi
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
 
 
-def choose_batch_size(
+def find_batch_size(
     ctx: DistributedContext, settings: RunSettings, model: Detector, criterion: Criterion, samples: AugmentedImages
-) -> RunSettings:
-    """Returns the settings with the largest batch size that fits on the GPUs and leaves enough steps to an epoch, for
-    ``--batch-size -1``; else unchanged. All processes must call this.
+) -> int:
+    """Returns the largest batch size that fits on the GPUs and leaves enough steps to an epoch. All processes must call
+    this.
 
     The images of a shard are a power of two. Neither the model nor its gradients change. Raises UserError on a CPU, and
     if not even one image per shard fits.
     """
     config = settings.config
-    if config.batch_size != FIND_BATCH_SIZE:
-        return settings
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     samples_per_image = 4 if config.quad else 1
     epoch_samples = len(build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride).order)
@@ -77,10 +74,7 @@ def choose_batch_size(
             f"--batch-size -1: not even one image of {_largest_side(settings, model)} px fits in the memory that "
             f"{ctx.device} has left; use a smaller --imgsz or model"
         )
-    batch_size = images * shards * samples_per_image
-    per_shard = counted(images, "image")
-    get_logger().info("--batch-size -1: %d (%s of %s)", batch_size, counted(shards, "shard"), per_shard)
-    return replace(settings, config=replace(config, batch_size=batch_size))
+    return images * shards * samples_per_image
 
 
 def _has_memory(prepare: Callable[[], Callable[[], None]]) -> bool:
@@ -141,7 +135,9 @@ def prepare_step(
     # `lr_mult` is not chosen yet, and takes no memory.
     settings_here = RunSettings(config_here, replace(settings.hyp, lr_mult=1.0))
     ctx_here = DistributedContext.single(ctx.device)
-    step = build_step(ctx_here, settings_here, copy.deepcopy(model), criterion, steps, full_batch=images_here)
+    amp_dtype = resolve_amp(config.amp, ctx.device)
+    copied = copy.deepcopy(model)
+    step = build_step(ctx_here, settings_here, copied, criterion, steps, amp_dtype=amp_dtype, full_batch=images_here)
     number = np.arange(BOXES * samples_per_image)
     sizes = np.full(len(number), 0.05)
     centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]

@@ -83,7 +83,7 @@ class Progress:
             self.best_epoch = epoch
         return is_best
 
-    def forget_best(self) -> None:
+    def reset_best(self) -> None:
         """Makes the next validated epoch the best one."""
         self.best_epoch = -1
         self.best_fitness = -1.0
@@ -168,7 +168,7 @@ class CheckpointHeader:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataIdentity:
+class DataFingerprint:
     """The fingerprint of a run's training and validation samples, which are tiles for data with tiles.
 
     It depends on the sizes and labels of the images in their order, so a copy of a data set has the same one. Other
@@ -179,7 +179,7 @@ class DataIdentity:
     val_labels: str
 
     @classmethod
-    def of(cls, train: DatasetIndex, val: DatasetIndex) -> DataIdentity:
+    def of(cls, train: DatasetIndex, val: DatasetIndex) -> DataFingerprint:
         """Returns the fingerprint of two indexes; equal on all ranks, because `check_same_data` has compared them."""
         return cls(train_labels=train.label_digest(), val_labels=val.label_digest())
 
@@ -197,11 +197,12 @@ class RunDescription:
     config: TrainConfig
     hyp: Hyperparameters
     data: dict[str, str]  # absolute paths: "source" is the YAML, "root" the folder of its entries ("": staged)
-    identity: DataIdentity
+    identity: DataFingerprint
     val_images: list[str]  # held out by --val-fraction: names in the data set's folder
     tile: int  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]]  # parameters from weights, and their random rows
     new_lr_mult: float  # see `engine.optim.build.LoadedParameters`
+    class_weights: list[float] = field(default_factory=list)  # in the loss; empty: all are equal
     origin: dict[str, str]  # see `models.weights.origin.Origin`
     # Path of the model that teaches it, sha256 of its tensors; empty: none. best.pt leaves it out.
     teacher: dict[str, str] = field(default_factory=dict)

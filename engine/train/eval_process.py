@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.loading.build import open_run_val_reader
 from data.open import open_data
 from engine.evaluation.result import Evaluation
 from engine.parallel.eval_ranks import EvalSetup, Scorer, serve
 from engine.train.resume import resolve
-from engine.train.run import build_criterion, build_validation, choose_kernels, common_facts
-from engine.train.starting_model import rebuild_model
+from engine.train.run import build_criterion, choose_kernels, common_facts, open_evaluation
+from models.detector import build_detector
 from utils.config.settings import RunSettings, TrainConfig, names_with
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
@@ -62,11 +63,13 @@ def build_scorer(
     choose_kernels(config)
     # The run's data set, at the location that this process uses.
     spec = open_data(replace(source, stage=config.stage, cache_dir=config.cache_dir), ctx)
-    model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
+    model = build_detector(setup.model_spec, len(setup.names), names=setup.names, channels=spec.pixels.channels)
+    model = model.to(ctx.device).to(memory_format=torch.channels_last)
     if model.head.anchors is not None and setup.anchors is not None:
         model.head.anchors.copy_(setup.anchors)
     criterion = build_criterion(ctx, settings, model, setup.class_weights)
-    loader, evaluator = build_validation(ctx, settings, spec, model, criterion)
+    reader = open_run_val_reader(ctx, config, settings.hyp, spec)
+    loader, evaluator = open_evaluation(ctx, config, reader, model, criterion)
     for name, value in common_facts(loader.index).items():
         if setup.facts.get(name) != value:
             raise UserError(f"{name} differs from that of the training processes")

@@ -13,8 +13,10 @@ from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import format_table, result_rows
 from engine.optim.schedule import epochs_in_time
-from engine.parallel.control import Action
+from engine.train.control import Action
 from engine.train.trainer import Epoch, Hook, Trainer
+from utils.config.commands import COMMANDS
+from utils.config.flags import as_flag
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
 from utils.labels import GroundTruth
@@ -133,13 +135,18 @@ class TensorBoard(Hook):
 class EndLog(Hook):
     """Logs the scores of each class of best.pt, and where the weights are. The last hook.
 
-    After a resume without a new best epoch, the scores are those of the newest validation. ``names``: of the classes.
+    After a resume without a new best epoch, the scores are those of the newest validation.
+
+    Args:
+        names: of the classes.
+        compared_with: complete weights that the run has started from, to compare best.pt with; "": none.
     """
 
     on_rank_0 = True
 
-    def __init__(self, fitness: str, truth: GroundTruth, names: Sequence[str]) -> None:
+    def __init__(self, fitness: str, truth: GroundTruth, names: Sequence[str], *, compared_with: str = "") -> None:
         self._fitness = fitness
+        self._compared_with = compared_with
         self._truth = truth
         self._names = names
         self._result: EvalResult | None = None
@@ -169,3 +176,8 @@ class EndLog(Hook):
             return
         score = f"best {self._fitness} {progress.best_fitness:.4f} in epoch {progress.best_epoch}"
         log.info("done: %s; %s: %s", done, score, best)
+        if self._compared_with:
+            config = trainer.run.config
+            flags = {"weights": self._compared_with, "data": config.data, "imgsz": config.imgsz}
+            words = " ".join(as_flag(name, value) for name, value in flags.items())
+            log.info("to compare with the weights that it started from: %s %s", COMMANDS["val"].typed, words)

@@ -9,7 +9,6 @@ new ones start in a run of few steps.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -19,26 +18,21 @@ import torch
 
 from data.index.index import DatasetIndex
 from data.samples.dataset import AugmentedImages
-from engine.optim.schedule import StepPlan, new_layers_lr_mult
+from engine.optim.schedule import new_layers_lr_mult
 from models.detector import Detector, build_detector
-from models.weights.download import fetch_weights
 from models.weights.load import class_count
-from models.weights.read import COUNTERS, read_weights
+from models.weights.read import COUNTERS, StoredWeights
 from models.weights.transfer import transfer_weights
 from utils.batches import BatchRequest, Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
-from utils.class_names import class_key
-from utils.config.settings import RunSettings, TrainConfig
+from utils.config.settings import RunSettings
 from utils.distributed.context import DistributedContext, broadcast_object, gather_on_main
-from utils.logger import get_logger
-from utils.strings import counted, listed
+from utils.strings import counted
 
 MAX_PROBE_IMAGES = 100  # maximum number of training images that are examined
 BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # maximum fraction of the run's images; a forward pass takes at most a third of a step
 FOUND_IOU = 0.5  # minimum IoU at which a predicted box counts as finding an object
-DETECTED_SCORE = 0.5  # minimum score at which a class counts as detected where nothing is labeled
-MAX_LISTED = 8  # most classes that an advised flag lists
 # Minimum mean scores of weights that know the objects, or know them well. Measured on seven data sets, see
 # `benchmarks/LOG.md`.
 FAMILIAR_SCORE = 0.05
@@ -54,7 +48,6 @@ class ObjectScores(NamedTuple):
 
     labels: np.ndarray  # float32 (n,), class of each object in the data set
     objects: np.ndarray  # float32 (n, C), highest score of each class at each object
-    elsewhere: np.ndarray  # float32 (images, C), highest score of each class away from all objects
 
     @property
     def mean(self) -> float:
@@ -86,37 +79,34 @@ class WeightsProbe:
         """True if the weights detect at least some of the objects."""
         return self.score >= FAMILIAR_SCORE  # False for NaN
 
-    def choose_lr_mult(self, config: TrainConfig, steps: StepPlan) -> tuple[float, str]:
-        """Returns ``lr_mult`` for the run, and why, for the log."""
-        epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
-        lr_mult, reason = lr_mult_by_score(self.score, epochs, steps.planned_steps)
-        return lr_mult, f"{reason} ({self.details})"
-
 
 def probe_weights(
     ctx: DistributedContext,
     settings: RunSettings,
+    weights: StoredWeights,
     dataset: AugmentedImages,
     model: Detector,
     *,
     needs_similar: bool = False,
 ) -> WeightsProbe | None:
     """Measures how well the ``--weights`` of a new run detect its training objects; None if nothing depends on it. All
-    processes must call this; each tests the weights on its share of the images. ``needs_similar``: whether to return
-    similar classes."""
+    processes must call this; each tests the weights on its share of the images.
+
+    Args:
+        model: the model of the run, which may be on the meta device.
+        needs_similar: whether to return similar classes.
+    """
     config = settings.config
-    if not config.weights or not (settings.hyp.lr_mult is None or model.head.anchors is not None or needs_similar):
+    if not (settings.hyp.lr_mult is None or model.head.anchors is not None or needs_similar):
         return None
-    path = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     max_images = min(MAX_PROBE_IMAGES, len(_images_with_objects(dataset.sample_index)))
     if not config.time:
         max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
-    stored = read_weights(path)
-    classes = class_count(model, stored.shapes)
+    classes = class_count(model, weights.shapes)
     if not classes:
         return WeightsProbe(config.weights, math.nan, "its class layers are not the model's")
     detector = build_detector(model.spec, classes)
-    report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
+    report = transfer_weights(detector, replace(weights, names=detector.names))  # all classes, whatever their names
     missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
     if missing:
         details = f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
@@ -124,50 +114,17 @@ def probe_weights(
     scores = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
     if not len(scores.objects):
         return WeightsProbe(config.weights, math.nan, "no object in the images examined")
-    if ctx.is_main and not config.keep_old:
-        labeled = dataset.reader.image_index.boxes_per_class(model.num_classes) > 0
-        _warn_of_unlearning(config.weights, stored.names or (), scores.elsewhere, model, labeled)
     details = f"mean score {scores.mean:.3f} of {counted(len(scores.objects), 'object')}"
     similar = scores.similar_classes() if needs_similar else {}
     return WeightsProbe(config.weights, scores.mean, details, similar)
-
-
-def _warn_of_unlearning(
-    source: str, weights_names: Sequence[str], elsewhere: np.ndarray, model: Detector, labeled: np.ndarray
-) -> None:
-    """Warns of classes that the weights ``source`` detect in training images although no training image labels them:
-    their objects are background to the loss.
-
-    Args:
-        weights_names: names of the C classes of the weights; empty if the file has none.
-        elsewhere: see `ObjectScores`.
-        labeled: whether each class of the model has a label: bool (C of the model,).
-    """
-    number = {class_key(name): i for i, name in reversed(list(enumerate(weights_names)))}
-    unlabeled = [name for name, is_labeled in zip(model.names, labeled) if not is_labeled and class_key(name) in number]
-    images = {name: np.count_nonzero(elsewhere[:, number[class_key(name)]] >= DETECTED_SCORE) for name in unlabeled}
-    detected = sorted((name for name in unlabeled if images[name]), key=images.__getitem__, reverse=True)
-    if sum(images.values()) < 2:  # one may be a mistake
-        return
-    kept = [shlex.quote(name) for name, is_labeled in zip(model.names, labeled) if is_labeled]
-    classes = " ".join(kept) if len(kept) <= MAX_LISTED else "and the labeled classes"
-    advice = f"--keep-old --classes {classes} keeps them (best with --freeze {len(model.model) - 1})"
-    if not model.head.distills:
-        advice = "--keep-old, which would keep them, needs weights of YOLOv8, YOLOv9, YOLO11 or YOLO26"
-    get_logger().warning(
-        "no training image labels %s, but %s detects them: training will unlearn them; %s",
-        listed(detected),
-        source,
-        advice,
-    )
 
 
 def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[float, str]:
     """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why: the end of a sentence of
     the log.
 
-    Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
-    same.
+    Weights that are already accurate on this data move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps
+    is the same.
 
     Args:
         score: result of `score_on_objects`; NaN: not measured.
@@ -221,7 +178,7 @@ def score_on_objects(
     shards = broadcast_object(ctx, gather_on_main(ctx, scores_by_batch)) or []
     gathered = {name: array for shard in shards for name, array in shard.items()}
     if not batches:
-        return ObjectScores(np.zeros(0, np.float32), np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
+        return ObjectScores(np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
     return ObjectScores(
         *(np.concatenate([gathered[f"{name} {i}"] for i in range(len(batches))]) for name in ObjectScores._fields)
     )
@@ -235,7 +192,6 @@ def _batch_scores(detector: Detector, samples: Sequence[Sample], side: int) -> O
     boxes, scores = detector.decode([level.float() for level in detector(images)])
     classes = []
     object_scores = []
-    elsewhere = []
     for sample, image_boxes, image_scores in zip(samples, boxes, scores, strict=True):
         labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
         objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
@@ -245,6 +201,4 @@ def _batch_scores(detector: Detector, samples: Sequence[Sample], side: int) -> O
         at_objects = image_scores.new_zeros(len(objects), image_scores.shape[1])
         at_objects.scatter_reduce_(0, numbers[:, None].expand(-1, image_scores.shape[1]), image_scores[found], "amax")
         object_scores.append(at_objects)
-        elsewhere.append((~overlaps.any(0)[:, None] * image_scores).amax(0))
-    parts = (torch.cat(classes), torch.cat(object_scores), torch.stack(elsewhere))
-    return ObjectScores(*(part.cpu().numpy() for part in parts))
+    return ObjectScores(torch.cat(classes).cpu().numpy(), torch.cat(object_scores).cpu().numpy())

@@ -16,7 +16,7 @@ from engine.report.images import draw_batch, write_preview
 from engine.report.page import ReportPage, machine_facts
 from engine.report.summary import Subject
 from engine.train.hooks import TensorBoard
-from engine.train.resume import Remaining
+from engine.train.resume import WorkLeft
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.drawing.draw import write_image
 from utils.errors import first_line
@@ -69,7 +69,7 @@ class Plots(Hook):
             batches=len(trainer.loader),
         )
         is_continued = run.started_from is not None
-        keeps_page = is_continued and run.remaining is Remaining.STEPS  # otherwise there may be no validation to show
+        keeps_page = is_continued and run.work_left is WorkLeft.STEPS  # otherwise there may be no validation to show
         self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
         self._next_batch = PICTURED_BATCHES if is_continued else 0
         if not is_continued:

@@ -14,7 +14,6 @@ import torch
 
 from engine.train.trainer import Epoch, Hook, Trainer
 from utils.logger import get_logger, terminal_bars, terminal_columns
-from utils.machine.resources import busy_machine
 from utils.program import seconds_since_start
 from utils.strings import format_duration
 
@@ -25,7 +24,6 @@ STEP_LINE_EVERY_S = 10.0
 STATUS_EVERY_S = 0.1  # interval on a terminal, tqdm's own: reading the memory of a device takes long
 PACE_S = 120.0  # the time left follows from the steps of the last minutes
 MIN_PACE_STEPS = 10
-SLOW_FACTOR = 3.0  # of the time of the first steps; multi-scale batches take up to 2.25 times the mean
 MIN_BAR_COLUMNS = 4
 MAX_BAR_COLUMNS = 12
 
@@ -36,17 +34,13 @@ class Pace:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()  # seconds of the steps of the last `PACE_S`
         self._recent_s = 0.0  # their sum
-        self._early_s = 0.0  # seconds of the first `MIN_PACE_STEPS` steps together
         self._steps = 0
-        self._has_warned = False
 
     def count(self, seconds: float) -> None:
         """Counts a step."""
         self._steps += 1
         if self._steps == 1:
             return
-        if self._steps <= MIN_PACE_STEPS + 1:
-            self._early_s += seconds
         self._recent.append(seconds)
         self._recent_s += seconds
         while self._recent_s > PACE_S and len(self._recent) > MIN_PACE_STEPS:
@@ -56,14 +50,6 @@ class Pace:
     def step_s(self) -> float:
         """Mean seconds of the recent steps, NaN before the second step."""
         return self._recent_s / len(self._recent) if self._recent else math.nan
-
-    def slowdown(self) -> str:
-        """Says, once, that steps take several times as long as the first ones did; else ""."""
-        early_s = self._early_s / MIN_PACE_STEPS
-        if self._has_warned or self._steps <= 2 * MIN_PACE_STEPS or self.step_s <= SLOW_FACTOR * early_s:
-            return ""
-        self._has_warned = True
-        return f"steps take {self.step_s:.2g} s now, {self.step_s / early_s:.1f} times as long as the first ones"
 
 
 class ProgressBar(Hook):
@@ -108,9 +94,6 @@ class ProgressBar(Hook):
         now = time.monotonic()
         self._pace.count(now - self._stepped_at)
         self._stepped_at = now
-        slowdown = self._pace.slowdown()
-        if slowdown:
-            get_logger().warning("%s; %s", slowdown, busy_machine() or "no other program keeps the cores busy")
         silent_s = now - self._shown_at
         if self._bar is not None:
             if silent_s >= STATUS_EVERY_S:

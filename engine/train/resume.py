@@ -28,12 +28,20 @@ from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
 from engine.optim.schedule import epochs_in_time, step_plan
 from engine.parallel.eval_ranks import dismiss
-from engine.train.checkpoint import RESULTS_CSV, Checkpoint, DataIdentity, Progress, TrainState, UnscoredEpoch
+from engine.train.checkpoint import (
+    RESULTS_CSV,
+    Checkpoint,
+    DataFingerprint,
+    Progress,
+    RunDescription,
+    TrainState,
+    UnscoredEpoch,
+)
 from engine.train.folder import find_folder, is_read_only
 from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
-from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig, names_with
+from utils.config.settings import AUTO, FIND_BATCH_SIZE, RunSettings, TrainConfig, names_with
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
 from utils.errors import UserError
@@ -53,7 +61,7 @@ _OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
 _LENGTH = ("epochs", "time", "patience")  # how long a run trains
 
 
-class Remaining(enum.Enum):
+class WorkLeft(enum.Enum):
     """The work that is left of a run when a command starts it. Only `STEPS` takes steps."""
 
     STEPS = "steps"  # steps, scores and the report
@@ -73,15 +81,25 @@ class RunPlan:
     given: frozenset[str] = frozenset()  # hyper-parameters of a new run that a file of ``--hyp`` or ``--set`` gives
     folder: Path | None = None  # locked; None: `claim_folder` makes it
     checkpoint: Checkpoint | None = None  # None: a new run
-    remaining: Remaining = Remaining.STEPS
+    work_left: WorkLeft = WorkLeft.STEPS
     end_reason: str = ""  # why the run has ended, unless steps remain, and how to train on
     local: frozenset[str] = frozenset()  # settings whose values are each process's own
     messages: tuple[str, ...] = ()  # written to the log before anything else
 
     @property
+    def stored(self) -> RunDescription | None:
+        """What the checkpoint of a run that continues says of it."""
+        return None if self.checkpoint is None else self.checkpoint.description
+
+    @property
     def started_from(self) -> Checkpoint | None:
         """The checkpoint, without its tensors."""
         return None if self.checkpoint is None else self.checkpoint.record()
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The rows of results.csv so far."""
+        return [] if self.checkpoint is None else self.checkpoint.rows
 
     @property
     def data_source(self) -> DataSource:
@@ -90,29 +108,6 @@ class RunPlan:
         stored_in = "" if self.checkpoint is None or "data" in self.local else str(self.checkpoint.path)
         source = DataSource.of_training(config)
         return replace(source, output=output, continues_output=self.folder is not None, stored_in=stored_in)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRun:
-    """A run that has its folder. Equal on all ranks but for the settings that differ in its plan.
-
-    It does not change while the run trains. With ``--time``, its ``config.epochs`` are those that were planned at the
-    start; `Trainer.epochs` are the current ones.
-    """
-
-    folder: Path
-    run_id: str
-    settings: RunSettings
-    started_from: Checkpoint | None  # without tensors; None: the run started from the beginning
-    remaining: Remaining
-
-    @property
-    def config(self) -> TrainConfig:
-        return self.settings.config
-
-    @property
-    def hyp(self) -> Hyperparameters:
-        return self.settings.hyp
 
 
 @dataclass(frozen=True)
@@ -199,7 +194,7 @@ def _plan_continued(
     reason = _end_reason(checkpoint, config, ends_by_callback=not continues and checkpoint.header.ended_by_callback)
     config = replace(config, epochs=max(config.epochs, progress.epoch))
     if not reason:
-        remaining = Remaining.STEPS
+        work_left = WorkLeft.STEPS
         position = progress.describe(checkpoint.header.run.epoch_batches)
         conditions = checkpoint.header.run
         for name, old, new in (
@@ -210,10 +205,10 @@ def _plan_continued(
                 messages.append(f"resume: {name} {old} -> {new}")
         messages.insert(0, f"resuming {last} {position}")
     elif checkpoint.lacks_scores(config.epochs) or _lacks_report(last.parent, config, progress.epoch):
-        remaining = Remaining.REPORT
+        work_left = WorkLeft.REPORT
     else:
-        remaining = Remaining.NOTHING
-    if remaining is not Remaining.NOTHING:
+        work_left = WorkLeft.NOTHING
+    if work_left is not WorkLeft.NOTHING:
         if is_read_only(last.parent):
             raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
         _check_given_again(stored, config, explicit_flags, last)
@@ -223,7 +218,7 @@ def _plan_continued(
         settings=RunSettings(config, checkpoint.description.hyp),
         folder=last.parent,
         checkpoint=checkpoint.record(),
-        remaining=remaining,
+        work_left=work_left,
         end_reason=reason,
         local=given | own | {"device"},
         messages=tuple(messages),
@@ -347,7 +342,7 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
 
 
 def restore_run(
-    ctx: DistributedContext, plan: RunPlan, state: TrainState, *, epoch_batches: int, identity: DataIdentity
+    ctx: DistributedContext, plan: RunPlan, state: TrainState, *, epoch_batches: int, fingerprint: DataFingerprint
 ) -> tuple[Progress, UnscoredEpoch | None]:
     """Puts the state of the plan's checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns
     the progress from which the run continues, and the newest epoch if it has to be validated first; the start of a new
@@ -355,7 +350,7 @@ def restore_run(
 
     Args:
         epoch_batches: batches of an epoch on each rank.
-        identity: fingerprint of the data set as it is now.
+        fingerprint: of the data set as it is now.
 
     Raises UserError when the state does not fit the run.
     """
@@ -363,15 +358,17 @@ def restore_run(
     if checkpoint is None:
         return Progress(), None
     checkpoint.restore(ctx, state)
-    progress = continue_at(checkpoint, plan.settings.config, epoch_batches, identity)
+    progress = continue_at(checkpoint, plan.settings.config, epoch_batches, fingerprint)
     # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
     has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
     if progress.best_epoch >= 0 and not has_best:
-        progress.forget_best()
+        progress.reset_best()
     return progress, _unscored_epoch(plan, checkpoint)
 
 
-def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, identity: DataIdentity) -> Progress:
+def continue_at(
+    checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, fingerprint: DataFingerprint
+) -> Progress:
     """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has with ``config``.
 
     An epoch that has begun continues at the same image, or at the last multiple of another batch size before it. It
@@ -384,16 +381,21 @@ def continue_at(checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int,
     progress = replace(checkpoint.progress)
     data = description.identity
     changes = (
-        ("training", data.train_labels, identity.train_labels, f"epoch {progress.epoch + 1} begins with the new ones"),
-        ("validation", data.val_labels, identity.val_labels, "the search for the best epoch begins again"),
+        (
+            "training",
+            data.train_labels,
+            fingerprint.train_labels,
+            f"epoch {progress.epoch + 1} begins with the new ones",
+        ),
+        ("validation", data.val_labels, fingerprint.val_labels, "the search for the best epoch begins again"),
     )
     for split, old, new, consequence in changes:
         if old != new:
             message = "%s: the %s images or labels have changed since the run began (fingerprint %s, now %s); %s"
             get_logger().warning(message, config.data, split, old[:8], new[:8], consequence)
-    has_same_images = data.train_labels == identity.train_labels
-    if data.val_labels != identity.val_labels:
-        progress.forget_best()  # the scores are not comparable
+    has_same_images = data.train_labels == fingerprint.train_labels
+    if data.val_labels != fingerprint.val_labels:
+        progress.reset_best()  # the scores are not comparable
     steps = step_plan(config, epoch_batches)
     is_recounted = stored.batch_size != config.batch_size or conditions.epoch_batches != epoch_batches
     if progress.batch and (not has_same_images or (config.rect and is_recounted)):
@@ -423,7 +425,7 @@ def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | No
     """Returns the newest epoch of a checkpoint if it has to be validated first: its scores are missing, or their
     report."""
     unscored = checkpoint.header.unscored
-    is_reported_again = plan.remaining is Remaining.REPORT and checkpoint.header.metrics
+    is_reported_again = plan.work_left is WorkLeft.REPORT and checkpoint.header.metrics
     if unscored is not None or not (checkpoint.lacks_scores(plan.settings.config.epochs) or is_reported_again):
         return unscored
     number = checkpoint.progress.epoch

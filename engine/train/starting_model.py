@@ -1,41 +1,38 @@
-"""The model that a run starts from: built, filled with starting weights, with frozen layers."""
+"""The model that a run starts from: built once, filled with starting weights, with frozen layers."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from engine.train.checkpoint import Checkpoint
+from data.loading.build import build_train_sampler
+from engine.optim.schedule import FEW_STEPS, step_plan
+from engine.train.lr_probe import WeightsProbe, probe_weights
+from engine.train.resume import RunPlan
+from engine.train.sources import RunData, Sources, layers_to_freeze
 from models.detector import Detector, build_detector
-from models.weights.download import fetch_weights
-from models.weights.load import check_shapes, model_of
-from models.weights.origin import RANDOM, origin_of_run
-from models.weights.read import read_weights, shapes_of
-from models.weights.transfer import fill_model
-from utils.class_names import class_difference
-from utils.config.image_size import check_image_size
-from utils.config.settings import TrainConfig
+from models.weights.load import model_of
+from models.weights.origin import RANDOM, origin_of_run, taught_by
+from models.weights.read import StoredWeights
+from models.weights.transfer import transfer_weights
+from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.strings import counted
 
-DEFAULT_MODEL = "yolov8n"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StartingModel:
     """A model before its first step, and where its weights come from."""
 
     model: Detector  # on its device
     pretrained: dict[str, tuple[int, ...]]  # rows of new classes, by name of each parameter from weights
     origin: dict[str, str]  # origin of the weights: fields of `models.weights.origin.Origin`
+    probe: WeightsProbe | None  # how well the weights of a new run detect its objects; None: not measured
 
     @property
     def is_complete(self) -> bool:
@@ -43,93 +40,79 @@ class StartingModel:
         return all(self.pretrained.get(name) == () for name, _ in self.model.named_parameters())
 
 
-def build_starting_model(
-    ctx: DistributedContext,
-    config: TrainConfig,
-    names: Sequence[str],
-    channels: int,
-    *,
-    similar: Mapping[int, int] | None = None,
-) -> StartingModel:
-    """Builds the model of a new run for classes ``names`` and images of ``channels`` channels.
+def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData) -> StartingModel:
+    """Builds the model of a run on its device. Every rank must call this.
 
-    ``similar``: see `transfer_weights`. The class layers are then as wide as the file's, so that its rows fit.
-
-    Raises UserError for weights that cannot be read, a model that cannot be built or does not fit the settings, and if
-    processes have read different weights.
+    A new run's has random weights, or those of ``--weights``: in a run of few steps, its new classes start from the
+    rows of similar ones, and its class layers are as wide as the file's, so that these fit. `restore_run` loads the
+    weights of a run that continues. Raises UserError if processes have read different weights.
     """
-    stored = None
-    if config.weights:
-        stored = read_weights(fetch_weights(config.weights, ctx=ctx, offline=config.offline))
-    source = config.model or (model_of(stored, keep_width=bool(similar)) if stored else DEFAULT_MODEL)
-    model = _build(source, config, names, channels, remark="" if stored else ", random weights")
-    pretrained = fill_model(model, stored, grow=config.keep_old, similar=similar) if stored else {}
-    _freeze(model, config.freeze)
+    config = plan.settings.config
+    checkpoint = plan.checkpoint
+    if checkpoint is not None:
+        stored = checkpoint.description
+        model = _build(config, sources.outline.spec, sources)
+        check_same_model(ctx, model, list(checkpoint.state.model.values()))
+        pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
+        return StartingModel(model=_on_device(model, ctx), pretrained=pretrained, origin=stored.origin, probe=None)
+    weights = sources.weights
+    origin = origin_of_run(weights) if weights else RANDOM
+    if sources.teacher is not None and config.teacher:
+        origin = taught_by(origin, sources.teacher.origin)
+    if weights is None:
+        model = _build(config, sources.outline.spec, sources, remark=", random weights")
+        check_same_model(ctx, model, [])
+        return StartingModel(model=_on_device(model, ctx), pretrained={}, origin=origin._asdict(), probe=None)
+    probe, similar = _probe(ctx, plan, sources, data, weights)
+    spec = model_of(weights, keep_width=True) if similar else sources.outline.spec
+    model = _build(config, spec, sources)
+    report = transfer_weights(model, weights, grow=config.keep_old, similar=similar)
+    for line in report.lines():
+        get_logger().info("%s", line)
+    pretrained = report.pretrained(model)
     state = model.state_dict()
     check_same_model(ctx, model, [state[name] for name in pretrained])
-    origin = origin_of_run(stored) if stored else RANDOM
-    return StartingModel(_on_device(model, ctx), pretrained, origin._asdict())
+    return StartingModel(model=_on_device(model, ctx), pretrained=pretrained, origin=origin._asdict(), probe=probe)
 
 
-def rebuild_starting_model(
-    ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int, checkpoint: Checkpoint
-) -> StartingModel:
-    """Builds the model that a checkpoint describes; `restore_run` loads the weights. Raises UserError if the data set,
-    with classes ``names``, has other classes, or another order, and if the weights do not fit the model."""
-    path = checkpoint.path
-    stored = checkpoint.description
-    difference = class_difference(stored.names, names)
-    if difference:
-        raise UserError(
-            f"{path}: the run and {config.data} do not have the same classes ({difference}); for other classes start a "
-            f"new run with --weights {shlex.quote(str(path))}"
-        )
-    check_shapes(path, stored.model_spec, stored.names, shapes_of(checkpoint.state.model))
-    with errors_of(path):
-        model = rebuild_model(ctx, config, names, channels, stored.model_spec)
-    check_same_model(ctx, model, list(checkpoint.state.model.values()))
-    return StartingModel(model, {name: tuple(rows) for name, rows in stored.pretrained.items()}, stored.origin)
+def _probe(
+    ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData, weights: StoredWeights
+) -> tuple[WeightsProbe | None, Mapping[int, int]]:
+    """Measures how well the weights detect the objects. Returns the result, and the classes of the weights from which
+    those of the model start, if the run has few steps (judged at the default batch size, if that is still open)."""
+    settings = plan.settings
+    config = settings.config
+    if config.batch_size == FIND_BATCH_SIZE:
+        config = replace(config, batch_size=TrainConfig.batch_size)
+    stride = sources.outline.stride
+    epoch_batches = len(build_train_sampler(ctx, config, settings.hyp, data.samples, stride=stride))
+    steps = step_plan(config, epoch_batches)
+    needs_similar = steps.planned_steps <= FEW_STEPS and not (config.model or config.keep_old)
+    probe = probe_weights(ctx, settings, weights, data.samples, sources.outline, needs_similar=needs_similar)
+    if probe is None or not probe.similar or sources.fits_whole:
+        return probe, {}
+    length = counted(steps.total, "step")
+    get_logger().info("as the run has only %s, it keeps the class layers of %s", length, config.weights)
+    return probe, probe.similar
 
 
-def rebuild_model(
-    ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int, model_spec: dict[str, Any]
-) -> Detector:
-    """Rebuilds the model of an existing run from its stored spec. Its weights are loaded later."""
-    model = _build(model_spec, config, names, channels, remark="")
-    _freeze(model, config.freeze)
-    return _on_device(model, ctx)
-
-
-def _build(
-    source: str | dict[str, Any], config: TrainConfig, names: Sequence[str], channels: int, *, remark: str
-) -> Detector:
-    """Builds a model with random weights, and logs its size, followed by ``remark``."""
-    model = build_detector(source, len(names), names=names, seed=config.seed, channels=channels)
-    check_image_size(config.imgsz, model.stride, min_cells=2)  # batch norm needs more than one image of one cell
+def _build(config: TrainConfig, spec: dict, sources: Sources, *, remark: str = "") -> Detector:
+    """Builds a model with random weights and frozen layers, and logs its size, followed by ``remark``."""
+    names = sources.names
+    channels = sources.spec.pixels.channels
+    model = build_detector(spec, len(names), names=names, seed=config.seed, channels=channels)
     parameters = sum(p.numel() for p in model.parameters())
-    get_logger().info(
-        "%s: %s parameters, %s%s", model.spec["name"], f"{parameters:,}", counted(len(names), "class"), remark
-    )
+    classes = counted(len(names), "class")
+    get_logger().info("%s: %s parameters, %s%s", model.spec["name"], f"{parameters:,}", classes, remark)
+    layers = layers_to_freeze(model, config.freeze)
+    if layers:
+        freeze_layers(model, layers)
+        get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(layers))))
     return model
 
 
 def _on_device(model: Detector, ctx: DistributedContext) -> Detector:
     return model.to(ctx.device).to(memory_format=torch.channels_last)
-
-
-def _freeze(model: Detector, numbers: Sequence[int]) -> None:
-    """Freezes the layers of ``--freeze``, whose ``numbers`` are indices, or a single n for layers 0 to n - 1."""
-    flag = f"--freeze {' '.join(map(str, numbers))}"
-    layers = set(range(numbers[0])) if len(numbers) == 1 else set(numbers)
-    last = len(model.model) - 1
-    if min(numbers, default=0) < 0 or max(layers, default=0) > last:
-        raise UserError(f"{flag}: the model has layers 0 to {last}")
-    if not layers:
-        return
-    freeze_layers(model, layers)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(f"{flag}: leaves no layer to train")
-    get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(layers))))
 
 
 def freeze_layers(model: Detector, layers: Collection[int]) -> None:

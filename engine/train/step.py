@@ -21,21 +21,20 @@ from engine.optim.ema import ModelEma
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
-from engine.parallel.control import NO_FLAGS, StepFlags
 from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.strategy import Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
 from engine.train.compile import Compilation, plan_compilation
+from engine.train.control import NO_FLAGS, StepFlags
 from models.detector import Detector
 from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion, LossOutput
 from models.modules import unwrap
 from utils.batches import Batch, Targets, to_float
 from utils.config.settings import RunSettings
-from utils.distributed.context import DistributedContext, broadcast_object
+from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
-from utils.machine.devices import resolve_amp
 
 CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # batches in a run for which cuDNN's search for the fastest kernels pays
 
@@ -284,6 +283,7 @@ def build_step(
     criterion: Criterion,
     steps: StepPlan,
     *,
+    amp_dtype: torch.dtype | None,
     full_batch: int,
     has_regions: bool = False,
     loaded: LoadedParameters = NOTHING_LOADED,
@@ -292,6 +292,7 @@ def build_step(
     these processes, and their optimizer is not ``auto``.
 
     Args:
+        amp_dtype: type of autocast; None: no autocast.
         full_batch: images in any batch but the last one of an epoch, which may be smaller, over all ranks.
         has_regions: whether batches may have ignore regions (`Targets.ignore`).
         loaded: the parameters of the model that come from weights.
@@ -320,7 +321,7 @@ def build_step(
     may_search = has_one_size and not config.deterministic and len(ctx.devices) == 1
     searches = may_search and steps.planned_steps * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     step_settings = StepSettings(
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
+        amp_dtype=amp_dtype,
         clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,

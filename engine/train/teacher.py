@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -21,7 +20,7 @@ from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
 from models.weights.load import detector_of
 from models.weights.origin import Origin, origin_of_run
-from models.weights.read import read_weights
+from models.weights.read import StoredWeights, read_weights
 from utils.class_names import class_key
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
@@ -93,8 +92,14 @@ class TeacherFile:
             )
 
 
-def open_teacher(ctx: DistributedContext, config: TrainConfig, stored: RunDescription | None) -> TeacherFile | None:
-    """Opens the teacher of a run; None if it has none. ``stored``: of a run that continues.
+def open_teacher(
+    ctx: DistributedContext, config: TrainConfig, weights: StoredWeights | None, stored: RunDescription | None
+) -> TeacherFile | None:
+    """Opens the teacher of a run; None if it has none.
+
+    Args:
+        weights: those of ``--weights``, which teach with ``--keep-old``; None: not read.
+        stored: of a run that continues.
 
     Raises UserError for a model that cannot teach or is not the one that the run began with, and on all processes if
     their teachers differ.
@@ -103,9 +108,11 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, stored: RunDescri
         return None
     flag = "--keep-old" if config.keep_old else "--teacher"
     source = config.teacher or config.weights
-    path = fetch_weights(source, ctx=ctx, offline=config.offline)
-    weights = read_weights(path)
-    detector = detector_of(weights).eval()
+    if config.teacher or weights is None:
+        teacher = read_weights(fetch_weights(source, ctx=ctx, offline=config.offline))
+    else:
+        teacher = weights
+    detector = detector_of(teacher).eval()
     _check_distills(detector, f"{flag}: {source}", "teach")
     if len({class_key(name) for name in detector.names}) < len(detector.names):
         raise UserError(f"{flag}: {source} has several classes with the same name: {listed(detector.names)}")
@@ -118,7 +125,7 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, stored: RunDescri
         raise UserError(f"{flag}: this run began without a teacher; leave out {flag}")
     if stored is not None and stored.teacher.get("sha256") != sha256:
         raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored.teacher.get('path')})")
-    return TeacherFile(detector, flag, str(Path(path).resolve()), sha256, origin_of_run(weights))
+    return TeacherFile(detector, flag, str(teacher.path.resolve()), sha256, origin_of_run(teacher))
 
 
 def _check_distills(model: Detector, location: str, role: str) -> None:

@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.train.resume import TrainingRun
-from engine.train.trainer import Epoch, Hook, Trainer
+from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
 from utils.errors import UserError, first_line
 from utils.files.address import as_address, full_address, with_short_addresses
 from utils.files.safe_io import folder_below

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.prefetcher import Prefetcher
@@ -20,23 +20,28 @@ from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.evaluation.tables import number_text
 from engine.optim.schedule import StepPlan, build_schedule
-from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.eval_ranks import EvalRanks, remove_weights, weights_path
 from engine.train.checkpoint import (
     RESULT_FIELDS,
+    Checkpoint,
     Checkpointer,
     CheckpointHeader,
     Progress,
     RunConditions,
+    RunDescription,
     UnscoredEpoch,
 )
-from engine.train.resume import Remaining, TrainingOutcome, TrainingRun
+from engine.train.choices import Choices
+from engine.train.control import NO_FLAGS, Action, RunControl, StepFlags
+from engine.train.resume import TrainingOutcome, WorkLeft
 from engine.train.step import StepValues, TrainStep
+from models.losses.base import Criterion
 from utils.batches import Batch
 from utils.config.epochs import is_closing_epoch, validates_after
 from utils.config.flags import as_flag
-from utils.distributed.context import broadcast_object, max_over_ranks
+from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from utils.distributed.context import DistributedContext, broadcast_object, max_over_ranks
 from utils.errors import UserError
 from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.files.torch_file import read_checkpoint
@@ -49,6 +54,59 @@ MAX_SCALE_HALVINGS = 16
 MAX_CONSECUTIVE_BAD_STEPS = 20  # non-finite steps in a row that end a run; must exceed `MAX_SCALE_HALVINGS`
 
 Point = Literal["start", "after_step", "epoch_trained", "epoch_scored", "epoch_saved", "finish"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """What a run trains on and is scored with: both splits, their loaders, the loss, and the evaluator."""
+
+    loader: InfiniteDataLoader
+    val_loader: ValidationLoader
+    criterion: Criterion
+    evaluator: Evaluator
+    fitness: Fitness  # makes one score of a validation
+    full_batch: int  # images in any batch but the last one of an epoch, over all ranks
+    has_regions: bool  # batches may have ignore regions
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """A run that has its folder, as it begins or continues. Equal on all ranks but for the settings that differ in its
+    plan.
+
+    The records do not change while it trains; step, progress and checkpointer do. With ``--time``, ``config.epochs``
+    are those that were planned at the start; `Trainer.epochs` are the current ones.
+    """
+
+    ctx: DistributedContext
+    folder: Path
+    started_from: Checkpoint | None  # without tensors; None: the run started from the beginning
+    work_left: WorkLeft
+    description: RunDescription
+    choices: Choices
+    feed: Feed
+    step: TrainStep
+    progress: Progress
+    unscored: UnscoredEpoch | None  # the newest epoch if it has no scores yet; it is validated first
+    control: RunControl
+    checkpointer: Checkpointer
+    eval_ranks: EvalRanks | None = None  # processes that validate (``--eval-ranks``); None: the training processes do
+
+    @property
+    def run_id(self) -> str:
+        return self.description.run_id
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.choices.settings
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.settings.config
+
+    @property
+    def hyp(self) -> Hyperparameters:
+        return self.settings.hyp
 
 
 @dataclass
@@ -103,63 +161,38 @@ class Hook:
 
 
 class Trainer:
-    """Trains the remaining epochs of a run. Every rank has one and makes the same calls.
+    """Trains the remaining epochs of a run. Every rank has one and makes the same calls."""
 
-    Args:
-        val_loader, evaluator, fitness: validate an epoch, and make one score of the result.
-        unscored: the newest epoch if it has no scores yet, as a checkpoint stores it; it is validated first.
-        eval_ranks: the processes that validate (``--eval-ranks``); None: the training processes do.
-        starting_weights: of a new run, on the host, to be scored at its end; None if they have not all been loaded, as
-            those of new classes, and for a run that continues.
-    """
-
-    def __init__(
-        self,
-        *,
-        run: TrainingRun,
-        step: TrainStep,
-        loader: InfiniteDataLoader,
-        val_loader: ValidationLoader,
-        evaluator: Evaluator,
-        fitness: Fitness,
-        steps: StepPlan,
-        progress: Progress,
-        unscored: UnscoredEpoch | None,
-        control: RunControl,
-        checkpointer: Checkpointer,
-        eval_ranks: EvalRanks | None,
-        starting_weights: Mapping[str, Tensor] | None = None,
-        hooks: Sequence[Hook],
-    ) -> None:
+    def __init__(self, run: TrainingRun, hooks: Sequence[Hook]) -> None:
         self.run = run
-        self.step = step
-        self.ctx = step.ctx
-        self.loader = loader
-        self.val_loader = val_loader
-        self.progress = progress
-        self.control = control
-        self.checkpointer = checkpointer
+        self.ctx = run.ctx
+        self.step = run.step
+        self.loader = run.feed.loader
+        self.val_loader = run.feed.val_loader
+        self.progress = run.progress
+        self.control = run.control
+        self.checkpointer = run.checkpointer
         self.hooks = tuple(hooks)
         self.batches: list[Batch] = []  # this rank's micro-batches of the newest step
         self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
-        self._evaluator = evaluator
-        self._fitness = fitness
-        self._eval_ranks = eval_ranks
-        self._starting_weights = starting_weights
+        self._evaluator = run.feed.evaluator
+        self._fitness = run.feed.fitness
+        self._eval_ranks = run.eval_ranks
         self._unscored: Epoch | None = None
+        unscored = run.unscored
         if unscored is not None:
             self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing, unscored.has_own_file)
-        self._newest = Epoch(progress.epoch)  # the newest epoch with its scores
-        self._takes_steps = run.remaining is Remaining.STEPS
+        self._newest = Epoch(run.progress.epoch)  # the newest epoch with its scores
+        self._takes_steps = run.work_left is WorkLeft.STEPS
         self._stopped = not self._takes_steps  # this process takes no more steps
         self._started = time.monotonic()
         self._saved_at = self._started
         if run.started_from is not None:
             self._newest.metrics = run.started_from.header.metrics
             self._started -= run.started_from.header.run.seconds  # as if there had been no interruption
-        self._set_steps(steps)
+        self._set_steps(run.choices.steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
         self.steps = steps
@@ -204,7 +237,7 @@ class Trainer:
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self._call_hooks("start")
-        if self.run.remaining is Remaining.REPORT and self._unscored is None:  # steps have changed the scored weights
+        if self.run.work_left is WorkLeft.REPORT and self._unscored is None:  # steps have changed the scored weights
             self._call_hooks("epoch_saved", self._newest)
         started_from = self.run.started_from
         if self._takes_steps and started_from is not None and started_from.header.ended_by_callback:
@@ -458,7 +491,7 @@ class Trainer:
 
     def _finish(self) -> TrainingOutcome:
         """Calls the hooks that come last, and removes the weights that have waited for scores."""
-        if self.control.callback_stop_followed and not self._has_ended():
+        if self.control.stopped_by_callback and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             flag = self._resume_flags()
             get_logger().info("ended by a callback %s; to continue: %s --epochs N", position, flag)
@@ -466,26 +499,7 @@ class Trainer:
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main:
             remove_weights(self.run.folder)
-        self._compare_with_start()  # last, so that nothing depends on it
         return TrainingOutcome(self.run.folder, self.run.config, failure)
-
-    def _compare_with_start(self) -> None:
-        """Warns if no epoch has a better fitness than the weights that the run has started from, if it has them."""
-        if self._starting_weights is None or self.progress.best_epoch < 0:
-            return
-        model = copy.deepcopy(self.step.ema.module)
-        model.load_state_dict(self._starting_weights)
-        evaluation = replace(self._evaluator, criterion=None).run(model, self.val_loader)
-        if evaluation is None:  # on other ranks
-            return
-        fitness = self._fitness.score_of(evaluation.result)
-        if fitness > self.progress.best_fitness:
-            get_logger().warning(
-                "the weights that the run started from have %s %.4f on the same images, and no epoch is better: train "
-                "longer, or with a lower learning rate (--set lr0=...)",
-                self._fitness.name,
-                fitness,
-            )
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then says that it is complete."""
@@ -496,7 +510,7 @@ class Trainer:
         """Returns True if a callback has ended the run, in this process or before it, see `CheckpointHeader`."""
         started_from = self.run.started_from
         had_ended = not self._takes_steps and started_from is not None and started_from.header.ended_by_callback
-        return had_ended or self.control.callback_stop_followed
+        return had_ended or self.control.stopped_by_callback
 
     def _continuation(self) -> str:
         """Returns how to complete the run with another command."""

@@ -17,7 +17,6 @@ from models.weights.load import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.class_names import class_key
 from utils.errors import UserError
-from utils.logger import get_logger
 from utils.strings import counted, listed
 
 NOT_IN_FILE = "not in the file"
@@ -37,6 +36,16 @@ class TransferReport:
     similar: tuple[tuple[str, str], ...]  # new classes, each with that of the file whose rows it got
     grown: bool  # whether the first rows of larger tensors were copied, whatever their classes are called
     adapted_channels: int | None = None  # channels of the images that the kernels of RGB images were adapted to, if any
+
+    def pretrained(self, model: Detector) -> dict[str, tuple[int, ...]]:
+        """Returns the parameters of ``model`` that were copied: by name, the rows of new classes."""
+        names = (name for name, _ in model.named_parameters() if name not in self.skipped)
+        return {name: self.new_rows.get(name, ()) for name in names}
+
+    def is_complete(self, model: Detector) -> bool:
+        """Returns whether all parameters of ``model`` come from the file, whole."""
+        pretrained = self.pretrained(model)
+        return all(pretrained.get(name) == () for name, _ in model.named_parameters())
 
     def lines(self) -> list[str]:
         """Returns lines for the log: tensors that were adapted, copied, skipped (with the reasons), and unused."""
@@ -75,6 +84,15 @@ def _layers(names: Sequence[str]) -> str:
     return listed([f"{layer} ({counted(count, 'tensor')})" for layer, count in counts.items()])
 
 
+class _Copy(NamedTuple):
+    """What a tensor of the model gets from the file."""
+
+    tensor: Tensor
+    model_rows: list[int] | None = None  # the rows that get ``file_rows`` of the tensor; None: all
+    file_rows: list[int] | None = None
+    grows: bool = False  # the tensor becomes the first part of a larger one, the rest of its rows 0
+
+
 @torch.no_grad()
 def transfer_weights(
     model: Detector, source: str | Path | StoredWeights, *, grow: bool = False, similar: Mapping[int, int] | None = None
@@ -96,8 +114,89 @@ def transfer_weights(
     Raises UserError for an unreadable file, and if no tensor matches.
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
+    report, copies = match_weights(model, stored, grow=grow, similar=similar)
     targets = model.state_dict()
+    for name, copy in copies.items():
+        target = targets[name]
+        if copy.grows:
+            target[: len(copy.tensor)] = 0
+            target[tuple(slice(size) for size in copy.tensor.shape)] = copy.tensor
+        elif copy.model_rows is None:
+            target.copy_(copy.tensor)
+        else:
+            target[copy.model_rows] = copy.tensor[copy.file_rows].to(target.device)
+    return report
+
+
+@torch.no_grad()
+def match_weights(
+    model: Detector, stored: StoredWeights, *, grow: bool = False, similar: Mapping[int, int] | None = None
+) -> tuple[TransferReport, dict[str, _Copy]]:
+    """Decides what `transfer_weights` copies, by tensor of the model, without copying: the model may be on the meta
+    device. The arguments and errors are those of `transfer_weights`."""
+    targets = model.state_dict()
+    tensors, adapted_channels = _tensors_for(model, stored)
+    common, similar_names, class_rows = _common_classes(model, stored, similar or {})
+    # A branch that scores classes may be as wide as there are.
+    head = f"model.{len(model.model) - 1}."
+    class_branches = tuple(f"{head}{layer.partition('.')[0]}." for layer in model.head.class_rows())
+    has_other_classes = class_count(model, stored.shapes) not in (0, model.num_classes)
+
+    copies: dict[str, _Copy] = {}
+    new_rows: dict[str, tuple[int, ...]] = {}
+    skipped: dict[str, str] = {}
+    for name, target in targets.items():
+        tensor = tensors.get(name)
+        layer = name.rpartition(".")[0]
+        rows = class_rows.get(layer)
+        if tensor is None:
+            skipped[name] = NOT_IN_FILE
+        elif grow and _contains(target, tensor):
+            copies[name] = _Copy(tensor, grows=True)
+            new_rows[name] = tuple(range(len(tensor), len(target)))
+        elif rows is None:
+            reason = _mismatch(target, tensor)
+            if not reason:
+                copies[name] = _Copy(tensor)
+            elif has_other_classes and reason.startswith("shape ") and name.startswith(class_branches):
+                skipped[name] = CLASSES_DIFFER
+            else:
+                skipped[name] = reason
+        else:
+            # An output layer's weight and bias are copied together: a bias without its weight would do harm.
+            pair = (f"{layer}.weight", f"{layer}.bias")
+            reasons = (_mismatch(targets[part], tensors.get(part), rows.file_size) for part in pair)
+            reason = next(filter(None, reasons), "")
+            if reason.startswith("shape ") and has_other_classes:
+                reason = CLASSES_DIFFER
+            if reason or not rows.model_rows:
+                skipped[name] = reason or "the file and the model have no class name in common"
+                continue
+            copies[name] = _Copy(tensor, rows.model_rows, rows.file_rows)
+            if rows.new_rows or rows.model_rows != rows.file_rows or len(tensor) != len(target):
+                new_rows[name] = tuple(rows.new_rows)
+    if all(name.endswith(COUNTERS) for name in copies):
+        raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
+    copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)
+    report = TransferReport(
+        source=str(stored.path),
+        taken=tuple(name for name in copies if name not in new_rows),
+        new_rows=new_rows,
+        skipped=skipped,
+        unused=tuple(name for name in stored.tensors if name not in targets),
+        classes=common if copies_classes else (),
+        similar=similar_names if copies_classes else (),
+        grown=any(copy.grows for copy in copies.values()),
+        adapted_channels=adapted_channels,
+    )
+    return report, copies
+
+
+def _tensors_for(model: Detector, stored: StoredWeights) -> tuple[dict[str, Tensor], int | None]:
+    """Returns the tensors of a file by the names of the model: those of a single branch twice for a head with two, and
+    the kernel that reads RGB images for the model's channels, with their number if it was adapted."""
     tensors = dict(stored.tensors)
+    targets = model.state_dict()
     first_names = {name: name.replace(f".{ONE_TO_ONE}", ".") for name in targets if f".{ONE_TO_ONE}" in name}
     if not any(name in tensors for name in first_names):
         tensors |= {name: tensors[first] for name, first in first_names.items() if first in tensors}
@@ -108,65 +207,7 @@ def transfer_weights(
         if reads_rgb and targets[name].shape[1] == model.channels != 3:
             tensors[name] = for_channels(kernel, model.channels)
             is_adapted = True
-    common, similar_names, class_rows = _common_classes(model, stored, similar or {})
-    # A branch that scores classes may be as wide as there are.
-    head = f"model.{len(model.model) - 1}."
-    class_branches = tuple(f"{head}{layer.partition('.')[0]}." for layer in model.head.class_rows())
-    has_other_classes = class_count(model, stored.shapes) not in (0, model.num_classes)
-
-    taken: list[str] = []
-    new_rows: dict[str, tuple[int, ...]] = {}
-    skipped: dict[str, str] = {}
-    grown = False
-    for name, target in targets.items():
-        tensor = tensors.get(name)
-        layer = name.rpartition(".")[0]
-        rows = class_rows.get(layer)
-        if tensor is None:
-            skipped[name] = NOT_IN_FILE
-        elif grow and _contains(target, tensor):
-            target[: len(tensor)] = 0
-            target[tuple(slice(size) for size in tensor.shape)] = tensor
-            new_rows[name] = tuple(range(len(tensor), len(target)))
-            grown = True
-        elif rows is None:
-            reason = _mismatch(target, tensor)
-            if reason:
-                skipped[name] = reason
-            else:
-                target.copy_(tensor)
-                taken.append(name)
-        else:
-            # An output layer's weight and bias are copied together: a bias without its weight would do harm.
-            pair = (f"{layer}.weight", f"{layer}.bias")
-            reasons = (_mismatch(targets[part], tensors.get(part), rows.file_size) for part in pair)
-            reason = next(filter(None, reasons), "")
-            if reason or not rows.model_rows:
-                skipped[name] = reason or "the file and the model have no class name in common"
-                continue
-            target[rows.model_rows] = tensor[rows.file_rows].to(target.device)
-            if rows.new_rows or rows.model_rows != rows.file_rows or len(tensor) != len(target):
-                new_rows[name] = tuple(rows.new_rows)
-            else:
-                taken.append(name)
-    if has_other_classes:
-        for name, reason in skipped.items():
-            if reason.startswith("shape ") and name.startswith(class_branches):
-                skipped[name] = CLASSES_DIFFER
-    if all(name.endswith(COUNTERS) for name in (*taken, *new_rows)):
-        raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
-    copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)
-    return TransferReport(
-        source=str(stored.path),
-        taken=tuple(taken),
-        new_rows=new_rows,
-        skipped=skipped,
-        unused=tuple(name for name in stored.tensors if name not in targets),
-        classes=common if copies_classes else (),
-        similar=similar_names if copies_classes else (),
-        grown=grown,
-        adapted_channels=model.channels if is_adapted else None,
-    )
+    return tensors, model.channels if is_adapted else None
 
 
 def _mismatch(target: Tensor, tensor: Tensor | None, file_rows: int | None = None) -> str:
@@ -226,20 +267,6 @@ def _common_classes(
         )
     similar_names = tuple((model.names[a], file_names[b]) for a, b in similar_pairs)
     return tuple(model.names[number] for number, _ in pairs), similar_names, class_rows
-
-
-def fill_model(
-    model: Detector, stored: StoredWeights, *, grow: bool, similar: Mapping[int, int] | None = None
-) -> dict[str, tuple[int, ...]]:
-    """Copies matching weights into the ``model`` of a new run and logs the report.
-
-    ``grow``, ``similar``: see `transfer_weights`. Returns the filled parameters: by name, the rows of new classes.
-    """
-    report = transfer_weights(model, stored, grow=grow, similar=similar)
-    for line in report.lines():
-        get_logger().info("%s", line)
-    filled = (name for name, _ in model.named_parameters() if name not in report.skipped)
-    return {name: report.new_rows.get(name, ()) for name in filled}
 
 
 def for_channels(kernel: Tensor, channels: int) -> Tensor:

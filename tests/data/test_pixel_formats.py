@@ -16,7 +16,7 @@ from data.augment.transforms import ColorJitter
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
-from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
+from data.loading.build import build_run_val_loader, build_train_loader, open_run_val_reader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
@@ -148,10 +148,8 @@ def batches_of(monkeypatch, tmp_path):
         loader = build_train_loader(ctx, config, hyp, samples, stride=32)
         found = [replace(batch, images=batch.images.clone()) for batch in islice(loader, 2)]
         loader.close()
-        return [
-            *found,
-            next(iter(build_run_val_loader(ctx, config, Hyperparameters(), Spec(), CanvasRule(config.imgsz, 32)))),
-        ]
+        reader = open_run_val_reader(ctx, config, Hyperparameters(), Spec())
+        return [*found, next(iter(build_run_val_loader(ctx, config, reader, CanvasRule(config.imgsz, 32))))]
 
     return batches
 

@@ -9,7 +9,7 @@ from typing import Any
 from engine.train.checkpoint import (
     Checkpoint,
     CheckpointHeader,
-    DataIdentity,
+    DataFingerprint,
     Progress,
     RunConditions,
     RunDescription,
@@ -27,7 +27,7 @@ STORED = {
     "config": TrainConfig(batch_size=8, epochs=10),
     "hyp": Hyperparameters(),
     "data": {},
-    "identity": DataIdentity(train_labels="a", val_labels="b"),
+    "identity": DataFingerprint(train_labels="a", val_labels="b"),
     "val_images": [],
     "tile": 0,
     "pretrained": {},

@@ -77,7 +77,7 @@ def inject_step_fault(kind: str, *args: str) -> None:
 
 def save_every(steps: int) -> None:
     """Saves a checkpoint whenever the number of steps is a multiple of ``steps``."""
-    from engine.parallel.control import Action
+    from engine.train.control import Action
     from engine.train.trainer import Trainer
 
     ask = Trainer._ask_hooks

@@ -275,7 +275,7 @@ def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message)
 
 def test_a_stall_prints_the_stacks_of_every_rank(inputs, tmp_path):
     go_on = tmp_path / "go on"
-    with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.parallel.control:STALL_S:4") as run:
+    with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.train.control:STALL_S:4") as run:
         run.ranks(2, *flags(inputs, tmp_path, "--epochs", "1"))
         run.until(lambda: run.output().count("Timeout (0:00:04)!") >= 2)
         go_on.touch()

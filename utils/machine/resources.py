@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.strings import counted, format_bytes
+from utils.strings import format_bytes
 
-BUSY_LOAD = 2.0  # load average per core; this process's own start adds less than 1
 _USABLE_FRACTION = 0.98  # fraction of the free memory or disk space that a cache or a copy may take (`check_space`)
 
 
@@ -20,18 +19,6 @@ def available_cores(root: Path = Path("/")) -> int:
     (``docker --cpus``, a batch system), rounded down, but at least 1. ``root`` contains /proc and /sys."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
-
-
-def busy_machine() -> str:
-    """Says that this and other processes keep the machine's cores busy several times over; "" if they do not.
-
-    The load average is of the last minute and, in a container, of the whole machine, so all its cores count.
-    """
-    load = os.getloadavg()[0]
-    cores = os.cpu_count() or 1
-    if load < BUSY_LOAD * cores:
-        return ""
-    return f"the machine is busy ({load:.1f} processes want its {counted(cores, 'core')})"
 
 
 def _quotas(root: Path) -> Iterator[float]:

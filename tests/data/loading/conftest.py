@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from data.loading.build import build_run_val_loader, build_train_loader, build_val_loader, open_train_samples
+from data.loading.build import (
+    build_run_val_loader,
+    build_train_loader,
+    build_val_loader,
+    open_run_val_reader,
+    open_train_samples,
+)
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader
 from tests.data.loading.small_loader import HYP, SINGLE, SIZES
@@ -31,7 +37,7 @@ def open_loader(index, monkeypatch):
         if not training:
             canvases = CanvasRule(config.imgsz, 32, squares)
             if isinstance(config, TrainConfig):
-                return build_run_val_loader(ctx, config, hyp, Spec(), canvases)
+                return build_run_val_loader(ctx, config, open_run_val_reader(ctx, config, hyp, Spec()), canvases)
             reader = ImageReader(index, imgsz=config.imgsz, antialias=False)
             return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
         samples = open_train_samples(ctx, config, hyp, Spec(), stride=32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
+from data.loading.build import build_run_val_loader, build_train_loader, open_run_val_reader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.tiles import TiledIndex, crop_tile
 from data.samples.weights import check_tiles, tile_weights
@@ -165,7 +165,9 @@ def test_validation_batches_are_tiles_of_whole_images(data):
     seen = []
     for rank in range(2):
         canvases = CanvasRule(64, 32)
-        loader = build_run_val_loader(DistributedContext.single(), config, Hyperparameters(), spec, canvases)
+        ctx = DistributedContext.single()
+        reader = open_run_val_reader(ctx, config, Hyperparameters(), spec)
+        loader = build_run_val_loader(ctx, config, reader, canvases)
         tiles = loader.samples.tiles
         requests = loader.samples.requests(3, canvases, rank=rank, world_size=2)
         for request in requests:

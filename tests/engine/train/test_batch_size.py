@@ -14,7 +14,7 @@ from data.index.load import load_index
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from engine.train import batch_size
-from engine.train.batch_size import choose_batch_size, prepare_step
+from engine.train.batch_size import find_batch_size, prepare_step
 from engine.train.starting_model import freeze_layers
 from models.detector import Detector, build_detector
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset
@@ -26,7 +26,7 @@ CPU = DistributedContext.single("cpu")
 
 
 def parts(tmp_path, *, spec: dict = TINY_MODEL, images: int = 12, **settings) -> tuple:
-    """Returns the arguments of `choose_batch_size` and `prepare_step`."""
+    """Returns the arguments of `find_batch_size` and `prepare_step`."""
     model = build_detector(spec, 2, seed=1)
     config = TrainConfig(**{"batch_size": -1, "imgsz": 64, "amp": "off", **settings})
     data = load_dataset_spec(write_dataset(tmp_path / "set", train=images))
@@ -74,7 +74,7 @@ def gpu(monkeypatch):
 @pytest.mark.usefixtures("gpu")
 def test_the_batch_doubles_until_memory_ends(tmp_path, monkeypatch, settings, memory, batch):
     limit_memory(monkeypatch, memory * 64 * 64)
-    assert choose_batch_size(*parts(tmp_path, **settings)).config.batch_size == batch
+    assert find_batch_size(*parts(tmp_path, **settings)) == batch
 
 
 @pytest.mark.usefixtures("gpu")
@@ -82,14 +82,14 @@ def test_a_model_that_does_not_fit_at_all_is_refused_and_other_errors_are_raised
     given = parts(tmp_path)
     limit_memory(monkeypatch, 0)
     with pytest.raises(UserError, match="not even one image of 64 px"):
-        choose_batch_size(*given)
+        find_batch_size(*given)
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(batch_size, "prepare_step", fail)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        choose_batch_size(*given)
+        find_batch_size(*given)
 
 
 @pytest.mark.parametrize("spec", [TINY_MODEL, TINY_ANCHOR_MODEL])

@@ -178,7 +178,8 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
     model = build_detector(TINY_MODEL, 2)
     steps = StepPlan(accumulate, per_epoch=4, epochs=1)
     settings = RunSettings(TrainConfig(optimizer="SGD", **flags), Hyperparameters())
-    step_setup.build_step(CPU, settings, model, model.head.build_loss(settings.hyp), steps, full_batch=4)
+    loss = model.head.build_loss(settings.hyp)
+    step_setup.build_step(CPU, settings, model, loss, steps, amp_dtype=None, full_batch=4)
     assert options["static"] is static
 
 

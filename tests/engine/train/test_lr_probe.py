@@ -22,9 +22,11 @@ from data.samples.readers import ImageReader, TileReader
 from data.samples.tiles import TiledIndex
 from engine.optim.schedule import StepPlan
 from engine.train import lr_probe
+from engine.train.choices import choose_lr_mult
 from engine.train.lr_probe import ObjectScores, lr_mult_by_score, probe_weights, score_on_objects
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
+from models.weights.read import read_weights
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scoring import reference_iou
 from tests.helpers.scripts import SMALL, call
@@ -181,14 +183,16 @@ def choice(
 ) -> tuple[float, str]:
     model = model or build_detector(TINY_MODEL, 2)
     plan = StepPlan(accumulate=1, per_epoch=steps, epochs=1, is_timed=config.time > 0)
-    probe = probe_weights(ALONE, RunSettings(config, Hyperparameters(lr_mult=None)), dataset, model)
-    return probe.choose_lr_mult(config, plan)
+    hyp = Hyperparameters(lr_mult=None)
+    probe = probe_weights(ALONE, RunSettings(config, hyp), read_weights(config.weights), dataset, model)
+    because: dict[str, str] = {}
+    return choose_lr_mult(config, hyp, plan, probe, because), because["lr_mult"]
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:
     """Gives the score to all detectors; returns what is asked for."""
     asked = []
-    scores = ObjectScores(np.zeros(7, np.float32), np.full((7, 3), score), np.zeros((1, 3), np.float32))
+    scores = ObjectScores(np.zeros(7, np.float32), np.full((7, 3), score))
     monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or scores)
     return asked
 

@@ -131,38 +131,43 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     [
         (
             ["--virtual-ranks", "3"],
-            "open_data",
+            "open_sources",
             "--virtual-ranks 3: must be a power of two and a multiple of the number of processes (1)",
         ),
         (
             ["--batch-size", "-1"],
-            "open_data",
+            "open_sources",
             "--batch-size -1: searches on a GPU only, and this run is on cpu; use a number",
         ),
         (
             ["--callbacks", "user_absent:x"],
-            "open_data",
+            "open_sources",
             "--callbacks user_absent:x: ModuleNotFoundError: No module named 'user_absent'",
         ),
         (
             ["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"],
-            "open_data",
+            "open_sources",
             "3 mistakes: (1) --pipeline 2 and --keep-old: ...; (2) --keep-old and --model: ...; (3) --pipeline 2: ...",
         ),
         (
             ["--fitness", "AP:lihgt"],
-            "build_starting_model",
+            "open_run_data",
             "--fitness lihgt: the data set has no class of this name (did you mean 'light'?)",
         ),
         (
             ["--data", "set/empty.yaml"],
-            "build_starting_model",
+            "open_run_data",
             ".../set/nothing: not found (named by .../set/empty.yaml); ...",
         ),
-        (["--freeze", "6"], "open_train_samples", "--freeze 6: leaves no layer to train"),
+        (["--freeze", "6"], "open_run_data", "--freeze 6: leaves no layer to train"),
+        (
+            ["--weights", "other.pt"],
+            "open_run_data",
+            ".../other.pt: no tensor matches this model; wrong family or size?",
+        ),
         (
             ["--fitness", "AP:other", "--data", "set/three.yaml"],
-            "build_step",
+            "build_starting_model",
             "--fitness AP:other: the validation images have no object of this class to score",
         ),
     ],
@@ -174,6 +179,7 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
     (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
     write_weights(folder / "weights.pt", ["light", "dark"])
+    torch.save({"model.77.weight": torch.zeros(3)}, folder / "other.pt")
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("was called")

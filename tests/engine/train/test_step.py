@@ -211,6 +211,7 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
         model,
         model.head.build_loss(Hyperparameters()),
         StepPlan(1, per_epoch=1, epochs=batches),
+        amp_dtype=None,
         full_batch=4,
     )
     for images in (4, 2, 4):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from data.loading.prefetcher import Prefetcher
-from engine.parallel.control import Action
 from engine.train.checkpoint import Progress, UnscoredEpoch
+from engine.train.control import Action
 from engine.train.hooks import EarlyStopping
-from engine.train.resume import Remaining
+from engine.train.resume import WorkLeft
 from engine.train.trainer import Epoch, Hook, Trainer
 from tests.engine.train.watched_trainer import Scores, Watch, build, weights
 from tests.helpers.messages import refused
@@ -159,7 +159,7 @@ def test_an_epoch_whose_validation_a_signal_ends_is_validated_first_when_the_run
 def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step():
     watch = Watch()
     unscored = UnscoredEpoch(2, {"train/box": 1.0}, is_closing=True)
-    trainer = build(watch, progress=Progress(epoch=2), unscored=unscored, remaining=Remaining.REPORT)
+    trainer = build(watch, progress=Progress(epoch=2), unscored=unscored, work_left=WorkLeft.REPORT)
     closing: list[bool] = []
     trainer.step.criterion.set_closing = closing.append
     trainer.fit()
@@ -170,7 +170,7 @@ def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step():
 def test_a_report_without_a_validation_shows_the_run_as_it_is():
     """A callback has ended it within an epoch, whose steps have changed the weights."""
     watch = Watch()
-    trainer = build(watch, progress=Progress(epoch=1, batch=1), remaining=Remaining.REPORT)
+    trainer = build(watch, progress=Progress(epoch=1, batch=1), work_left=WorkLeft.REPORT)
     trainer.fit()
     assert watch.calls == [("start", 1, 1), ("epoch_saved", 1, 1, 1), ("finish", 1, 1)]
 

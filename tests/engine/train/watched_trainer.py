@@ -16,11 +16,13 @@ import torch
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.optim.schedule import step_plan
-from engine.parallel.control import Action, RunControl
 from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch
-from engine.train.resume import Remaining, TrainingRun
-from engine.train.trainer import Hook, Trainer
+from engine.train.choices import Choices
+from engine.train.control import Action, RunControl
+from engine.train.resume import WorkLeft
+from engine.train.trainer import Feed, Hook, Trainer, TrainingRun
 from models.detector import build_detector
+from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
@@ -148,7 +150,7 @@ def build(
     folder: Path = Path(),
     progress: Progress | None = None,
     unscored: UnscoredEpoch | None = None,
-    remaining: Remaining = Remaining.STEPS,
+    work_left: WorkLeft = WorkLeft.STEPS,
     hyp: Hyperparameters | None = None,
     signals: StopSignals | None = None,
     epochs: int = 2,
@@ -162,25 +164,44 @@ def build(
     scores = scores or Scores()
     ctx = DistributedContext.single()
     step = step or make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
-    run_settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    run = TrainingRun(folder=folder, run_id="", settings=run_settings, started_from=None, remaining=remaining)
     loader: Any = Loader()
-    checkpointer: Any = RecordingCheckpointer()
-    return Trainer(
-        run=run,
-        step=step,
+    config = TrainConfig(epochs=epochs, **settings)
+    choices = Choices(
+        settings=RunSettings(config, hyp or Hyperparameters()),
+        steps=step_plan(config, len(loader)),
+        amp_dtype=None,
+        anchors=None,
+        class_weights=None,
+        lr_mult=1.0,
+        new_lr_mult=1.0,
+        because={},
+    )
+    feed = Feed(
         loader=loader,
         val_loader=None,  # type: ignore[arg-type]
+        criterion=step.criterion,
         evaluator=scores,  # type: ignore[arg-type]
-        fitness=Fitness.parse(fitness, ["a"]),
-        steps=step_plan(run.config, len(loader)),
+        fitness=Fitness.parse("AP", ["a"]),
+        full_batch=2,
+        has_regions=False,
+    )
+    checkpointer: Any = RecordingCheckpointer()
+    run = TrainingRun(
+        ctx=ctx,
+        folder=folder,
+        started_from=None,
+        work_left=work_left,
+        description=checkpoint_of().description,
+        choices=choices,
+        feed=feed,
+        step=step,
         progress=progress or Progress(),
         unscored=unscored,
         control=RunControl(ctx, signals or StopSignals()),
         checkpointer=checkpointer,
         eval_ranks=scores if is_late else None,  # type: ignore[arg-type]
-        hooks=hooks,
     )
+    return Trainer(run, hooks)
 
 
 def weights(trainer: Trainer) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.read import StoredWeights
-from models.weights.transfer import fill_model, for_channels, transfer_weights
+from models.weights.transfer import for_channels, transfer_weights
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, randomize_batch_norms, write_detector
 
@@ -49,7 +49,7 @@ def test_a_file_that_no_known_model_has_written_fills_a_model_of_other_channels(
         model = build_detector(TINY_MODEL, 2, names=NAMES, seed=4, channels=channels)
         report = transfer_weights(model, stored)
         assert report.adapted_channels == (None if channels == 3 else channels)
-        filled = fill_model(model, stored, grow=False)
+        filled = report.pretrained(model)
         assert filled.keys() == {name for name, _ in model.named_parameters() if not name.startswith(head)}
 
 

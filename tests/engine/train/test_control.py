@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.parallel.control import NO_FLAGS, Action, RunControl, StepFlags
+from engine.train.control import NO_FLAGS, Action, RunControl, StepFlags
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.errors import INTERRUPTED, REQUEUE, Stopped

@@ -64,7 +64,7 @@ class RunControl:
 
     def __init__(self, ctx: DistributedContext, signals: StopSignals) -> None:
         self.exit_code = 0  # exit code of the signal that has stopped the ranks, or 0
-        self.callback_stop_followed = False  # the ranks have followed `request_stop`, and no callback has failed
+        self.stopped_by_callback = False  # the ranks have followed `request_stop`, and no callback has failed
         self._ctx = ctx
         self._signals = signals
         # Requests of this rank:
@@ -197,7 +197,7 @@ class RunControl:
 
     def _follow_request(self) -> Action:
         """Stops the run as a rank has requested, or because a callback has failed on one. Every rank must call this."""
-        self.callback_stop_followed |= not self._agree_on_failure()
+        self.stopped_by_callback |= not self._agree_on_failure()
         return self._stop(0)
 
     def _agree_on_failure(self) -> bool:
