@@ -1,9 +1,9 @@
-"""``--eval-ranks``: the last processes of a job validate the weights of an epoch while the others train the next one.
+"""``--eval-ranks``: the last processes of a job validate the weights of an epoch while the others train the next ones.
 
-The two sides have process groups of their own, and meet in the run's store and folder. Rank 0 writes the weights into
-``unscoredN.pt`` and posts the epoch; the evaluating processes read the file and post the `Evaluation`. The training
-processes wait for it at the end of the next epoch, and wherever no step can be taken without it. A process that fails
-on either side ends the job, as any rank does.
+The two sides have process groups of their own, and meet in the run's store and folder. Rank 0 posts the epoch, and
+writes its weights into ``unscoredN.pt``; the evaluating processes read the file and post the `Evaluation`. The training
+processes read it at the end of a later epoch, and wait for it wherever no step can be taken without it. A process that
+fails on either side ends the job, as any rank does.
 """
 
 from __future__ import annotations
@@ -62,65 +62,49 @@ class EvalSetup:
 Scorer = Callable[[dict[str, Tensor], bool], Evaluation | None]
 
 
-def weights_path(folder: Path, epoch: int) -> Path:
-    """Returns the file in a run's folder that holds the weights of an epoch until last.pt has its scores."""
-    return folder / f"unscored{epoch}.pt"
-
-
-def remove_weights(folder: Path, *, before: float = float("inf")) -> None:
-    """Removes the weights of the epochs below ``before``."""
-    for path in folder.glob("unscored*.pt"):
-        number = path.stem.removeprefix("unscored")
-        if number.isdecimal() and int(number) < before:
-            path.unlink(missing_ok=True)
-
-
 class EvalRanks:
     """The training processes' side. Every one of them has it and makes the same calls."""
 
-    def __init__(self, ctx: DistributedContext, folder: Path, setup: EvalSetup) -> None:
+    def __init__(self, ctx: DistributedContext, setup: EvalSetup) -> None:
         if ctx.store is None:
             raise ValueError("evaluating processes need the store of a distributed run")
         self._is_main = ctx.is_main
         self._store = evaluation_store(ctx.store)
-        self._folder = folder
-        self._epoch = 0  # sent last
-        self._number = 0  # of the newest message, from 1
+        self._numbers: dict[int, int] = {}  # of the messages, from 1, by epoch
         if ctx.is_main:
             _post(self._store, "setup", setup)
             ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(ranks))
 
-    def has_sent(self, epoch: int) -> bool:
-        return self._epoch == epoch
-
-    def send(self, epoch: int, *, is_closing: bool) -> None:
-        """Lets the evaluating processes score an epoch, whose weights are in `weights_path`."""
-        self._epoch = epoch
-        self._number += 1
+    def send(self, epoch: int, path: Path, *, is_closing: bool) -> None:
+        """Lets the evaluating processes score an epoch, once its weights are in the file ``path``."""
+        self._numbers[epoch] = len(self._numbers) + 1
         if self._is_main:
-            _post(self._store, f"epoch/{self._number}", (str(weights_path(self._folder, epoch)), is_closing))
+            _post(self._store, f"epoch/{self._numbers[epoch]}", (str(path), is_closing))
+
+    def has_scores(self, epoch: int) -> bool:
+        """Returns whether the scores of an epoch have come. Raises UserError if an evaluating process has failed."""
+        if self._store.check(["failed"]):
+            raise UserError(f"--eval-ranks: {self._store.get('failed').decode()}")
+        return self._store.check([f"scores/{self._numbers[epoch]}"])
 
     def wait(self, epoch: int, should_stop: Callable[[], bool]) -> Evaluation | None:
-        """Waits for the scores of the epoch that was sent last. Returns them on rank 0; None on the others, and if
+        """Waits for the scores of an epoch that was sent. Returns them on rank 0; None on the others, and if
         ``should_stop`` says so. Raises UserError if an evaluating process has failed."""
-        key = f"scores/{self._number}"
         deadline = time.monotonic() + TIMEOUT_S
-        while not self._store.check([key]):
-            if self._store.check(["failed"]):
-                raise UserError(f"--eval-ranks: {self._store.get('failed').decode()}")
+        while not self.has_scores(epoch):
             if time.monotonic() > deadline:
                 raise UserError(f"--eval-ranks: no scores of epoch {epoch} in {TIMEOUT_S / 60:g} minutes")
             if should_stop():
                 return None
             time.sleep(POLL_S)
-        return _read(self._store, key, discard=True) if self._is_main else None
+        return _read(self._store, f"scores/{self._numbers[epoch]}", discard=True) if self._is_main else None
 
     def close(self) -> None:
         """Tells the evaluating processes that the run has ended, however it has."""
         if self._is_main:
             with suppress(dist.DistError):
-                _post(self._store, f"epoch/{self._number + 1}", None)
+                _post(self._store, f"epoch/{len(self._numbers) + 1}", None)
 
 
 def dismiss(ctx: DistributedContext) -> None:
@@ -145,6 +129,9 @@ def serve(ctx: DistributedContext, build_scorer: Callable[[EvalSetup], Scorer]) 
                 if message is None:
                     return
                 path, is_closing = message
+                while not Path(path).exists():
+                    store.check(["setup"])  # raises once the run is gone
+                    time.sleep(POLL_S)
                 evaluation = score(read_checkpoint(path)["ema"], is_closing)
                 if evaluation is not None:
                     _post(store, f"scores/{number}", evaluation)

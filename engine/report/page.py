@@ -112,7 +112,6 @@ class ReportPage:
             TEMPLATE,
             subject.title,
             self._subtitle(history),
-            epochs=len(history.get("epoch", ())),
             first_chart=ap or dict([*curves.items()][:1]),
             charts=training,
             timings=others,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -135,18 +135,29 @@ RESULT_FIELDS = ("best_fitness", "best_ap", "best_epoch", "confidence")
 
 @dataclass(frozen=True)
 class UnscoredEpoch:
-    """The newest epoch, if its scores are still missing."""
+    """A complete epoch whose scores are still missing. If steps have been taken since (``--eval-ranks``), its averaged
+    weights are no longer those of the checkpoint, but in `weights_path`."""
 
     number: int  # from 1
     row: dict[str, float]  # its row of results.csv
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
-    # Steps have been taken since (``--eval-ranks``): its averaged weights are no longer those of the checkpoint, but in
-    # a file of their own (`engine.parallel.eval_ranks.weights_path`).
-    has_own_file: bool = False
+
+
+def weights_path(folder: Path, epoch: int) -> Path:
+    """Returns the file in a run's folder that holds the weights of an epoch until last.pt has its scores."""
+    return folder / f"unscored{epoch}.pt"
+
+
+def remove_weights(folder: Path, *, keep: Collection[int] = ()) -> None:
+    """Removes the weights that wait for scores, except those of the epochs ``keep``."""
+    for path in folder.glob("unscored*.pt"):
+        number = path.stem.removeprefix("unscored")
+        if number.isdecimal() and int(number) not in keep:
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConditions:
+class SaveContext:
     """The processes and the data of a run when it was saved, and how long it had trained."""
 
     world_size: int
@@ -161,9 +172,9 @@ class CheckpointHeader:
     """The moment at which a checkpoint was saved, a step boundary."""
 
     progress: Progress
-    run: RunConditions
+    run: SaveContext
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
-    unscored: UnscoredEpoch | None = None
+    unscored: list[UnscoredEpoch] = field(default_factory=list)  # complete epochs without scores, the oldest first
     ended_by_callback: bool = False  # a callback has ended the run here (``stop()``): only its report may be missing
 
 
@@ -246,11 +257,11 @@ class Checkpoint:
         return self.header.progress
 
     def lacks_scores(self, epochs: int) -> bool:
-        """Returns whether a run of ``epochs`` has to score its newest epoch first: other processes were validating it,
-        or ``--val-every`` has left it out, and it is now the last."""
+        """Returns whether a run of ``epochs`` has to score epochs first: other processes were validating them, or
+        ``--val-every`` has left the newest out, and it is now the last."""
         is_between_epochs = self.progress.batch == 0  # otherwise its weights have been overwritten
         is_last = self.progress.epoch >= epochs
-        return self.header.unscored is not None or (is_between_epochs and is_last and not self.header.metrics)
+        return bool(self.header.unscored) or (is_between_epochs and is_last and not self.header.metrics)
 
     def record(self) -> Checkpoint:
         """Returns the checkpoint without its tensors, whose file can then be replaced and freed."""
@@ -371,6 +382,8 @@ def _plain(value: Any) -> Any:
     """Returns a dataclass as a dict of its fields, recursively. Unlike `asdict`, does not copy tensors."""
     if isinstance(value, Address):
         return str(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     if not is_dataclass(value):
         return value
     return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
@@ -459,36 +472,42 @@ class Checkpointer:
         config = replace(self.description.config, epochs=epochs)
         self.description = replace(self.description, config=config)
 
-    def save_last(self, state: TrainState, header: CheckpointHeader) -> None:
-        """Saves the run in last.pt alone: copies its state, and writes in the background. Raises the error of an
-        earlier write."""
-        content = self._copy_content(state, header)
-        if content is not None:
-            self._submit({self.last: content})
+    def save(
+        self,
+        state: TrainState,
+        header: CheckpointHeader,
+        *,
+        is_epoch_end: bool = False,
+        is_best: bool = False,
+        earlier_best: dict[str, Any] | None = None,
+    ) -> None:
+        """Saves the run in last.pt: copies its state, and writes in the background. Raises the error of an earlier
+        write. Then removes weights that wait for scores and are not of an epoch that last.pt lists.
 
-    def save_epoch(self, state: TrainState, header: CheckpointHeader, *, is_best: bool) -> None:
-        """Saves the run at the end of an epoch, like `save_last`, and best.pt and epochN.pt if they are due."""
+        Args:
+            is_epoch_end: epochN.pt is also written, if it is due.
+            is_best: best.pt is also written, with these weights.
+            earlier_best: content of best.pt, if the best weights are those of an earlier epoch.
+        """
         content = self._copy_content(state, header)
         if content is None:
             return
         files: dict[Path, dict[str, Any]] = {}
         # last.pt comes last: a run that resumes from an older one writes the others again.
-        if is_best:
-            files[self.best] = _content_of_best(content)
+        if is_best or earlier_best:
+            files[self.best] = earlier_best or _content_of_best(content)
         epoch = header.progress.epoch
-        if self.save_period > 0 and epoch % self.save_period == 0:
+        if is_epoch_end and self.save_period > 0 and epoch % self.save_period == 0:
             files[self.folder / f"epoch{epoch}.pt"] = content
         files[self.last] = content
         self._submit(files)
 
-    def write_weights(self, state: TrainState, header: CheckpointHeader, path: Path) -> None:
-        """Writes at once, on rank 0, what best.pt would contain if this epoch were the best."""
-        content = _plain(header) | _plain(self.description) | {"ema": state.ema.module.state_dict()}
-        self._write({path: copy_to_cpu(_content_of_best(content))})
-
-    def save_best(self, content: dict[str, Any]) -> None:
-        """Writes best.pt on rank 0 with what `write_weights` has written, and its scores."""
-        self._submit({self.best: content})
+    def save_weights(self, state: TrainState, header: CheckpointHeader, epoch: int) -> None:
+        """Writes, on rank 0, what best.pt would contain if this ``epoch`` were the best, for the processes that score
+        it, in the background. Raises the error of an earlier write."""
+        if self.ctx.is_main:
+            content = _plain(header) | _plain(self.description) | {"ema": state.ema.module.state_dict()}
+            self._submit({weights_path(self.folder, epoch): copy_to_cpu(_content_of_best(content))})
 
     def _copy_content(self, state: TrainState, header: CheckpointHeader) -> dict[str, Any] | None:
         """Returns a copy of a checkpoint's content on the CPU of rank 0; None on other ranks. Every rank must call
@@ -509,8 +528,10 @@ class Checkpointer:
             try:
                 write_checkpoint(content, path)
                 if path == self.last:
+                    remove_weights(self.folder, keep={one["number"] for one in content["unscored"]})
                     path = self.folder / RESULTS_CSV
-                    ResultsTable.of(content["rows"]).write(path)
+                    if content["rows"]:
+                        ResultsTable.of(content["rows"]).write(path)
             except OSError as error:
                 raise self.write_failure(path, error) from None
 

@@ -64,6 +64,7 @@ class RunControl:
 
     def __init__(self, ctx: DistributedContext, signals: StopSignals) -> None:
         self.exit_code = 0  # exit code of the signal that has stopped the ranks, or 0
+        self.has_stopped = False  # the ranks have saved and stopped for a signal or a request
         self.stopped_by_callback = False  # the ranks have followed `request_stop`, and no callback has failed
         self._ctx = ctx
         self._signals = signals
@@ -205,6 +206,7 @@ class RunControl:
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code = exit_code
+        self.has_stopped = True
         return Action.STOP
 
 

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import shutil
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
@@ -17,7 +17,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.train.checkpoint import RESULTS_CSV, Progress
+from engine.train.checkpoint import RESULTS_CSV
 from models.weights.catalog import list_checkpoints
 from utils.config.settings import AUTO, RunSettings, TrainConfig
 from utils.config.values import plain_value
@@ -25,18 +25,19 @@ from utils.distributed.context import DistributedContext, all_objects, broadcast
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.new_folder import increment_path
-from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.process.child import report_begun
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 SETTINGS_YAML = "settings.yaml"
+REPORT = "report.html"
+STARTED_BY = ".started-by"  # in the run's folder: the torchrun processes that have started it, a line each
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 # What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
 _FILES_OF_RUN = (
-    "last.pt", "best.pt", "epoch*.pt", "unscored*.pt", RESULTS_CSV, SETTINGS_YAML, "report.html",
+    "last.pt", "best.pt", "epoch*.pt", "unscored*.pt", RESULTS_CSV, SETTINGS_YAML, STARTED_BY, REPORT,
     "events.out.tfevents.*",
 )  # fmt: skip
 
@@ -46,24 +47,25 @@ def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack
     None: a new folder. Only rank 0 calls this.
 
     Args:
-        launchers: the identities of the torchrun processes that have started the ranks, see `find_run_of_launchers`.
+        launchers: the identities of the torchrun processes that have started the ranks, see `run_started_by`.
 
     Raises UserError when there is no run to continue, or another process trains it.
     """
     if command.resume in (None, AUTO):
         named = command.folder
-        folder = named if command.resume == AUTO else find_run_of_launchers(named.parent, launchers, named.name)
+        folder = named if command.resume == AUTO else run_started_by(named.parent, launchers, named.name)
         if folder is None or not folder.is_dir():
             return None
         lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
-        if (folder / RESULTS_CSV).exists() and not (folder / "last.pt").exists():
+        checkpoints = sorted(path.name for path in folder.glob("*.pt"))
+        if checkpoints and "last.pt" not in checkpoints:
             raise UserError(
-                f"{folder}: has {RESULTS_CSV}, but no last.pt to continue from; restore it, or choose another --name"
+                f"{folder}: has {checkpoints[0]}, but no last.pt to continue from; restore it, or choose another --name"
             )
         return folder
     if command.resume:
         path = Path(command.resume)
-    elif (restarted := find_run_of_launchers(Path(command.project), launchers)) is not None:
+    elif (restarted := run_started_by(Path(command.project), launchers)) is not None:
         path = restarted
     else:
         newest_last = sorted(Path(command.project).glob("*/last.pt"), key=lambda path: path.stat().st_mtime)
@@ -93,23 +95,22 @@ def claim_folder(
     folder: Path | None,
     settings: RunSettings,
     stack: ExitStack,
-    progress: Progress,
     *,
     run_id: str = "",
-    rows: Iterable[dict[str, float]] = (),
+    is_kept: Callable[[], bool],
 ) -> tuple[Path, str]:
-    """Sets up the run's folder, with its settings, results and log: the first thing that a run writes. Every rank must
-    call this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing
+    """Sets up the run's folder, with its settings and log: the first thing that a run writes. Every rank must call
+    this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing
     behind. Returns the folder, and the id of the run.
 
     Args:
         folder: the folder of a run that continues or restarts, which is locked; None: `project/name` is made, or taken
             over with ``--exist-ok``.
         settings: the run's settings; none of them is left open.
-        stack: when it is closed, a new folder is removed if the run has failed before its first step and saved no
-            checkpoint, and the folder is unlocked.
-        progress: the run's progress; the trainer counts its steps there.
-        run_id, rows: what the checkpoint stores; empty for a new run.
+        stack: when it is closed, a new folder is removed if the run has failed, unless ``is_kept``, and the folder is
+            unlocked.
+        run_id: what the checkpoint stores; empty for a new run.
+        is_kept: returns whether the run has taken a step, or was told to stop and save.
 
     Raises UserError when the folder cannot be made, and when another process trains there.
     """
@@ -117,16 +118,15 @@ def claim_folder(
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             if folder is None:
-                folder = _make_folder(settings, stack, progress)
+                folder = _make_folder(settings, stack, is_kept)
             run_id = run_id or secrets.token_hex(8)  # neither depends on the seed nor advances any generator
             open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a link leads elsewhere
-            # A restart by any of these torchrun processes finds its folder by the comments.
-            comments = "".join(f"# started by {launcher}\n" for launcher in dict.fromkeys(launchers) if launcher)
+            # A restart by any of these torchrun processes finds its folder before it knows its run.
+            lines = "".join(f"{launcher}\n" for launcher in dict.fromkeys(launchers) if launcher)
+            if lines:
+                write_whole(folder / STARTED_BY, lines, durable=True)
             content = yaml.safe_dump({"run_id": run_id, **plain_value("settings", asdict(settings))}, sort_keys=False)
-            write_whole(folder / SETTINGS_YAML, comments + content, durable=True)
-            table = ResultsTable.of(rows)
-            if table.rows:
-                table.write(folder / RESULTS_CSV)
+            write_whole(folder / SETTINGS_YAML, content)
             continue_in_file(folder / "train.log")
     folder, run_id = broadcast_object(ctx, (folder, run_id))
     report_begun(folder)
@@ -134,21 +134,20 @@ def claim_folder(
     return folder, run_id
 
 
-def find_run_of_launchers(parent: Path, launchers: Sequence[str], name: str = "") -> Path | None:
+def run_started_by(parent: Path, launchers: Sequence[str], name: str = "") -> Path | None:
     """Returns the newest run folder in ``parent`` that one of the torchrun processes ``launchers`` has started, which
     makes this start a restart; else None.
 
     ``name``: the value of ``--name``, because a torchrun's script may train several runs; "": any.
     """
-    marks = [f"# started by {launcher}\n" for launcher in launchers if launcher]
-    if not marks:
+    wanted = {launcher for launcher in launchers if launcher}
+    if not wanted:
         return None
-    newest_first = sorted(parent.glob(f"*/{SETTINGS_YAML}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    newest_first = sorted(parent.glob(f"*/{STARTED_BY}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest_first:
         if name and re.fullmatch(re.escape(name) + r"\d*", path.parent.name) is None:
             continue
-        text = path.read_text("utf-8", errors="replace")
-        if any(mark in text for mark in marks):
+        if not wanted.isdisjoint(path.read_text("utf-8", errors="replace").splitlines()):
             return path.parent
     return None
 
@@ -174,7 +173,7 @@ def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATI
     remove_half_written(folder)
 
 
-def _make_folder(settings: RunSettings, stack: ExitStack, progress: Progress) -> Path:
+def _make_folder(settings: RunSettings, stack: ExitStack, is_kept: Callable[[], bool]) -> Path:
     """Makes the folder of a new run, or takes over that of an earlier one (``--exist-ok``), and locks it until
     ``stack`` is closed."""
     config = settings.config
@@ -183,7 +182,7 @@ def _make_folder(settings: RunSettings, stack: ExitStack, progress: Progress) ->
     absent = [path for path in (planned, *planned.parents) if not path.exists()]
     folder = increment_path(config.project, config.name, config.exist_ok or is_auto)
     lock_folder(folder, stack)
-    stack.push(partial(_remove_after_failure, absent if folder == planned else [folder], progress))
+    stack.push(partial(_remove_after_failure, absent if folder == planned else [folder], is_kept))
     if is_auto and (folder / "last.pt").exists():
         raise UserError(f"{folder}: another start has trained here meanwhile; repeat the command to continue")
     earlier = [path for pattern in _FILES_OF_RUN for path in folder.glob(pattern)]
@@ -196,18 +195,18 @@ def _make_folder(settings: RunSettings, stack: ExitStack, progress: Progress) ->
 
 def _remove_after_failure(
     created: Sequence[Path],
-    progress: Progress,
+    is_kept: Callable[[], bool],
     error_type: type[BaseException] | None,
     error: BaseException | None,
     frames: TracebackType | None,
 ) -> None:
-    """Removes the folders ``created``, innermost first, if an error ends a run before its first step. A run that took
-    steps or has saved keeps its folder, because the log may be the only record of the failure."""
+    """Removes the folders ``created``, innermost first, if an error ends a run before its first step. Another run keeps
+    its folder, because the log may be the only record of the failure."""
     if error is None or not created:
         return
     traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many
     folder, *parents = created
-    if progress.updates or any(folder.glob("*.pt")):
+    if is_kept():
         return
     shutil.rmtree(folder, ignore_errors=True)
     for parent in parents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ class Plots(Hook):
         self._fitness = fitness
         self._tensorboard = tensorboard
         self._warnings: set[str] = set()  # warnings that have been logged
+        self._is_current = False  # the report shows the newest epoch
 
     def start(self, trainer: Trainer) -> None:
         run = trainer.run
@@ -68,7 +70,7 @@ class Plots(Hook):
             fitness=self._fitness,
             batches=len(trainer.loader),
         )
-        is_continued = run.started_from is not None
+        is_continued = trainer.progress.updates > 0
         keeps_page = is_continued and run.work_left is WorkLeft.STEPS  # otherwise there may be no validation to show
         self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
         self._next_batch = PICTURED_BATCHES if is_continued else 0
@@ -94,6 +96,8 @@ class Plots(Hook):
 
     def finish(self, trainer: Trainer) -> None:
         self._drawing.catch_up()
+        if self._is_current:
+            os.utime(self._page.path)  # the report is of last.pt, which may have been written after it was drawn
         if self._page.path.is_file():
             get_logger().info("report: %s", self._page.path)
 
@@ -107,8 +111,10 @@ class Plots(Hook):
                 sheet = write_preview(validated.evaluation.preview, self._names, result.shown_confidence, path)
                 if sheet is not None:
                     self._tensorboard.write(add_image, "val/predictions", sheet, validated.number)
+        self._is_current = False
         with self._failing_with_warning("report.html"):
             self._page.write(self._table.as_columns())
+            self._is_current = True
 
     @contextmanager
     def _failing_with_warning(self, name: str) -> Iterator[None]:

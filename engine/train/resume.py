@@ -37,7 +37,7 @@ from engine.train.checkpoint import (
     TrainState,
     UnscoredEpoch,
 )
-from engine.train.folder import find_folder, is_read_only
+from engine.train.folder import REPORT, find_folder, is_read_only
 from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
@@ -204,7 +204,7 @@ def _plan_continued(
             if old != new:
                 messages.append(f"resume: {name} {old} -> {new}")
         messages.insert(0, f"resuming {last} {position}")
-    elif checkpoint.lacks_scores(config.epochs) or _lacks_report(last.parent, config, progress.epoch):
+    elif checkpoint.lacks_scores(config.epochs) or (config.plots and _lacks_report(last)):
         work_left = WorkLeft.REPORT
     else:
         work_left = WorkLeft.NOTHING
@@ -307,7 +307,7 @@ def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback
         )
     if done >= config.epochs:
         return f"all epochs are done ({done}); to train longer: {flag} --epochs N"
-    if progress.stops_early(config, config.epochs) and checkpoint.header.unscored is None:
+    if progress.stops_early(config, config.epochs) and not checkpoint.header.unscored:
         waited = counted(done - progress.best_epoch, "epoch")
         return (
             f"stopped early after epoch {done}: no better {config.fitness} in {waited} (--patience {config.patience}); "
@@ -316,14 +316,11 @@ def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback
     return ""
 
 
-def _lacks_report(folder: Path, config: TrainConfig, epochs: int) -> bool:
-    """Returns whether the report of the run in ``folder`` can be written and does not show its last epoch."""
-    if not config.plots or is_read_only(folder):
-        return False
-    try:
-        return f'data-epochs="{epochs}"' not in (folder / "report.html").read_text("utf-8", errors="replace")
-    except OSError:
-        return True
+def _lacks_report(last: Path) -> bool:
+    """Returns whether the report of a run is missing or older than its checkpoint ``last``, and can be written."""
+    report = last.with_name(REPORT)
+    is_current = report.exists() and report.stat().st_mtime >= last.stat().st_mtime
+    return not is_current and not is_read_only(last.parent)
 
 
 def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
@@ -343,10 +340,10 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
 
 def restore_run(
     ctx: DistributedContext, plan: RunPlan, state: TrainState, *, epoch_batches: int, fingerprint: DataFingerprint
-) -> tuple[Progress, UnscoredEpoch | None]:
+) -> tuple[Progress, list[UnscoredEpoch]]:
     """Puts the state of the plan's checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns
-    the progress from which the run continues, and the newest epoch if it has to be validated first; the start of a new
-    run if there is no checkpoint. Every rank must call this.
+    the progress from which the run continues, and the epochs that have to be scored; the start of a new run if there is
+    no checkpoint. Every rank must call this.
 
     Args:
         epoch_batches: batches of an epoch on each rank.
@@ -356,14 +353,14 @@ def restore_run(
     """
     checkpoint = plan.checkpoint
     if checkpoint is None:
-        return Progress(), None
+        return Progress(), []
     checkpoint.restore(ctx, state)
     progress = continue_at(checkpoint, plan.settings.config, epoch_batches, fingerprint)
     # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
     has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
     if progress.best_epoch >= 0 and not has_best:
         progress.reset_best()
-    return progress, _unscored_epoch(plan, checkpoint)
+    return progress, _unscored_epochs(plan, checkpoint)
 
 
 def continue_at(
@@ -421,12 +418,12 @@ def _is_best(path: Path, progress: Progress) -> bool:
     return newest_best == (progress.best_epoch, progress.best_epoch, progress.best_fitness)
 
 
-def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | None:
-    """Returns the newest epoch of a checkpoint if it has to be validated first: its scores are missing, or their
-    report."""
+def _unscored_epochs(plan: RunPlan, checkpoint: Checkpoint) -> list[UnscoredEpoch]:
+    """Returns the epochs of a checkpoint that have to be scored: their scores are missing, or the report of the
+    newest."""
     unscored = checkpoint.header.unscored
     is_reported_again = plan.work_left is WorkLeft.REPORT and checkpoint.header.metrics
-    if unscored is not None or not (checkpoint.lacks_scores(plan.settings.config.epochs) or is_reported_again):
+    if unscored or not (checkpoint.lacks_scores(plan.settings.config.epochs) or is_reported_again):
         return unscored
     number = checkpoint.progress.epoch
     description = checkpoint.description
@@ -434,7 +431,7 @@ def _unscored_epoch(plan: RunPlan, checkpoint: Checkpoint) -> UnscoredEpoch | No
     scores = ("metrics/", "val/")
     kept = {name: value for name, value in row.items() if name != "epoch" and not name.startswith(scores)}
     is_closing = is_closing_epoch(number, description.config.epochs, description.hyp.close_mosaic)
-    return UnscoredEpoch(number, kept, is_closing)
+    return [UnscoredEpoch(number, kept, is_closing)]
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

@@ -34,6 +34,7 @@ from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard,
 from engine.train.plots import Plots
 from engine.train.progress_bar import ProgressBar
 from engine.train.resume import RunPlan, WorkLeft, restore_run
+from engine.train.scoring import LocalScorer, RemoteScorer, Scorer
 from engine.train.sources import RunData, Sources, open_run_data, open_sources
 from engine.train.starting_model import StartingModel, build_starting_model
 from engine.train.step import TrainStep
@@ -74,16 +75,22 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     step = build_step(ctx, choices, start, feed)
     try_export(ctx, choices.config, start.model)
     progress, unscored = restore_run(ctx, plan, step, epoch_batches=len(feed.loader), fingerprint=data.fingerprint)
-    stored_id = plan.stored.run_id if plan.stored else ""
+    control = RunControl(ctx, signals)
     folder, run_id = claim_folder(  # the first thing that the run writes
-        ctx, plan.folder, choices.settings, stack, progress, run_id=stored_id, rows=plan.rows
+        ctx,
+        plan.folder,
+        choices.settings,
+        stack,
+        run_id=plan.stored.run_id if plan.stored else "",
+        is_kept=lambda: progress.updates > 0 or control.has_stopped,
     )
     description = describe_run(plan, sources, data, start, choices, run_id=run_id)
-    eval_ranks = None
+    scorer: Scorer = LocalScorer(folder, step, feed.evaluator, feed.val_loader)
     if ctx.eval_ranks:
         setup = describe_for_evaluators(plan, choices, step, spec=sources.spec, val=data.val.image_index)
-        eval_ranks = EvalRanks(ctx, folder, setup)
+        eval_ranks = EvalRanks(ctx, setup)
         stack.callback(eval_ranks.close)
+        scorer = RemoteScorer(folder, eval_ranks)
     run = TrainingRun(
         ctx=ctx,
         folder=folder,
@@ -95,11 +102,11 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         step=step,
         progress=progress,
         unscored=unscored,
-        control=RunControl(ctx, signals),
+        control=control,
         checkpointer=Checkpointer(
             folder, ctx=ctx, description=description, save_period=choices.config.save_period, rows=plan.rows
         ),
-        eval_ranks=eval_ranks,
+        scorer=scorer,
     )
     if plan.work_left is WorkLeft.STEPS:
         log_choices(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
 import time
 from collections.abc import Sequence
@@ -21,20 +20,22 @@ from engine.evaluation.result import EvalResult, Evaluation
 from engine.evaluation.tables import number_text
 from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.ddp import average_buffers, broadcast_parameters
-from engine.parallel.eval_ranks import EvalRanks, remove_weights, weights_path
 from engine.train.checkpoint import (
     RESULT_FIELDS,
     Checkpoint,
     Checkpointer,
     CheckpointHeader,
     Progress,
-    RunConditions,
     RunDescription,
+    SaveContext,
     UnscoredEpoch,
+    remove_weights,
+    weights_path,
 )
 from engine.train.choices import Choices
 from engine.train.control import NO_FLAGS, Action, RunControl, StepFlags
 from engine.train.resume import TrainingOutcome, WorkLeft
+from engine.train.scoring import Scorer
 from engine.train.step import StepValues, TrainStep
 from models.losses.base import Criterion
 from utils.batches import Batch
@@ -87,10 +88,10 @@ class TrainingRun:
     feed: Feed
     step: TrainStep
     progress: Progress
-    unscored: UnscoredEpoch | None  # the newest epoch if it has no scores yet; it is validated first
+    unscored: list[UnscoredEpoch]  # complete epochs without scores, the oldest first
     control: RunControl
     checkpointer: Checkpointer
-    eval_ranks: EvalRanks | None = None  # processes that validate (``--eval-ranks``); None: the training processes do
+    scorer: Scorer
 
     @property
     def run_id(self) -> str:
@@ -116,7 +117,6 @@ class Epoch:
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
     is_closing: bool = False  # see `models.losses.base.Criterion.set_closing`
-    has_own_file: bool = False  # see `UnscoredEpoch`
     # Results of its validation, if there was one:
     evaluation: Evaluation | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
@@ -137,8 +137,8 @@ class Hook:
     close         at the end, however the training has ended
     ============= =====================================================================================================
 
-    With ``--eval-ranks`` an epoch is scored and saved in this sense after the steps of the next one. A start that only
-    writes the report scores the last epoch again, and takes no step.
+    With ``--eval-ranks`` an epoch is scored and saved in this sense at the end of a later one. A start that only writes
+    the report scores the last epoch again, and takes no step.
 
     Hooks are on every rank, in the same order, and may communicate: all ranks return the same action (None continues).
     Those with ``on_rank_0`` exist on rank 0 alone: they return no action, and call no collective. A single rank
@@ -177,13 +177,8 @@ class Trainer:
         self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
-        self._evaluator = run.feed.evaluator
-        self._fitness = run.feed.fitness
-        self._eval_ranks = run.eval_ranks
-        self._unscored: Epoch | None = None
-        unscored = run.unscored
-        if unscored is not None:
-            self._unscored = Epoch(unscored.number, dict(unscored.row), unscored.is_closing, unscored.has_own_file)
+        # Complete epochs without scores, the oldest first.
+        self._unscored = [Epoch(one.number, dict(one.row), one.is_closing) for one in run.unscored]
         self._newest = Epoch(run.progress.epoch)  # the newest epoch with its scores
         self._takes_steps = run.work_left is WorkLeft.STEPS
         self._stopped = not self._takes_steps  # this process takes no more steps
@@ -208,7 +203,7 @@ class Trainer:
     @property
     def next_row(self) -> int:
         """The next epoch that gets a row of results.csv, from 1."""
-        return self.progress.epoch + 1 if self._unscored is None else self._unscored.number
+        return self._unscored[0].number if self._unscored else self.progress.epoch + 1
 
     def seconds(self) -> float:
         """Returns how long the run has trained, over all its starts."""
@@ -218,61 +213,74 @@ class Trainer:
         """Runs the rest of the run. Raises as `RunControl.raise_if_aborted` does, after the same step on all ranks."""
         try:
             with self.control.training():
-                if self._start() and self._score_epoch():
+                if self._start():
                     batches = Prefetcher(iter(self.loader), device=self.ctx.device)
                     while not self._stopped and self.progress.epoch < self.epochs:
                         self._train_epoch(batches)
                 if not self.control.agree_on_abort():
-                    self._score_epoch()  # a callback may have ended the run while an epoch was validated
+                    self._record_scores(late=0)
                 self.checkpointer.flush()
                 self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
+                return self._finish()
         finally:
             self.checkpointer.wait()
-        return self._finish()
 
     def _start(self) -> bool:
-        """Calls the hooks that come first. Returns False if one of them ends the run."""
+        """Writes the record of a new run, calls the hooks that come first, and scores the epochs that an earlier start
+        has left. Returns False if the run ends here."""
         progress = self.progress
+        started_from = self.run.started_from
         self.loader.start_at(progress.epoch, progress.batch)
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
+        was_ended = started_from is not None and started_from.header.ended_by_callback
+        # A run has its record before its first step, and one that trains on is no longer ended.
+        if started_from is None or (self._takes_steps and was_ended):
+            self.save_last()
         self._call_hooks("start")
-        if self.run.work_left is WorkLeft.REPORT and self._unscored is None:  # steps have changed the scored weights
+        if self.run.work_left is WorkLeft.REPORT and not self._unscored:  # the weights are newer than their scores
             self._call_hooks("epoch_saved", self._newest)
-        started_from = self.run.started_from
-        if self._takes_steps and started_from is not None and started_from.header.ended_by_callback:
-            self.save_last()  # must not say that a callback has ended the run while it trains on
-        is_going_on = Action.SKIP_REST not in self._follow(self.control.agree())
+        if self.ctx.is_main:  # a kill may have left weights of an epoch that is trained again
+            remove_weights(self.run.folder, keep={epoch.number for epoch in self._unscored})
+        if Action.SKIP_REST not in self._follow(self.control.agree()):
+            for epoch in self._unscored:
+                self._submit(epoch)
+            self._record_scores(late=self._max_late())
         self.checkpointer.flush()
-        return is_going_on
+        return not self._stopped
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Takes the remaining steps of an epoch, and ends it, unless a signal or a request stops the run before."""
         self.epoch_started = time.monotonic()
-        number = self.progress.epoch + 1
-        is_closing = is_closing_epoch(number, self.epochs, self.run.hyp.close_mosaic)
+        is_closing = is_closing_epoch(self.progress.epoch + 1, self.epochs, self.run.hyp.close_mosaic)
         self.step.criterion.set_closing(is_closing)
         while self.progress.batch < len(self.loader) and not self._stopped:
             self._train_step(batches)
-        # With --eval-ranks, the scores of the epoch before have been computed meanwhile.
-        if self._stopped or not self._score_epoch():
-            return
+        if not self._stopped:
+            self._end_epoch(is_closing=is_closing)
+
+    def _end_epoch(self, *, is_closing: bool) -> None:
+        """Completes an epoch: the ranks' models are made equal, its scores are read if they are there, and it is
+        saved."""
         for model in (self.step.model, self.step.ema.module):
             average_buffers(model, self.ctx)
             broadcast_parameters(model, self.ctx)
         losses = self.progress.mean_losses(self.step.criterion.names)
         row = {f"train/{name}": value for name, value in losses.items()} | self.step.optimizer.rates()
-        epoch = Epoch(number, row, is_closing)
+        epoch = Epoch(self.progress.epoch + 1, row, is_closing)
         self.progress.complete_epoch()
-        self._unscored = epoch
+        self._unscored.append(epoch)
         self._call_hooks("epoch_trained", epoch)
-        if self._eval_ranks is not None and self._can_wait_for_scores(epoch):
-            self._send(epoch, self._eval_ranks)
-            epoch.row["time"] = self.seconds()
-            self._save_epoch(epoch)
-        elif not self._score_epoch():
-            return
+        self._submit(epoch)
+        self._record_scores(late=self._max_late(), is_epoch_end=True)
         self._follow(self.control.agree())
+
+    def _max_late(self) -> int:
+        """Returns how many epochs may still wait for their scores: none after the last epoch, nor where ``--patience``
+        may end the run, which missing scores can only delay."""
+        is_last = self._stopped or self.progress.epoch >= self.epochs
+        is_decisive = is_last or self.progress.has_stalled(self.run.config.patience)
+        return 0 if is_decisive else self.run.scorer.max_late
 
     def _train_step(self, batches: Prefetcher) -> None:
         """Takes one step of the optimizer, and follows what hooks and other ranks request."""
@@ -332,73 +340,79 @@ class Trainer:
             advice = "with a lower lr0 (--set lr0=...) or with --amp off"  # a run that continues can change neither
             raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")
 
-    def _can_wait_for_scores(self, epoch: Epoch) -> bool:
-        """Returns True if an epoch may be validated after the next one: if it is neither the last nor one at which
-        ``--patience`` may end the run."""
-        may_stop_early = self.progress.has_stalled(self.run.config.patience)
-        is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
-        return is_validated and epoch.number < self.epochs and not may_stop_early
-
     def _is_newest(self, epoch: Epoch) -> bool:
         """Returns True if no step was taken after an epoch, so that the averaged weights are still its own."""
-        return epoch.number == self.progress.epoch and self.progress.batch == 0 and not epoch.has_own_file
+        return epoch.number == self.progress.epoch and self.progress.batch == 0
 
-    def _score_epoch(self) -> bool:
-        """Validates, records, saves and reports the epoch that has no scores yet, if there is one. Returns False if the
-        run stops before that: a resumed run then begins here."""
-        epoch = self._unscored
-        if epoch is None:
-            return True
-        is_due = validates_after(epoch.number, self.epochs, self.run.config.val_every)
-        if (is_due or not self._takes_steps) and Action.SKIP_REST in self._follow(self._validate(epoch)):
-            return False
-        self._unscored = None
-        self._record(epoch)
-        self._call_hooks("epoch_scored", epoch)
-        if self._is_newest(epoch):
-            self._save_epoch(epoch)
-        else:  # the run itself has taken steps since
-            if epoch.is_best and self.ctx.is_main:
-                content = read_checkpoint(weights_path(self.run.folder, epoch.number))
-                results = {name: getattr(self.progress, name) for name in RESULT_FIELDS}
-                content |= {"progress": content["progress"] | results, "metrics": epoch.metrics}
-                self.checkpointer.save_best(content)
-            if self._stopped:
-                self.save_last()
-        self._call_hooks("epoch_saved", epoch)
-        return True
+    def _is_validated(self, epoch: Epoch) -> bool:
+        """Returns True if an epoch is to be validated: a run that takes no step only has to score its last one."""
+        return not self._takes_steps or validates_after(epoch.number, self.epochs, self.run.config.val_every)
 
-    def _validate(self, epoch: Epoch) -> Action:
-        """Validates the averaged weights of an epoch, or waits until the evaluating processes have, and sets its
-        evaluation on rank 0. Returns `Action.STOP` if a signal ends this."""
-        every_s = self.run.config.save_minutes * 60
-        is_due = self.ctx.is_main and self._is_save_due(min(every_s, SAVE_BEFORE_VALIDATION_S))
-        if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
-            self.save_last()
-        should_stop = self.control.should_stop
-        if self._eval_ranks is not None:
-            if not self._eval_ranks.has_sent(epoch.number):
-                self._send(epoch, self._eval_ranks)
-            epoch.evaluation = self._eval_ranks.wait(epoch.number, should_stop)
-        else:
-            model = self.step.ema.module
-            if not self._is_newest(epoch):  # a run with --eval-ranks continues without
-                path = weights_path(self.run.folder, epoch.number)
-                weights = broadcast_object(self.ctx, read_checkpoint(path)["ema"] if self.ctx.is_main else None)
-                model = copy.deepcopy(model)
-                model.load_state_dict(weights)
-            self.step.criterion.set_closing(epoch.is_closing)
-            epoch.evaluation = self._evaluator.run(model, self.val_loader, should_stop=should_stop)
-        return self.control.after_validation()
-
-    def _send(self, epoch: Epoch, eval_ranks: EvalRanks) -> None:
-        """Leaves the averaged weights of an epoch to the evaluating processes, in a file."""
-        if self.ctx.is_main:
-            self.checkpointer.flush()  # last.pt needs only the weights of the epoch that it names
-            remove_weights(self.run.folder, before=epoch.number - 1)
+    def _submit(self, epoch: Epoch) -> None:
+        """Lets other processes score an epoch, if they do (``--eval-ranks``), by its weights in a file."""
+        scorer = self.run.scorer
+        if scorer.max_late and self._is_validated(epoch):
+            scorer.submit(epoch.number, is_closing=epoch.is_closing)
             if self._is_newest(epoch):  # otherwise an earlier start has written them
-                self.checkpointer.write_weights(self.step, self._header(), weights_path(self.run.folder, epoch.number))
-        eval_ranks.send(epoch.number, is_closing=epoch.is_closing)
+                self.checkpointer.save_weights(self.step, self._header(), epoch.number)
+
+    def _record_scores(self, *, late: int, is_epoch_end: bool = False) -> None:
+        """Reads the scores of the epochs that have none, but for the newest, of which at most ``late`` may wait longer;
+        records, saves and reports these epochs. A signal leaves the rest to a resumed run, which begins here."""
+        if any(map(self._is_validated, self._unscored)) and not self.run.scorer.max_late:
+            every_s = min(self.run.config.save_minutes * 60, SAVE_BEFORE_VALIDATION_S)
+            is_due = self.ctx.is_main and self._is_save_due(every_s)
+            if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
+                self.save_last()
+        scored: list[Epoch] = []
+        best: dict[str, Any] | None = None  # content of best.pt, if it is of an epoch before the newest
+        is_interrupted = False
+        left = self._num_without_scores(late)
+        while len(self._unscored) > left and not is_interrupted:
+            epoch = self._unscored[0]
+            if self._is_validated(epoch):
+                is_newest = self._is_newest(epoch)
+                epoch.evaluation = self.run.scorer.read(
+                    epoch.number, is_closing=epoch.is_closing, is_newest=is_newest, should_stop=self.control.should_stop
+                )
+                is_interrupted = self.control.after_validation() is not Action.CONTINUE
+            if not is_interrupted:
+                self._record(epoch)
+                if epoch.is_best:
+                    best = self._content_of_best(epoch)
+                self._unscored.pop(0)
+                self._call_hooks("epoch_scored", epoch)
+                scored.append(epoch)
+        self._stopped |= is_interrupted
+        for epoch in self._unscored:
+            epoch.row.setdefault("time", self.seconds())
+        if scored or is_epoch_end or is_interrupted:
+            is_best = any(epoch.is_best and self._is_newest(epoch) for epoch in scored)
+            self.checkpointer.save(
+                self.step, self._header(), is_epoch_end=is_epoch_end, is_best=is_best, earlier_best=best
+            )
+            self._saved_at = time.monotonic()
+        for epoch in scored:
+            self._call_hooks("epoch_saved", epoch)
+
+    def _num_without_scores(self, late: int) -> int:
+        """Returns how many epochs, at most ``late``, are left without scores because these have not come."""
+        if not late:
+            return 0
+        num_ready = 0
+        if self.ctx.is_main:
+            is_ready = [not self._is_validated(one) or self.run.scorer.is_ready(one.number) for one in self._unscored]
+            num_ready = [*is_ready, False].index(False)
+        return min(len(self._unscored) - broadcast_object(self.ctx, num_ready), late)
+
+    def _content_of_best(self, epoch: Epoch) -> dict[str, Any] | None:
+        """Returns the content of best.pt with the weights of an epoch and its scores, on rank 0; None if they are those
+        of the run itself."""
+        if self._is_newest(epoch) or not self.ctx.is_main:
+            return None
+        content = read_checkpoint(weights_path(self.run.folder, epoch.number))
+        results = {name: getattr(self.progress, name) for name in RESULT_FIELDS}
+        return content | {"progress": content["progress"] | results, "metrics": epoch.metrics}
 
     def _record(self, epoch: Epoch) -> None:
         """Completes the row of an epoch with its scores, if it was validated, and keeps those that the run needs."""
@@ -407,13 +421,13 @@ class Trainer:
             result = epoch.evaluation.result
             scores = (self._metrics_of(result), result.class_ap, result.threshold)
         scores = broadcast_object(self.ctx, scores)
+        fitness = self.run.feed.fitness
         if scores is not None:
-            progress = self.progress
-            epoch.metrics, epoch.class_ap, progress.confidence = scores
-            fitness = epoch.metrics[self._fitness.column]
-            epoch.is_best = progress.record_fitness(epoch.number, fitness, ap=epoch.metrics["metrics/AP"])
+            epoch.metrics, epoch.class_ap, self.progress.confidence = scores
+            score = epoch.metrics[fitness.column]
+            epoch.is_best = self.progress.record_fitness(epoch.number, score, ap=epoch.metrics["metrics/AP"])
             columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
-            columns.setdefault(self._fitness.column, self._fitness.name)
+            columns.setdefault(fitness.column, fitness.name)
             shown = [f"{title} {number_text(epoch.metrics[name])}" for name, title in columns.items()]
             get_logger().info("epoch %d: %s", epoch.number, "  ".join(shown))
         row = epoch.row
@@ -429,7 +443,7 @@ class Trainer:
         metrics = {f"metrics/{name}": value for name, value in result.metrics.items()}
         if result.threshold is not None:
             metrics[CONFIDENCE_COLUMN] = result.threshold
-        metrics[self._fitness.column] = self._fitness.score_of(result)
+        metrics[self.run.feed.fitness.column] = self.run.feed.fitness.score_of(result)
         return metrics | {name: value for name, value in result.extras.items() if name.startswith("val/")}
 
     def _ask_hooks(self, point: Point, *args: Any) -> Action:
@@ -460,24 +474,15 @@ class Trainer:
 
     def save_last(self) -> None:
         """Saves the run in last.pt."""
-        self.checkpointer.save_last(self.step, self._header())
-        self._saved_at = time.monotonic()
-
-    def _save_epoch(self, epoch: Epoch) -> None:
-        """Saves the run at the end of ``epoch``: last.pt, and best.pt and epochN.pt if they are due."""
-        self.checkpointer.save_epoch(self.step, self._header(), is_best=epoch.is_best)
+        self.checkpointer.save(self.step, self._header())
         self._saved_at = time.monotonic()
 
     def _header(self) -> CheckpointHeader:
         """Returns the header of a checkpoint taken now. It has the scores of the newest epoch until the next step is
         taken."""
-        epoch = self._unscored
-        unscored = None
-        if epoch is not None:
-            unscored = UnscoredEpoch(epoch.number, epoch.row, epoch.is_closing, not self._is_newest(epoch))
         return CheckpointHeader(
             progress=self.progress,
-            run=RunConditions(
+            run=SaveContext(
                 world_size=self.ctx.world_size,
                 device=self.ctx.device.type,
                 seconds=self.seconds(),
@@ -485,26 +490,24 @@ class Trainer:
                 images=len(self.loader.samples),
             ),
             metrics=self._newest.metrics if self._is_newest(self._newest) else {},
-            unscored=unscored,
+            unscored=[UnscoredEpoch(one.number, one.row, one.is_closing) for one in self._unscored],
             ended_by_callback=self._ended_by_callback(),
         )
 
     def _finish(self) -> TrainingOutcome:
-        """Calls the hooks that come last, and removes the weights that have waited for scores."""
+        """Calls the hooks that come last. A signal is deferred meanwhile: the run is complete."""
         if self.control.stopped_by_callback and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             flag = self._resume_flags()
             get_logger().info("ended by a callback %s; to continue: %s --epochs N", position, flag)
         self._call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
-        if self.ctx.is_main:
-            remove_weights(self.run.folder)
         return TrainingOutcome(self.run.folder, self.run.config, failure)
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then says that it is complete."""
         stops_early = self.progress.stops_early(self.run.config, self.epochs)
-        return self._unscored is None and (self.progress.epoch >= self.epochs or stops_early)
+        return not self._unscored and (self.progress.epoch >= self.epochs or stops_early)
 
     def _ended_by_callback(self) -> bool:
         """Returns True if a callback has ended the run, in this process or before it, see `CheckpointHeader`."""

@@ -11,8 +11,8 @@ from engine.train.checkpoint import (
     CheckpointHeader,
     DataFingerprint,
     Progress,
-    RunConditions,
     RunDescription,
+    SaveContext,
     StoredState,
 )
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -33,7 +33,7 @@ STORED = {
     "pretrained": {},
     "new_lr_mult": 1.0,
     "origin": {},
-    "run": RunConditions(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
+    "run": SaveContext(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
     "progress": Progress(),
     "metrics": {"AP": 0.5},
     "model": {},

@@ -212,6 +212,26 @@ def prove_calls(root: Path, kills: int) -> None:
         assert left == expected, f"more: {left - expected}, fewer: {expected - left}"
 
 
+def test_a_kill_before_the_first_step_leaves_a_record_from_which_the_run_is_whole(tmp_path: Path):
+    write_dataset(tmp_path / "set", train=8, val=4)
+    write_model(tmp_path / "tiny.yaml")
+    given = flags(tmp_path, "whole", 1)
+    hold = tmp_path / "never"
+    with Processes(tmp_path / "whole.txt") as whole, Processes(tmp_path / "log.txt", faults=f"hold:0:1:{hold}") as run:
+        whole.ranks(1, *given)
+        run.ranks(1, *given, "--name", "killed")
+        last = tmp_path / "killed" / "last.pt"
+        run.until(last.exists)
+        run.started[0].kill()
+        assert run.codes() == [-signal.SIGKILL]
+        assert whole.codes() == [0], whole.output()
+    assert steps_done(last) == 0
+    with Processes(tmp_path / "resumed.txt") as run:
+        run.ranks(1, "--resume", str(last.parent))
+        assert run.codes() == [0], run.output()
+    assert_same_run(tmp_path / "whole", last.parent)
+
+
 KILLER = """
 import os, signal, time
 

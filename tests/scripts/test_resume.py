@@ -304,7 +304,7 @@ def test_what_cannot_be_resumed_is_one_line(whole, capsys, name):
 def test_auto_refuses_a_run_that_has_lost_its_record(root, whole, capsys):
     (whole / "last.pt").unlink()
     command = flags(root, whole.parent, "--name", "whole", "--resume", "auto")
-    assert "has results.csv, but no last.pt" in error_of(capsys, train.main, *command)
+    assert "has best.pt, but no last.pt" in error_of(capsys, train.main, *command)
     assert len(read_csv(whole / "results.csv")) == 2
 
 
@@ -345,7 +345,7 @@ def write_report(page, history):
         while read_checkpoint(Path("runs/exp/last.pt"))["progress"]["epoch"] < 2:  # it is written in the background
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    page.path.write_text(f'data-epochs="{{epochs}}"')
+    page.path.write_text(f"{{epochs}} epochs")
 
 def export(config, *, by_training):
     if place == "export":
@@ -374,9 +374,9 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_writes_both(r
     folder = tmp_path / "runs" / "exp"
     run_python("killed.py", "report", *given, folder=tmp_path, code=-9)
     last = read_checkpoint(folder / "last.pt")
-    assert (folder / "report.html").read_text() == 'data-epochs="1"'
+    assert (folder / "report.html").read_text() == "1 epochs"
     run_python("killed.py", "export", *given, folder=tmp_path, code=-9)
-    assert (folder / "report.html").read_text() == 'data-epochs="2"'
+    assert (folder / "report.html").read_text() == "2 epochs"
     assert not (folder / "best.torchscript").exists()
     run_python("killed.py", "", *given, folder=tmp_path)
     assert (folder / "best.torchscript").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(inputs, alo
             return (progress.get("epoch"), progress.get("batch")) == (2, 1)
 
         run.until(is_within_epoch_3)
-        assert read_checkpoint(last)["unscored"]["number"] == 2
+        assert read_checkpoint(last)["unscored"][-1]["number"] == 2
         for process in run.started:
             process.send_signal(number)
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
@@ -102,10 +103,12 @@ def test_messages_of_any_size_arrive_and_an_error_reaches_the_training_processes
     ctx = replace(DistributedContext.single(), store=dist.HashStore(), eval_ranks=1)
     weights = {"a": torch.arange(3_000_000.0)}
     setup: Any = b"x" * 9_000_000
-    training = EvalRanks(ctx, tmp_path, setup)
-    write_checkpoint({"ema": weights}, tmp_path / "unscored7.pt")
-    training.send(7, is_closing=True)
+    training = EvalRanks(ctx, setup)
+    file = tmp_path / "unscored7.pt"
+    training.send(7, file, is_closing=True)
+    assert not training.has_scores(7)
     training.close()
+    threading.Timer(0.2, write_checkpoint, [{"ema": weights}, file]).start()  # the evaluating processes wait for it
     seen = []
 
     def score(ema, is_closing):
@@ -122,14 +125,13 @@ def test_messages_of_any_size_arrive_and_an_error_reaches_the_training_processes
     assert_same_content(ema, weights)
     assert is_closing
     assert training.wait(7, lambda: False) == "evaluation"
-    failing = EvalRanks(ctx, tmp_path, setup)
+    failing = EvalRanks(ctx, setup)
 
     def refuse(_):
         raise UserError("no such data")
 
     with pytest.raises(UserError):
         serve(evaluating, refuse)
-    failing.send(8, is_closing=False)
-    failing._number = 9  # whose scores are missing
+    failing.send(8, file, is_closing=False)
     with pytest.raises(UserError, match="no such data"):
         failing.wait(8, lambda: False)

@@ -18,6 +18,8 @@ from utils.files.torch_file import read_checkpoint
 HOOKS = """
 import json
 import math
+import os
+import signal
 import sys
 
 
@@ -70,6 +72,11 @@ class BreaksFirst:
 class BreaksLast:
     def on_end(self, run):
         sys.exit("too late")
+
+
+class SignaledLast:
+    def on_end(self, run):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Typo:
@@ -155,6 +162,12 @@ def test_a_run_that_a_callback_ends_is_saved_and_continues_with_its_callbacks(fo
     run(folder, *more)
     assert [call[0] for call in seen(folder)] == ["start", "epoch", "step", "step", "step", "epoch"]
     assert len((folder / "runs" / "exp" / "results.csv").read_text().splitlines()) == 4
+
+
+def test_a_signal_after_the_last_epoch_loses_neither_the_end_of_the_run_nor_its_exports(folder):
+    done = run(folder, "--callbacks", "user_hooks:SignaledLast", "--export", "torchscript")
+    assert "done: 2 epochs" in done.stdout
+    assert (folder / "runs" / "exp" / "best.torchscript").exists()
 
 
 @pytest.mark.slow

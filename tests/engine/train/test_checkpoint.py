@@ -13,7 +13,7 @@ from torch import nn
 
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
-from engine.train.checkpoint import Checkpoint, Checkpointer, CheckpointHeader, Progress, RunConditions
+from engine.train.checkpoint import Checkpoint, Checkpointer, CheckpointHeader, Progress, SaveContext
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.run_checkpoints import checkpoint_of
@@ -25,7 +25,7 @@ from utils.files.torch_file import read_checkpoint, write_checkpoint
 
 SINGLE = DistributedContext.single()
 DESCRIPTION = replace(checkpoint_of().description, names=["a", "b"], config=TrainConfig(epochs=3, batch_size=4))
-CONDITIONS = RunConditions(world_size=1, device="cpu", seconds=1.0, epoch_batches=4, images=16)
+CONDITIONS = SaveContext(world_size=1, device="cpu", seconds=1.0, epoch_batches=4, images=16)
 ROWS = [{"epoch": 1, "time": 1.0, "metrics/AP": float("nan")}, {"epoch": 2, "time": 2.0, "metrics/AP": 0.5}]
 
 
@@ -43,7 +43,7 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
 def save(folder: Path, state: SimpleNamespace, *, ctx: DistributedContext = SINGLE, **progress: int) -> Checkpointer:
     checkpointer = Checkpointer(folder, ctx=ctx, description=DESCRIPTION, save_period=2, rows=ROWS)
     header = CheckpointHeader(progress=Progress(**{"epoch": 2, **progress}), run=CONDITIONS, metrics={"AP": 0.5})
-    checkpointer.save_epoch(state, header, is_best=True)
+    checkpointer.save(state, header, is_epoch_end=True, is_best=True)
     checkpointer.flush()
     return checkpointer
 
@@ -128,10 +128,10 @@ def test_a_failed_write_keeps_the_old_files_and_ends_the_run(tmp_path, monkeypat
 
     monkeypatch.setattr("utils.files.torch_file.torch.save", fail)
     header = CheckpointHeader(progress=Progress(epoch=2), run=CONDITIONS)
-    checkpointer.save_last(state, header)
+    checkpointer.save(state, header)
     checkpointer.wait()
     with pytest.raises(UserError) as error:
-        checkpointer.save_last(state, header)
+        checkpointer.save(state, header)
     assert f"last.pt: could not be written {line}" in str(error.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.train.checkpoint import Progress
-from engine.train.folder import claim_folder, find_run_of_launchers
+from engine.train.folder import claim_folder, run_started_by
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
 
-def claim(project: Path, launcher: str, stack: ExitStack, progress: Progress) -> Path:
+def claim(project: Path, launcher: str, stack: ExitStack, *, is_kept: bool = True) -> Path:
     ctx = replace(DistributedContext.single(), launcher_identity=launcher)
     settings = RunSettings(TrainConfig(project=str(project)), Hyperparameters())
-    folder, run_id = claim_folder(ctx, None, settings, stack, progress)
+    folder, run_id = claim_folder(ctx, None, settings, stack, is_kept=lambda: is_kept)
     stored = yaml.safe_load((folder / "settings.yaml").read_text())
     assert (stored["run_id"], stored["config"]["project"]) == (run_id, str(project))
     return folder
@@ -31,24 +30,19 @@ def test_a_restart_by_torchrun_finds_the_newest_run_that_it_has_started(tmp_path
     folders = []
     for launcher in launchers:
         with ExitStack() as stack:
-            folders.append(claim(tmp_path, launcher, stack, Progress()))
+            folders.append(claim(tmp_path, launcher, stack))
     assert [folder.name for folder in folders] == ["exp", "exp2"]
-    assert [find_run_of_launchers(tmp_path, [launcher, "another node"]) for launcher in launchers] == folders
-    assert find_run_of_launchers(tmp_path, ["none host 7 1", ""]) is None
-    assert find_run_of_launchers(tmp_path, launchers, "exp") == folders[1]
-    assert find_run_of_launchers(tmp_path, launchers, "another run of the script") is None
+    assert [run_started_by(tmp_path, [launcher, "another node"]) for launcher in launchers] == folders
+    assert run_started_by(tmp_path, ["none host 7 1", ""]) is None
+    assert run_started_by(tmp_path, launchers, "exp") == folders[1]
+    assert run_started_by(tmp_path, launchers, "another run of the script") is None
 
 
-@pytest.mark.parametrize(("updates", "file", "is_kept"), [(0, "", False), (1, "", True), (0, "last.pt", True)])
-def test_a_new_folder_is_removed_if_the_run_fails_before_its_first_step(tmp_path, updates, file, is_kept):
-    progress = Progress()
-    project = tmp_path / "deep" / "runs"
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_new_folder_is_removed_if_the_run_fails_before_its_first_step(tmp_path, is_kept):
     stack = ExitStack()
-    folder = claim(project, "", stack, progress)
-    progress.updates = updates
-    if file:
-        (folder / file).touch()
-    error = UserError("failed")
-    stack.__exit__(UserError, error, None)
+    folder = claim(tmp_path / "deep" / "runs", "", stack, is_kept=is_kept)
+    (folder / "last.pt").touch()
+    stack.__exit__(UserError, UserError("failed"), None)
     assert [path.name for path in tmp_path.rglob("exp")] == (["exp"] if is_kept else [])
     assert (tmp_path / "deep").exists() == is_kept

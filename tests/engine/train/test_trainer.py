@@ -26,27 +26,33 @@ def positions(trainer: Trainer) -> list[tuple[int, int]]:
     return [(epoch, batch) for epoch, batch, _ in trainer.checkpointer.saved]
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_hooks_see_every_step_and_epoch_in_order(tmp_path, is_late):
-    """``is_late``: other processes validate epoch 1 while the steps of epoch 2 are taken (``--eval-ranks``)."""
+def test_hooks_see_every_step_and_epoch_in_order(tmp_path):
     watch = Watch()
-    trainer = build(watch, folder=tmp_path, is_late=is_late)
+    trainer = build(watch, folder=tmp_path)
     trainer.fit()
     steps = [[("after_step", epoch, batch) for batch in (1, 2, 3)] for epoch in (0, 1)]
-    scored = [("epoch_scored", 1, 3, 1), ("epoch_saved", 1, 3, 1)]
-    if not is_late:
-        scored = [("epoch_scored", 1, 0, 1), ("epoch_saved", 1, 0, 1)]
-    assert watch.calls == [
-        ("start", 0, 0), *steps[0], ("epoch_trained", 1, 0, 1), *([] if is_late else scored),
-        *steps[1], *(scored if is_late else []), ("epoch_trained", 2, 0, 2),
-        ("epoch_scored", 2, 0, 2), ("epoch_saved", 2, 0, 2), ("finish", 2, 0),
-    ]  # fmt: skip
-    assert positions(trainer) == [(1, 0), (2, 0)]
-    unscored = [header.unscored.number if header.unscored else None for *_, header in trainer.checkpointer.saved]
-    assert unscored == [1 if is_late else None, None]
+    ends = [[(point, n, 0, n) for point in ("epoch_trained", "epoch_scored", "epoch_saved")] for n in (1, 2)]
+    assert watch.calls == [("start", 0, 0), *steps[0], *ends[0], *steps[1], *ends[1], ("finish", 2, 0)]
+    assert positions(trainer) == [(0, 0), (1, 0), (2, 0)]
     assert trainer.checkpointer.best == [1, 2]
     assert [row["metrics/AP"] for row in trainer.checkpointer.table.as_rows()] == [0.1, 0.2]
-    assert list(tmp_path.glob("*")) == []  # the weights that waited for scores are gone
+
+
+@pytest.mark.parametrize(("late", "waiting"), [(2, 2), (9, 4)])
+def test_scores_are_recorded_when_they_come_and_at_most_four_epochs_later(tmp_path, late, waiting):
+    """``--eval-ranks``. The last epoch waits for all, so the rows and the best epoch are those of a run that validates
+    itself."""
+    watch = Watch()
+    trainer = build(watch, folder=tmp_path, epochs=8, scores=Scores({3: 0.95}, late=late))
+    trainer.fit()
+    assert [call[-1] for call in watch.of("epoch_saved")] == [1, 2, 3, 4, 5, 6, 7, 8]
+    lags = [epoch - number for _, epoch, _, number in watch.of("epoch_scored")]
+    assert lags == [min(waiting, 8 - number) for number in range(1, 9)]
+    unscored = [[one.number for one in header.unscored] for *_, header in trainer.checkpointer.saved]
+    assert max(map(len, unscored)) == waiting
+    assert unscored[-1] == []
+    assert trainer.checkpointer.best == [1, 2, 3]
+    assert [row["metrics/AP"] for row in trainer.checkpointer.table.as_rows()][:4] == [0.1, 0.2, 0.95, 0.4]
 
 
 def test_checkpoints_have_the_scores_of_their_weights_only():
@@ -55,15 +61,15 @@ def test_checkpoints_have_the_scores_of_their_weights_only():
     )
     trainer.fit()
     scores = [(epoch, batch, header.metrics.get("metrics/AP")) for epoch, batch, header in trainer.checkpointer.saved]
-    assert scores == [(1, 0, 0.1), (1, 0, 0.1), (1, 1, None), (2, 0, 0.2), (3, 0, 0)]
+    assert scores == [(0, 0, None), (1, 0, 0.1), (1, 0, 0.1), (1, 1, None), (2, 0, 0.2), (3, 0, 0)]
     assert trainer.checkpointer.best == [1, 2]
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_of_epochs_with_equal_fitness_the_one_with_the_highest_ap_is_best(tmp_path, is_late):
+@pytest.mark.parametrize("late", [0, 1])
+def test_of_epochs_with_equal_fitness_the_one_with_the_highest_ap_is_best(tmp_path, late):
     """ultralytics#21123: AP50 was 1.0 in epochs 3 to 14, and best.pt had AP 0.883 while epoch 9 had 1.000."""
-    scores = Scores({1: 0.5, 2: 0.883, 3: 1.0, 4: 0.9, 5: 1.0}, ap50=1.0)
-    trainer = build(folder=tmp_path, epochs=5, scores=scores, fitness="AP50", is_late=is_late)
+    scores = Scores({1: 0.5, 2: 0.883, 3: 1.0, 4: 0.9, 5: 1.0}, ap50=1.0, late=late)
+    trainer = build(folder=tmp_path, epochs=5, scores=scores, fitness="AP50")
     trainer.fit()
     assert trainer.checkpointer.best == [1, 2, 3]
     progress = trainer.checkpointer.saved[-1][2].progress
@@ -73,10 +79,10 @@ def test_of_epochs_with_equal_fitness_the_one_with_the_highest_ap_is_best(tmp_pa
 @pytest.mark.parametrize(
     ("answers", "steps", "saved"),
     [
-        ({"start": (0, 0, Action.SAVE)}, 6, [(0, 0), (1, 0), (2, 0)]),
-        ({"after_step": (0, 2, Action.SAVE)}, 6, [(0, 2), (1, 0), (2, 0)]),
-        ({"start": (0, 0, Action.END)}, 0, []),
-        ({"epoch_saved": (1, 0, Action.END)}, 3, [(1, 0)]),
+        ({"start": (0, 0, Action.SAVE)}, 6, [(0, 0), (0, 0), (1, 0), (2, 0)]),
+        ({"after_step": (0, 2, Action.SAVE)}, 6, [(0, 0), (0, 2), (1, 0), (2, 0)]),
+        ({"start": (0, 0, Action.END)}, 0, [(0, 0)]),
+        ({"epoch_saved": (1, 0, Action.END)}, 3, [(0, 0), (1, 0)]),
     ],
 )
 def test_the_trainer_follows_what_hooks_return(answers, steps, saved):
@@ -135,15 +141,16 @@ def test_a_signal_saves_and_ends_without_the_last_calls(code, batch):
     assert not watch.of("finish")
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_an_epoch_whose_validation_a_signal_ends_is_validated_first_when_the_run_resumes(tmp_path, is_late):
+@pytest.mark.parametrize("late", [0, 1])
+def test_an_epoch_whose_validation_a_signal_ends_is_validated_first_when_the_run_resumes(tmp_path, late):
     signals = StopSignals()
-    scores = Scores(during=lambda: setattr(signals, "code", REQUEUE))
-    trainer = build(folder=tmp_path, signals=signals, scores=scores, is_late=is_late, epochs=3)
+    scores = Scores(during=lambda: setattr(signals, "code", REQUEUE), late=late)
+    trainer = build(folder=tmp_path, signals=signals, scores=scores, epochs=3)
     with pytest.raises(Stopped):
         trainer.fit()
     epoch, batch, header = trainer.checkpointer.saved[-1]
-    assert (epoch, batch, header.unscored.number) == ((1, 3, 1) if is_late else (1, 0, 1))
+    assert (epoch, batch) == (1 + late, 0)
+    assert [one.number for one in header.unscored] == [1, 2][: 1 + late]
     watch = Watch()
     resumed = build(
         watch, folder=tmp_path, progress=header.progress, unscored=header.unscored, step=trainer.step, epochs=3
@@ -158,12 +165,8 @@ def test_an_epoch_whose_validation_a_signal_ends_is_validated_first_when_the_run
 
 def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step():
     watch = Watch()
-    unscored = UnscoredEpoch(2, {"train/box": 1.0}, is_closing=True)
-    trainer = build(watch, progress=Progress(epoch=2), unscored=unscored, work_left=WorkLeft.REPORT)
-    closing: list[bool] = []
-    trainer.step.criterion.set_closing = closing.append
-    trainer.fit()
-    assert closing == [True]
+    unscored = [UnscoredEpoch(2, {"train/box": 1.0}, is_closing=True)]
+    build(watch, progress=Progress(epoch=2, updates=6), unscored=unscored, work_left=WorkLeft.REPORT).fit()
     assert watch.calls == [("start", 2, 0), ("epoch_scored", 2, 0, 2), ("epoch_saved", 2, 0, 2), ("finish", 2, 0)]
 
 
@@ -196,18 +199,11 @@ def test_a_callback_that_fails_last_is_an_error_of_the_command():
 
 
 @pytest.mark.parametrize(("ap", "last_epoch"), [({9: 0.9}, 11), ({}, 9)])
-@pytest.mark.parametrize("is_late", [False, True])
-def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, is_late):
+@pytest.mark.parametrize("late", [0, 1, 4])
+def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, late):
     progress = Progress(epoch=7, best_epoch=7, best_fitness=0.5)
-    trainer = build(
-        EarlyStopping("AP"),
-        folder=tmp_path,
-        progress=progress,
-        scores=Scores(dict.fromkeys(range(1, 20), 0.1) | ap if is_late else {1: 0.1, 2: ap.get(9, 0.1), 3: 0, 4: 0}),
-        is_late=is_late,
-        epochs=20,
-        patience=2,
-    )
+    scores = Scores(dict.fromkeys(range(1, 20), 0.1) | ap, late=late)
+    trainer = build(EarlyStopping("AP"), folder=tmp_path, progress=progress, scores=scores, epochs=20, patience=2)
     trainer.fit()
     assert trainer.progress.epoch == last_epoch
 
@@ -229,7 +225,7 @@ def test_the_last_epochs_refine():
     trainer = build(epochs=4, hyp=Hyperparameters(close_mosaic=1))
     trainer.step.criterion.set_closing = seen.append
     trainer.fit()
-    assert seen[::2] == [False, False, False, True]
+    assert seen == [False, False, False, True]
 
 
 class DecidesNextEpoch(Hook):

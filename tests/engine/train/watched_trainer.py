@@ -3,7 +3,7 @@ watch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,11 @@ import torch
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.optim.schedule import step_plan
-from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch
+from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch, weights_path
 from engine.train.choices import Choices
 from engine.train.control import Action, RunControl
 from engine.train.resume import WorkLeft
+from engine.train.scoring import MAX_LATE
 from engine.train.trainer import Feed, Hook, Trainer, TrainingRun
 from models.detector import build_detector
 from tests.helpers.run_checkpoints import checkpoint_of
@@ -65,25 +66,31 @@ class RecordingCheckpointer:
 
     last = Path("last.pt")
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.table = ResultsTable()
         self.saved: list[tuple[int, int, CheckpointHeader]] = []
         self.best: list[int] = []  # epochs whose weights have become best.pt
+        self._folder = folder
 
-    def save_last(self, step: Any, header: CheckpointHeader) -> None:
-        self.saved.append(
-            (header.progress.epoch, header.progress.batch, replace(header, progress=replace(header.progress)))
-        )
+    def save(
+        self,
+        step: Any,
+        header: CheckpointHeader,
+        *,
+        is_epoch_end: bool = False,
+        is_best: bool = False,
+        earlier_best=None,
+    ) -> None:
+        progress = header.progress
+        self.saved.append((progress.epoch, progress.batch, replace(header, progress=replace(progress))))
+        if is_best:
+            self.best.append(progress.epoch)
+        elif earlier_best:
+            self.best.append(earlier_best["progress"]["epoch"])
 
-    def save_epoch(self, step: Any, header: CheckpointHeader, *, is_best: bool) -> None:
-        self.save_last(step, header)
-        self.best += [header.progress.epoch] * is_best
-
-    def write_weights(self, step: Any, header: CheckpointHeader, path: Path) -> None:
-        write_checkpoint({"ema": step.ema.module.state_dict(), "progress": {"epoch": header.progress.epoch}}, path)
-
-    def save_best(self, content: dict[str, Any]) -> None:
-        self.best.append(content["progress"]["epoch"])
+    def save_weights(self, step: Any, header: CheckpointHeader, epoch: int) -> None:
+        content = {"ema": step.ema.module.state_dict(), "progress": {"epoch": header.progress.epoch}}
+        write_checkpoint(content, weights_path(self._folder, epoch))
 
     def wait(self) -> None: ...
     def flush(self) -> None: ...
@@ -110,34 +117,38 @@ class Watch(Hook):
 
 
 class Scores:
-    """Stands in for the evaluator and the evaluating processes: all scores of an epoch are a tenth of its number, or
-    what ``ap`` says, and AP50 is ``ap50`` if it is given. ``during``: called in each validation."""
+    """Stands in for a scorer: an epoch has a tenth of its number as its AP, or what ``ap`` says.
+
+    Args:
+        ap50: AP50 of all epochs; None: their AP.
+        during: called in each validation.
+        late: how many epochs later the scores come (``--eval-ranks``); 0: at once.
+    """
 
     def __init__(
-        self, ap: dict[int, float] | None = None, during: Callable[[], None] = lambda: None, ap50: float | None = None
+        self,
+        ap: dict[int, float] | None = None,
+        during: Callable[[], None] = lambda: None,
+        late: int = 0,
+        ap50: float | None = None,
     ) -> None:
-        self.runs = 0
-        self._ap = ap or {}
         self._ap50 = ap50
+        self.max_late = MAX_LATE if late else 0
+        self._ap = ap or {}
         self._during = during
-        self._sent = 0
+        self._late = late
+        self._submitted: list[int] = []
 
-    def run(self, model: Any, loader: Any, *, should_stop: Callable[[], bool]) -> Any:
-        self.runs += 1
+    def submit(self, epoch: int, *, is_closing: bool) -> None:
+        self._submitted.append(epoch)
+
+    def is_ready(self, epoch: int) -> bool:
+        return self._submitted[-1] - epoch >= self._late
+
+    def read(self, epoch: int, *, is_closing: bool, is_newest: bool, should_stop: Callable[[], bool]) -> Any:
         self._during()
-        return None if should_stop() else self._evaluation(self.runs)
-
-    def has_sent(self, epoch: int) -> bool:
-        return self._sent == epoch
-
-    def send(self, epoch: int, *, is_closing: bool) -> None:
-        self._sent = epoch
-
-    def wait(self, epoch: int, should_stop: Callable[[], bool]) -> Any:
-        self._during()
-        return None if should_stop() else self._evaluation(epoch)
-
-    def _evaluation(self, epoch: int) -> Any:
+        if should_stop():
+            return None
         metrics = {metric.name: self._ap.get(epoch, epoch / 10) for metric in METRICS}
         if self._ap50 is not None:
             metrics["AP50"] = self._ap50
@@ -149,18 +160,17 @@ def build(
     *hooks: Hook,
     folder: Path = Path(),
     progress: Progress | None = None,
-    unscored: UnscoredEpoch | None = None,
+    unscored: Sequence[UnscoredEpoch] = (),
     work_left: WorkLeft = WorkLeft.STEPS,
     hyp: Hyperparameters | None = None,
     signals: StopSignals | None = None,
     epochs: int = 2,
     scores: Scores | None = None,
-    is_late: bool = False,
     step: Any = None,
     fitness: str = "AP",
     **settings: Any,
 ) -> Trainer:
-    """Builds a trainer. ``is_late``: other processes validate (``--eval-ranks``)."""
+    """Builds a trainer."""
     scores = scores or Scores()
     ctx = DistributedContext.single()
     step = step or make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
@@ -180,12 +190,12 @@ def build(
         loader=loader,
         val_loader=None,  # type: ignore[arg-type]
         criterion=step.criterion,
-        evaluator=scores,  # type: ignore[arg-type]
+        evaluator=None,  # type: ignore[arg-type]
         fitness=Fitness.parse("AP", ["a"]),
         full_batch=2,
         has_regions=False,
     )
-    checkpointer: Any = RecordingCheckpointer()
+    checkpointer: Any = RecordingCheckpointer(folder)
     run = TrainingRun(
         ctx=ctx,
         folder=folder,
@@ -196,10 +206,10 @@ def build(
         feed=feed,
         step=step,
         progress=progress or Progress(),
-        unscored=unscored,
+        unscored=list(unscored),
         control=RunControl(ctx, signals or StopSignals()),
         checkpointer=checkpointer,
-        eval_ranks=scores if is_late else None,  # type: ignore[arg-type]
+        scorer=scores,
     )
     return Trainer(run, hooks)
 
