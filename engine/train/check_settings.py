@@ -14,12 +14,34 @@ from engine.train.compile import check_compiler
 from models.detector import Detector
 from utils.config.epochs import closing_epochs, last_early_validation
 from utils.config.flags import as_flag, flag_name, unused_lines
-from utils.config.settings import ALL_RANKS, FIND_BATCH_SIZE, RunSettings, changed_settings
+from utils.config.settings import ALL_RANKS, FIND_BATCH_SIZE, RunSettings, TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.errors import refuse
 from utils.machine.devices import resolve_amp
 from utils.machine.packages import require_package
 from utils.strings import counted
+
+VIRTUAL = "--virtual-ranks, or --deterministic with several processes"
+# Flags that exclude each other, and why.
+EXCLUSIVE = (
+    (
+        "--pipeline 2",
+        (VIRTUAL, "--sync-bn", "--compile", "--teacher", "--keep-old", "--batch-size -1"),
+        "each process has half of the model",
+    ),
+    (
+        "--device 0,1",
+        (VIRTUAL, "--sync-bn", "--compile", "--batch-size -1"),
+        "needs one device per process, so start with torchrun or --spawn",
+    ),
+    ("--eval-ranks", ("--teacher", "--keep-old"), "the teacher runs in the training processes only"),
+    ("--eval-ranks", ("--image-weights",), "images are chosen by the scores of the previous epoch"),
+    ("--image-weights", ("--repeat-factor",), "both choose how often images are seen"),
+    (VIRTUAL, ("--sync-bn",), "statistics are those of a shard, or of the whole batch"),
+    ("--keep-old", ("--model",), "the model is that of --weights"),
+    ("--keep-old", ("--teacher",), "the teacher is the model of --weights"),
+    ("--keep-old", ("--single-cls",), "there are no new classes"),
+)
 
 
 def check_settings(ctx: DistributedContext, settings: RunSettings, *, resumes: bool = False) -> None:
@@ -33,51 +55,11 @@ def check_settings(ctx: DistributedContext, settings: RunSettings, *, resumes: b
     batch_size = config.batch_size
     finds_batch_size = batch_size == FIND_BATCH_SIZE
     virtual_ranks = resolve_virtual_ranks(ctx, config)
-    virtual = "--virtual-ranks" if config.virtual_ranks else "--deterministic"  # with several processes
     shards = ranks // config.pipeline  # of a batch
     shards_text = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
-    given = {
-        "--batch-size -1": finds_batch_size,
-        "--compile": config.compile,
-        "--device 0,1": len(ctx.devices) > 1,
-        "--eval-ranks": ctx.eval_ranks,
-        "--image-weights": config.image_weights,
-        "--keep-old": config.keep_old,
-        "--model": config.model,
-        "--pipeline 2": config.pipeline > 1,
-        "--repeat-factor": config.repeat_factor,
-        "--single-cls": config.single_cls,
-        "--sync-bn": config.sync_bn,
-        "--teacher": config.teacher and not (config.keep_old and resumes),
-        virtual: virtual_ranks,
-    }
-    # Flags that exclude each other.
-    exclusive = [
-        (
-            "--pipeline 2",
-            (virtual, "--sync-bn", "--compile", "--teacher", "--keep-old", "--batch-size -1"),
-            "each process has half of the model",
-        ),
-        (
-            "--device 0,1",
-            (virtual, "--sync-bn", "--compile", "--batch-size -1"),
-            "needs one device per process, so start with torchrun or --spawn",
-        ),
-        ("--eval-ranks", ("--teacher", "--keep-old"), "the teacher runs in the training processes only"),
-        ("--eval-ranks", ("--image-weights",), "images are chosen by the scores of the previous epoch"),
-        ("--image-weights", ("--repeat-factor",), "both choose how often images are seen"),
-        (virtual, ("--sync-bn",), "statistics are those of a shard, or of the whole batch"),
-        ("--keep-old", ("--model",), "the model is that of --weights"),
-        ("--keep-old", ("--teacher",), "the teacher is the model of --weights"),
-        ("--keep-old", ("--single-cls",), "there are no new classes"),
-    ]
     refuse(
         [
-            *(
-                (given[flag] and given[other], f"{flag} and {other}: {reason}; leave out one of them")
-                for flag, others, reason in exclusive
-                for other in others
-            ),
+            *_exclusive_flags(ctx, config, virtual_ranks, resumes=resumes),
             (
                 config.keep_old and not config.weights,
                 "--keep-old: name the model whose classes are kept with --weights",
@@ -123,6 +105,42 @@ def check_settings(ctx: DistributedContext, settings: RunSettings, *, resumes: b
             ),
         ]
     )
+    _check_machine(ctx, settings)
+
+
+def _exclusive_flags(
+    ctx: DistributedContext, config: TrainConfig, virtual_ranks: int, *, resumes: bool
+) -> list[tuple[object, str]]:
+    """Returns, for each pair of `EXCLUSIVE`, whether both are given, and what to say then."""
+    shown = {VIRTUAL: "--virtual-ranks" if config.virtual_ranks else "--deterministic"}
+    given = {
+        "--batch-size -1": config.batch_size == FIND_BATCH_SIZE,
+        "--compile": config.compile,
+        "--device 0,1": len(ctx.devices) > 1,
+        "--eval-ranks": ctx.eval_ranks,
+        "--image-weights": config.image_weights,
+        "--keep-old": config.keep_old,
+        "--model": config.model,
+        "--pipeline 2": config.pipeline > 1,
+        "--repeat-factor": config.repeat_factor,
+        "--single-cls": config.single_cls,
+        "--sync-bn": config.sync_bn,
+        "--teacher": config.teacher and not (config.keep_old and resumes),
+        VIRTUAL: virtual_ranks,
+    }
+    return [
+        (
+            given[flag] and given[other],
+            f"{shown.get(flag, flag)} and {shown.get(other, other)}: {reason}; leave out one of them",
+        )
+        for flag, others, reason in EXCLUSIVE
+        for other in others
+    ]
+
+
+def _check_machine(ctx: DistributedContext, settings: RunSettings) -> None:
+    """Raises UserError for settings that need a package, a device or a compiler that this machine does not have."""
+    config = settings.config
     if ctx.is_main:
         if config.export:
             require_packages(config.export)

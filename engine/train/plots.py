@@ -96,9 +96,9 @@ class Plots(Hook):
 
     def finish(self, trainer: Trainer) -> None:
         self._drawing.catch_up()
-        if self._is_current:
-            os.utime(self._page.path)  # the report is of last.pt, which may have been written after it was drawn
         if self._page.path.is_file():
+            if self._is_current:  # the report shows last.pt, which may have been written after it was drawn
+                os.utime(self._page.path, follow_symlinks=False)
             get_logger().info("report: %s", self._page.path)
 
     def _draw(self, validated: Epoch | None) -> None:

@@ -102,7 +102,8 @@ def test_a_new_run_counts_up_and_exist_ok_replaces(root, saved):
     earlier = saved / "events.out.tfevents.1.host.1.0"
     earlier.touch()
     run(*flags(root, saved.parent, "--name", "saved", "--exist-ok"), faults="refuse:0:1", code=2)
-    assert not list(saved.glob("*.pt"))
+    assert [path.name for path in saved.glob("*.pt")] == ["last.pt"]
+    assert position(saved) == (0, 0)
     assert not earlier.exists()
     run(*flags(root, saved.parent, "--name", "saved", "--exist-ok"))
     assert_same_run(root / "whole", saved)
