@@ -66,7 +66,8 @@ def test_the_files_are_those_of_a_run_that_validates_itself(inputs, alone, tmp_p
 @pytest.mark.parametrize("more", [(), LATE])
 def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(inputs, alone, tmp_path, number, more):
     """Within epoch 3, on as many processes or on one."""
-    with Processes(tmp_path / "log.txt", faults="rated;save:1;hang:0:8:3;slowval:2") as run:
+    go_on = tmp_path / "go on"
+    with Processes(tmp_path / "log.txt", faults=f"rated;save:1;hold:0:8:{go_on};slowval:2") as run:
         run.ranks(2, *flags(inputs, tmp_path, *LATE))
         last = tmp_path / "exp" / "last.pt"
 
@@ -78,6 +79,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(inputs, alo
         assert read_checkpoint(last)["unscored"][-1]["number"] == 2
         for process in run.started:
             process.send_signal(number)
+        go_on.touch()
         assert run.codes()[0] in (75, -signal.SIGKILL), run.output()
         run.kill_all()
     with Processes(tmp_path / "resumed.txt", faults="rated") as run:
