@@ -59,6 +59,11 @@ def position(folder: Path) -> tuple[int, int]:
     return progress["epoch"], progress["batch"]
 
 
+def has_saved_a_step(folder: Path) -> bool:
+    """Returns whether last.pt, which is there before the first step, is of a later moment."""
+    return (folder / "last.pt").exists() and position(folder) != (0, 0)
+
+
 def resume(project: Path, ranks: int = 2) -> None:
     with Processes(project / "resumed.txt") as run:
         run.ranks(ranks, "--resume", str(project / "exp"))
@@ -74,7 +79,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(inputs, whole, tmp_path
     go_on = tmp_path / "go on"
     with Processes(tmp_path / "log.txt", faults=f"save:2;slow:0.05;{held_at(4, go_on)}") as run:
         run.ranks(2, *flags(inputs, tmp_path))
-        run.until((tmp_path / "exp" / "last.pt").exists)
+        run.until(lambda: has_saved_a_step(tmp_path / "exp"))
         run.started[1].send_signal(number)
         go_on.touch()
         for _ in range(20):
@@ -102,7 +107,7 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(inputs, who
     with Processes(tmp_path / "log.txt", faults=faults) as run:
         run.ranks(2, *flags(inputs, tmp_path, *(["--save-minutes", "10"] if is_killed else [])))
         if is_killed:
-            run.until((tmp_path / "exp" / "last.pt").exists)
+            run.until(lambda: has_saved_a_step(tmp_path / "exp"))
             run.kill_all()
         else:
             run.until(lambda: f"{STEPS}/{STEPS}" in run.output())
@@ -118,7 +123,7 @@ def test_a_second_training_is_refused_in_the_same_run_folder(inputs, tmp_path, c
     remaining loader processes."""
     with Processes(tmp_path / "log.txt", faults="save:2;slow:0.2") as run:
         run.ranks(1, *flags(inputs, tmp_path, "--epochs", "50"))
-        run.until((tmp_path / "exp" / "last.pt").exists)
+        run.until(lambda: has_saved_a_step(tmp_path / "exp"))
         first = run.started[0]
         acquire = FileLock.acquire
         monkeypatch.setattr(FileLock, "acquire", lambda lock, patience_s=0.0: acquire(lock))  # the first does not end
@@ -146,8 +151,10 @@ def test_ranks_wait_for_the_checkpoint_of_a_signal(inputs, tmp_path):
     go_on, written, steps = tmp_path / "go on", tmp_path / "written", tmp_path / "steps"
     steps.mkdir()
     with Processes(tmp_path / "log.txt", faults=f"holdsave:{written};{held_at(3, go_on)};log:{steps}") as run:
+        written.touch()
         run.ranks(2, *flags(inputs, tmp_path))
         run.until(lambda: ["\n3: " in file.read_text() for file in steps.iterdir()] == [True, True])  # both wait
+        written.unlink()
         run.started[0].send_signal(signal.SIGUSR1)
         time.sleep(0.5)
         go_on.touch()
@@ -164,7 +171,7 @@ def test_spawn_forwards_signals(inputs, tmp_path):
         parent = run.start(
             [python(), "train.py", *flags(inputs, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"), "--spawn", "2"]
         )
-        run.until((tmp_path / "exp" / "last.pt").exists)
+        run.until(lambda: has_saved_a_step(tmp_path / "exp"))
         parent.send_signal(signal.SIGTERM)
         assert run.codes() == [75], run.output()
         run.wait_gone()
@@ -177,7 +184,7 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
     with Processes(tmp_path / "log.txt", faults=f"save:3;{held_at(5, go_on)}") as run:
         options = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"]
         run.torchrun(options, *flags(inputs, tmp_path), agent=python())
-        run.until((tmp_path / "exp" / "last.pt").exists)
+        run.until(lambda: has_saved_a_step(tmp_path / "exp"))
         os.kill(run.launched()[-1], signal.SIGKILL)
         go_on.touch()
         assert run.codes() == [0], run.output()
@@ -206,7 +213,7 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(inputs, whole, tmp_path
             *flags(inputs, tmp_path),
         )
         last = tmp_path / "exp" / "last.pt"
-        run.until(last.exists)
+        run.until(lambda: has_saved_a_step(last.parent))
         os.kill(run.launched()[0], signal.SIGKILL)
         run.until(lambda: "resuming" in run.output())
         saved_at = last.stat().st_mtime_ns
@@ -237,7 +244,7 @@ def test_training_continues_without_a_lost_node(inputs, tmp_path):
         first.torchrun(options, *more)
         time.sleep(1)
         lost.torchrun(options, *more)
-        first.until((tmp_path / "exp" / "last.pt").exists)
+        first.until(lambda: has_saved_a_step(tmp_path / "exp"))
         assert "2 processes" in first.output() + lost.output()
         lost.kill_all()  # the first one hosts the rendezvous
         assert first.codes() == [0], first.output()
@@ -258,7 +265,7 @@ def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message)
     with Processes(tmp_path / "log.txt", faults=f"save:2;{fault}") as run:
         run.ranks(2, *flags(inputs, tmp_path))
         if kind == "kill":
-            run.until((tmp_path / "exp" / "last.pt").exists)
+            run.until(lambda: has_saved_a_step(tmp_path / "exp"))
             run.started[1].kill()
             go_on.touch()
         run.started[1].wait(120)

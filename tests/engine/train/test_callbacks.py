@@ -11,7 +11,7 @@ import pytest
 
 import train
 from tests.helpers.repository import ROOT
-from tests.helpers.scripts import SMALL, error_of, run_python
+from tests.helpers.scripts import SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 
@@ -164,10 +164,15 @@ def test_a_run_that_a_callback_ends_is_saved_and_continues_with_its_callbacks(fo
     assert len((folder / "runs" / "exp" / "results.csv").read_text().splitlines()) == 4
 
 
-def test_a_signal_after_the_last_epoch_loses_neither_the_end_of_the_run_nor_its_exports(folder):
-    done = run(folder, "--callbacks", "user_hooks:SignaledLast", "--export", "torchscript")
-    assert "done: 2 epochs" in done.stdout
-    assert (folder / "runs" / "exp" / "best.torchscript").exists()
+def test_a_signal_after_the_last_epoch_loses_neither_the_end_of_the_run_nor_its_exports(folder, monkeypatch):
+    exported = []
+    monkeypatch.setattr("engine.commands.export.export", lambda config, *, by_training: exported.append(config.format))
+    write_dataset(folder / "set", train=4, val=2)
+    write_model(folder / "tiny.yaml")
+    flags = ["--data", "set/data.yaml", "--model", "tiny.yaml", "--project", "runs", "--epochs", "1", *SMALL]
+    call(train.main, *flags, "--callbacks", "user_hooks:SignaledLast", "--export", "torchscript")
+    assert "done: 1 epoch" in (folder / "runs" / "exp" / "train.log").read_text()
+    assert exported == [["torchscript"]]
 
 
 @pytest.mark.slow
