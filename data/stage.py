@@ -301,7 +301,7 @@ class StageCopy:
     def _opened(self, folder: str) -> Iterator[int]:
         """Yields a descriptor of a folder in the copy, which is created if necessary. Raises PermissionError for a
         link."""
-        descriptor = open_below(self.folder.parent, os.path.join(self.folder.name, folder), make=True)
+        descriptor = open_below(self.folder.parent, os.path.join(self.folder.name, folder), mode=0o700)
         try:
             yield descriptor
         finally:

@@ -18,6 +18,7 @@ import val
 from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.check.__main__ import main as check_main
+from tools.kfold.__main__ import main as kfold_main
 
 KEPT = b"of somebody else"
 
@@ -124,3 +125,47 @@ def test_a_link_that_would_be_written_through_is_refused(inputs, tmp_path, comma
     with pytest.raises(SystemExit):
         COMMANDS[command](inputs, folder)
     assert outside.read_bytes() == KEPT if outside.is_file() else not any(outside.iterdir())
+
+
+def run_kfold(inputs: Path, folder: Path) -> None:
+    call(kfold_main, "--folds", "2", *experiment(inputs, folder))
+
+
+def run_search(inputs: Path, folder: Path) -> None:
+    pytest.importorskip("optuna")
+    from tools.search.__main__ import main
+
+    (folder.parent / "ranges.yaml").write_text("lr0: [0.001, 0.01]\n")
+    call(main, "--hyp", folder.parent / "ranges.yaml", "--trials", "1", *experiment(inputs, folder))
+
+
+def experiment(inputs: Path, folder: Path) -> list[object]:
+    given = ["--data", inputs / "set" / "data.yaml", "--model", inputs / "tiny.yaml", *SMALL, "--epochs", 1]
+    return [*given, "--cache-dir", inputs / "cache", "--project", folder.parent, "--name", folder.name]
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (run_kfold, "fold1"),
+        (run_search, "trials"),
+        (run_search, "trials/0000"),
+        (run_search, "journal.log"),
+        (run_kfold, "."),
+        (run_train, "."),
+        (run_val, "."),
+        (run_detect(), "."),
+    ],
+)
+def test_a_command_is_led_nowhere_by_the_folder_that_it_writes_into(inputs, tmp_path, run, name):
+    """A fold or trial that is a link, and with "." the folder of the run itself."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    kept = outside / "best.pt"
+    kept.write_bytes(KEPT)
+    link = tmp_path / "exp" / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(kept if name == "journal.log" else outside)
+    with pytest.raises(SystemExit):
+        run(inputs, tmp_path / "exp")
+    assert [path.read_bytes() for path in outside.iterdir()] == [KEPT]

@@ -30,7 +30,7 @@ from utils.config.yaml_files import load_yaml
 from utils.distributed.context import DistributedContext
 from utils.errors import Stopped, UserError, refuse
 from utils.files.checksum import sha256_of
-from utils.files.new_folder import check_run_dir
+from utils.files.new_folder import check_run_dir, increment_path
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
 from utils.process.signals import StopSignals
@@ -72,7 +72,7 @@ class Experiment:
                     "settings, or choose another --name"
                 )
             for path in self.folder.iterdir():
-                if path.is_dir():
+                if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path.name != LOCK:
                     path.unlink()
@@ -151,7 +151,7 @@ def open_experiment(config: KfoldConfig, settings_name: str, values: Mapping[str
             content = "\n".join([index.label_digest(), *index.paths])
             digest = hashlib.blake2b(content.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
             settings[f"the digest of the split '{split}'"] = digest
-    folder.mkdir(parents=True, exist_ok=True)
+    increment_path(config.project, config.name, exist_ok=True)
     return Experiment(folder, spec, names, fitness, folder / settings_name, settings)
 
 

@@ -17,7 +17,7 @@ from utils.config.parser import settings_word
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import Stopped
 from utils.files.results_csv import read_columns
-from utils.files.safe_io import open_direct
+from utils.files.safe_io import folder_below, open_direct
 from utils.process.child import start_child
 from utils.process.signals import StopSignals
 from utils.program import command_prefix
@@ -44,15 +44,17 @@ def train(
     """Trains in ``folder``, or continues the training there (``--resume auto``), and shows its progress in one line.
 
     Args:
+        config: the settings of the experiment, whose folder ``folder`` is in.
         signals: the entered signals of this process; they stop the training, which can be resumed.
         title: what is trained, for the progress.
         column: the fitness in results.csv.
         on_epoch: called once with each epoch that has a fitness, and the fitness, also for epochs of previous
             processes. True ends the training.
 
-    Returns whether ``on_epoch`` has ended the training. Raises `RunFailed` if it failed, and `Stopped` after a signal.
+    Returns whether ``on_epoch`` has ended the training. Raises `RunFailed` if it failed, `Stopped` after a signal, and
+    PermissionError if a link leads out of the experiment's folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder_below(config.folder, folder.relative_to(config.folder))
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
     is_ended = False
     reported: set[int] = set()

@@ -29,7 +29,7 @@ from utils.config.flags import flags_of
 from utils.config.tool_settings import SearchConfig
 from utils.errors import USER_ERROR, UserError, first_line
 from utils.files.locks import FileLock
-from utils.files.safe_io import write_whole
+from utils.files.safe_io import folder_below, open_direct, write_whole
 from utils.logger import get_logger
 from utils.process.child import RunFailed
 from utils.process.signals import StopSignals
@@ -92,6 +92,7 @@ def _search_lock(experiment: Experiment) -> FileLock:
 
 def _open_study(config: SearchConfig, journal: Path) -> optuna.Study:
     """Opens the study in ``journal``, or creates it. Raises UserError if the file is damaged."""
+    open(journal, "ab", opener=open_direct).close()  # raises where a link leads elsewhere
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna")
     first_step = config.prune_after or (1 if config.folds else max(config.epochs // 5, 1))
@@ -128,8 +129,8 @@ class _Trials:
         return self.study.get_trials(deepcopy=False)
 
     def folder_of(self, number: int) -> Path:
-        """Returns the folder of a trial."""
-        return self.experiment.folder / "trials" / f"{number:04}"
+        """Returns the folder of a trial, which is made if necessary. Raises PermissionError for a link."""
+        return folder_below(self.experiment.folder, f"trials/{number:04}")
 
     def claim(self) -> tuple[optuna.Trial, FileLock] | None:
         """Claims an interrupted trial or, if there is none, a new one, and its lock; None if none is left. The first
@@ -156,9 +157,7 @@ class _Trials:
 
     def _lock(self, number: int, patience_s: float = 0.0) -> FileLock | None:
         """Locks a trial; returns None if another process is still running it after ``patience_s`` seconds."""
-        folder = self.folder_of(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK)
+        lock = FileLock(self.folder_of(number) / LOCK)
         holder = lock.acquire(patience_s)
         return None if holder else lock
 

@@ -12,7 +12,7 @@ def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> Non
     """Raises the UserError that `increment_path` would raise, as far as it can be predicted without side effects."""
     base = Path(project, name)
     try:
-        if exist_ok and base.exists() and not base.is_dir():
+        if exist_ok and (base.is_symlink() or (base.exists() and not base.is_dir())):
             raise FileExistsError
         existing = next(folder for folder in base.parents if folder.exists())
         if not existing.is_dir():
@@ -38,9 +38,11 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
         while True:
             try:
                 path.mkdir(exist_ok=exist_ok)
+                if path.is_symlink():
+                    raise FileExistsError
                 return path
             except FileExistsError:
-                if exist_ok:  # a file
+                if exist_ok:  # a file, or a link, which would lead out of the project
                     raise
             number += 1
             path = base.with_name(f"{base.name}{number}")
@@ -51,6 +53,6 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
 def _explain(base: Path, error: OSError) -> UserError:
     """Returns the error for a run's folder that cannot be created."""
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return UserError(f"{base}: a file with this name exists; choose another --project or --name")
+        return UserError(f"{base}: a file or a link with this name exists; choose another --project or --name")
     reason = os_reason(error)
     return UserError(f"{base}: cannot be created ({reason}); choose another --project or --name")

@@ -162,22 +162,21 @@ def open_new(path: str | os.PathLike) -> BinaryIO:
 
 def folder_below(root: str | os.PathLike, name: str | os.PathLike) -> Path:
     """Makes the folder ``name`` below ``root``, unless it exists, and returns its path. Raises as `open_below` does."""
-    os.close(open_below(root, name, make=True))
+    os.close(open_below(root, name, mode=0o777))
     return Path(root, name)
 
 
-def open_below(root: str | os.PathLike, name: str | os.PathLike, *, make: bool = False) -> int:
-    """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. ``make`` creates
-    missing folders, for this user alone. Raises PermissionError for a symbolic link below ``root``, so that files
-    written to the folder stay there even if another user replaces a part of its path."""
+def open_below(root: str | os.PathLike, name: str | os.PathLike, *, mode: int) -> int:
+    """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. Missing folders
+    are made with the permissions ``mode``, as far as the umask allows them. Raises PermissionError for a symbolic link
+    below ``root``, so that files written to the folder stay there even if another user replaces a part of its path."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     path = Path(root)
     for part in Path(name).parts:
         path /= part
         try:
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o700, dir_fd=descriptor)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, mode, dir_fd=descriptor)
             inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):

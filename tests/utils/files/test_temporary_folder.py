@@ -111,7 +111,7 @@ def test_run_folders_count_up_also_when_started_together(tmp_path):
 @pytest.mark.parametrize(
     ("folder", "name", "reason"),
     [
-        ("runs", "exp", "a file with this name exists"),
+        ("runs", "exp", "a file or a link with this name exists"),
         ("/proc/x", "exp", "cannot be created (no such file or directory)"),
         (".", "x" * 300, "cannot be created (file name too long)"),
     ],
