@@ -142,11 +142,11 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
         files = [path]
         if path.suffix.lower() in (".txt", ".streams"):
             names = [name for name in map(str.strip, read_text(path).splitlines()) if name]
-            addresses = [as_address(name) for name in names if is_stream(name)]
+            addresses = [as_address(name) for name in names if is_stream(name) or "://" in name]
             if addresses:
                 raise UserError(
-                    f"{source}: names the stream {addresses[0]}; a list names files: start detect.py once for each "
-                    "stream, with its address as --source"
+                    f"{source}: names {addresses[0]}; a list names files: start detect.py once for each stream, with "
+                    "its address as --source"
                 )
             files = list(dict.fromkeys(path.parent / os.path.expanduser(name) for name in names))
         for file in files:

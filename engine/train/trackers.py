@@ -212,6 +212,8 @@ def open_services(names: Sequence[str]) -> list[Service]:
         flag = f"--tracker {name}"
         if name == "mlflow":
             os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else a message for each step
+            # At the end of a run, MLflow prints the server's address, with its login.
+            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
             require_package("mlflow", flag, f"leave out {flag}")
             if not os.environ.get("MLFLOW_TRACKING_URI"):
                 for package in ("sqlalchemy", "alembic"):

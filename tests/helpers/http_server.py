@@ -24,6 +24,11 @@ def serve_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
             pass
 
         def send_head(self):
+            if "moved" in self.path:
+                self.send_response(302)
+                self.send_header("Location", "s3://bucket/w.pt?signature=t0ken")
+                self.end_headers()
+                return None
             login = "Basic " + base64.b64encode(b"me:s cret").decode()
             is_open = "mp4" in self.path or "page" in self.path
             if is_open or self.headers.get("Authorization") == login:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 import shutil
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import cv2
@@ -97,11 +100,16 @@ def test_the_other_commands_show_and_store_no_secret(tmp_path, server, capfd, mo
         (export.main, ["--weights", "{}/none.pt#t0ken"]),
         (detect.main, ["--weights", "yolov8n", "--source", "rtsp://me:s%20cret@127.0.0.1:1/a?t0ken"]),
         (detect.main, ["--weights", "yolov8n", "--sauce={}/none.png?token=t0ken"]),
+        (detect.main, ["--weights", "yolov8n", "--sauce=http://me:it's cret@127.0.0.1/none.png"]),
+        (detect.main, ["http://me:it's cret@127.0.0.1/none.png"]),
+        (detect.main, ["--weights", "yolov8n", "--source", "list.txt"]),
+        (export.main, ["--weights", "{}/moved.pt"]),
     ],
 )
 def test_an_error_shows_no_secret(tmp_path, server, capsys, monkeypatch, main, flags):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "yolov8n.pt").write_bytes((tmp_path / "served" / "w.pt").read_bytes())
+    (tmp_path / "list.txt").write_text("s3://me:s%20cret@bucket/image.png?t0ken\n")
     flags = [flag.replace("{}", server).replace("yolov8n", "yolov8n.pt") for flag in flags]
     line = error_of(capsys, main, *flags)
     assert not any(secret.decode() in line for secret in SECRETS), line
@@ -120,3 +128,43 @@ def test_an_address_keeps_the_url_through_processes():
         address = pickle.loads(pickle.dumps(Address(url)))
         assert (str(address), address.full) == (text, url)
         assert with_short_addresses(f"no answer ('{url}')") == f"no answer ('{text}')"
+    assert with_short_addresses("no answer (http://me:it's<1>@host/a, 2)") == "no answer (http://host/a, 2)"
+
+
+def test_mlflow_shows_no_login(tmp_path, monkeypatch, capfd):
+    """At the end of a run it prints the address of the server, unless it is told not to."""
+    pytest.importorskip("mlflow")
+    requests: list[str] = []
+
+    class Server(BaseHTTPRequestHandler):
+        """Answers as a server with one experiment and one run."""
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            requests.append(f"{self.path} {self.headers.get('Authorization')}")
+            info = {"run_id": "r", "run_uuid": "r", "run_name": "exp", "experiment_id": "1", "status": "RUNNING"}
+            info |= {"artifact_uri": (tmp_path / "artifacts").as_uri(), "lifecycle_stage": "active", "start_time": 1}
+            content = {"experiment": {"experiment_id": "1", "name": "lockstep", "lifecycle_stage": "active"}}
+            content |= {"run": {"info": info, "data": {}}, "run_info": info, "metrics": []}
+            data = json.dumps({} if "search" in self.path else content).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:s%20cret@127.0.0.1:{server.server_address[1]}")
+        data = write_dataset(tmp_path / "set", train=4, val=2)
+        given = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), *SMALL, "--epochs", "1"]
+        given += ["--cache-dir", tmp_path / "cache", "--project", tmp_path / "runs", "--tracker", "mlflow"]
+        call(train.main, *given)
+        server.shutdown()
+    out = capfd.readouterr()
+    assert any("runs/update" in line and base64.b64encode(b"me:s cret").decode() in line for line in requests)
+    assert_no_secret(tmp_path, out.out, out.err)

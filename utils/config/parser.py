@@ -25,7 +25,7 @@ from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_
 from utils.config.settings import FIRST_SETTINGS, HYPERPARAMETERS, TOPICS, Hyperparameters, default_of, field_by_alias
 from utils.config.values import checked_setting, plain_value
 from utils.errors import UserError, all_mistakes
-from utils.files.address import as_address, full_address, with_short_addresses
+from utils.files.address import as_address, full_address
 from utils.schema import DataclassT, build, suggestion, type_of
 
 if TYPE_CHECKING:
@@ -137,13 +137,12 @@ class Parser(argparse.ArgumentParser):
         """Describes the ``words`` that `parse_known_args` did not recognize."""
         flags = [word for word in words if word.startswith("-")]
         if flags:  # other words are probably their values
-            descriptions = [with_short_addresses(flag) + self._nearest(flag.partition("=")[0]) for flag in flags]
+            descriptions = [as_address(flag) + self._nearest(flag.partition("=")[0]) for flag in flags]
             return f"unrecognized arguments: {', '.join(descriptions)}"
         answers = [answer for word in words if (answer := self._setting_answer(word))]
         if answers:
             return "; ".join(answers)
-        shown = f"{' '.join(words[:3])}{' ...' if len(words) > 3 else ''}"
-        shown = with_short_addresses(shown)
+        shown = f"{' '.join(map(as_address, words[:3]))}{' ...' if len(words) > 3 else ''}"
         return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
 
     def _setting_answer(self, word: str) -> str:

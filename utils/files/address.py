@@ -9,7 +9,7 @@ _PARTS = re.compile(
     r"([a-z][a-z0-9+.-]*://)(?:[^/?#]*@)?((?:\[[0-9a-f:.%]*\]|[^:@/?#\[\]]*)(?::[0-9]*)?)(?=[/?#]|$)([^?#]*)",
     re.IGNORECASE | re.DOTALL,
 )
-_IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+_IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]*://(?:[^\s/?#]*@)?[^\s'\"<>]+", re.IGNORECASE)  # a login may have quotes
 
 
 class Address(str):

@@ -13,7 +13,7 @@ from http.client import HTTPMessage
 from typing import IO
 
 from utils.errors import UserError
-from utils.files.address import Address, full_address
+from utils.files.address import Address, full_address, with_short_addresses
 
 STALL_S = 30.0  # seconds without a byte
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
@@ -78,7 +78,8 @@ def _is_same_host(url: str, redirected: str) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Returns the reason of one of `NETWORK_ERRORS`."""
-    return str(error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1])
+    reason = error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1]
+    return with_short_addresses(str(reason))  # it may name the address of a refused redirect
 
 
 def read_url(url: str, *, max_bytes: int) -> bytes:
