@@ -26,6 +26,7 @@ from models.weights.catalog import check_weights
 from utils.config.flags import flag_name
 from utils.config.settings import default_of, field_by_alias, names_with
 from utils.config.tool_settings import KfoldConfig
+from utils.config.values import plain_value
 from utils.config.yaml_files import load_yaml
 from utils.distributed.context import DistributedContext
 from utils.errors import Stopped, UserError, refuse
@@ -166,5 +167,5 @@ def _settings_of_results(config: KfoldConfig) -> dict[str, Any]:
             continue
         if name in files and os.path.isfile(value):
             value = f"of digest {sha256_of(Path(value))}"
-        settings[flag_name(name)] = value
+        settings[flag_name(name)] = plain_value(name, value)  # a URL is more than its text
     return settings

@@ -11,6 +11,7 @@ from tests.helpers.tiny import write_dataset, write_weights
 from tools.experiment.experiment import KFOLD_YAML, Experiment, open_experiment
 from utils.config.tool_settings import KfoldConfig
 from utils.errors import UserError
+from utils.files.address import as_address
 
 
 @pytest.fixture
@@ -29,6 +30,14 @@ def continued(root: Path, values=(("hyper-parameter lr0", 0.01),), **settings) -
     experiment = open_experiment(KfoldConfig(project=str(root), name="a", **settings), KFOLD_YAML, dict(values))
     experiment.store_or_verify_settings()
     return experiment
+
+
+def test_the_address_of_weights_is_stored_without_its_login_and_continues(tmp_path):
+    write_dataset(tmp_path / "set", train=4, val=2)
+    for query in ("token=a", "token=b"):
+        continued(tmp_path, weights=as_address(f"https://me:secret@host/w.pt?{query}"))
+    text = (tmp_path / "a" / KFOLD_YAML).read_text()
+    assert "--weights: https://host/w.pt\n" in text
 
 
 def test_files_may_move_and_what_does_not_affect_results_may_change(started):
