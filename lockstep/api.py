@@ -241,7 +241,9 @@ def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
         run = Run(values.get("folder", ""))
         if "folder" not in values or not run.last.exists():
             return "stopped before there was anything to save"
-        return f"the run is saved; lockstep.resume({str(run.folder)!r}) continues it"
+        callbacks = parsed.config.callbacks
+        again = f", callbacks={callbacks!r}" if callbacks else ""  # a stored name does not act
+        return f"the run is saved; lockstep.resume({str(run.folder)!r}{again}) continues it"
 
     return _run_of(call(partial(train_command, parsed), explain_stop=how_to_continue))
 

@@ -1,5 +1,6 @@
 """Selections of boxes, with and without non-maximum suppression, compared with brute force."""
 
+import sys
 from functools import cache
 
 import numpy as np
@@ -146,6 +147,7 @@ def test_a_torchvision_for_another_torch_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "torchvision" / "__init__.py").touch()
     (tmp_path / "torchvision" / "_C.so").write_bytes(b"built for another torch")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     nms.load_nms.cache_clear()
     with refused("torchvision in ... was not built for torch ...; pip install --upgrade torch torchvision"):
         nms.load_nms()
