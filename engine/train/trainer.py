@@ -184,6 +184,7 @@ class Trainer:
         self._stopped = not self._takes_steps  # this process takes no more steps
         self._started = time.monotonic()
         self._saved_at = self._started
+        self._saved_updates = run.progress.updates  # steps before the newest last.pt
         if run.started_from is not None:
             self._newest.metrics = run.started_from.header.metrics
             self._started -= run.started_from.header.run.seconds  # as if there had been no interruption
@@ -336,7 +337,7 @@ class Trainer:
             self.checkpointer.wait()
             last = self.checkpointer.last
             good = f"begin a new run from the last good weights, --weights {shlex.quote(str(last))},"
-            remedy = good if last.exists() else "start again"
+            remedy = good if self._saved_updates else "start again"
             advice = "with a lower lr0 (--set lr0=...) or with --amp off"  # a run that continues can change neither
             raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")
 
@@ -388,10 +389,7 @@ class Trainer:
             epoch.row.setdefault("time", self.seconds())
         if scored or is_epoch_end or is_interrupted:
             is_best = any(epoch.is_best and self._is_newest(epoch) for epoch in scored)
-            self.checkpointer.save(
-                self.step, self._header(), is_epoch_end=is_epoch_end, is_best=is_best, earlier_best=best
-            )
-            self._saved_at = time.monotonic()
+            self._save(is_epoch_end=is_epoch_end, is_best=is_best, earlier_best=best)
         for epoch in scored:
             self._call_hooks("epoch_saved", epoch)
 
@@ -474,8 +472,13 @@ class Trainer:
 
     def save_last(self) -> None:
         """Saves the run in last.pt."""
-        self.checkpointer.save(self.step, self._header())
+        self._save()
+
+    def _save(self, **options: Any) -> None:
+        """Saves the run. ``options``: of `Checkpointer.save`."""
+        self.checkpointer.save(self.step, self._header(), **options)
         self._saved_at = time.monotonic()
+        self._saved_updates = self.progress.updates
 
     def _header(self) -> CheckpointHeader:
         """Returns the header of a checkpoint taken now. It has the scores of the newest epoch until the next step is
