@@ -123,13 +123,19 @@ def _outline_model(
 
 
 def _check_model(config: TrainConfig, outline: Detector, device: torch.device) -> None:
-    """Raises UserError for a size of images, frozen layers or deterministic kernels that the model does not allow."""
+    """Raises UserError for a size of images, frozen layers or kernels that the model does not allow."""
     check_image_size(config.imgsz, outline.stride, min_cells=2)  # batch norm needs more than one image of one cell
     frozen = layers_to_freeze(outline, config.freeze)
     rest = [layer for index, layer in enumerate(outline.model) if index not in frozen]
     if frozen and not any(p.requires_grad for layer in rest for p in layer.parameters()):
         raise UserError(f"{_freeze_flag(config.freeze)}: leaves no layer to train")
-    for name, module in outline.named_modules() if config.deterministic and device.type == "cuda" else ():
+    check_kernels(config, outline, device)
+
+
+def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
+    """Raises UserError for a layer whose gradient torch cannot compute deterministically on a GPU, with
+    ``--deterministic``."""
+    for name, module in model.named_modules() if config.deterministic and device.type == "cuda" else ():
         if isinstance(module, nn.Upsample) and module.mode == "bicubic":
             raise UserError(
                 f"--deterministic: layer {name} (Upsample, bicubic) has no deterministic gradient on a GPU; "

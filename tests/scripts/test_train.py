@@ -11,19 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 import detect
 import train
 import val
-from models.postprocess.selection import DEFAULT_CONFIDENCE
 from models.weights.load import load_detector
-from tests.helpers.exports import calibrated_detector
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_content, read_csv, without_times
 from tests.helpers.scripts import PLAIN, SMALL, call, run_python
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
 from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
 from utils.process.spawn import free_port
@@ -183,30 +180,14 @@ def test_frozen_layers_do_not_change(inputs, tmp_path):
     assert not torch.equal(a["model.1.conv.weight"], b["model.1.conv.weight"])
 
 
-def test_a_run_that_is_worse_than_its_starting_weights_says_so(inputs, tmp_path, capsys):
-    """Only at the end of a run whose weights all come from the file: not of one of other classes, or one resumed."""
-    weights = write_detector(tmp_path / "start.pt", calibrated_detector(TINY_MODEL, ("light", "dark")))
-    images = Path(inputs["data"]).parent / "images"
-    drafts = ["--conf-thres", "0.7", "--save-txt", "--nosave", "--project", tmp_path, "--name", "own"]
-    call(detect.main, "--weights", weights, "--source", images / "val", *drafts, "--device", "cpu")
-    shutil.copytree(images / "val", tmp_path / "own" / "images")
-    data = tmp_path / "data.yaml"  # the labels of its validation images are what the weights detect
-    data.write_text(yaml.safe_dump({"train": str(images / "train"), "val": "own/images", "names": ["light", "dark"]}))
-    call(val.main, "--weights", weights, "--data", data, *PLAIN, "--imgsz", "64", "--project", tmp_path / "val")
-    ap = json.loads((tmp_path / "val/exp/results.json").read_text())["ap"]
-    assert ap > 0.5
-    line = f"the weights that the run started from have AP {ap:.4f} on the same images, and no epoch is better"
-    given = ["--data", data, "--weights", weights, *SMALL, "--project", tmp_path, "--epochs", "1"]
-    given += ["--optimizer", "SGD", "--set", "lr0=1", "warmup_epochs=0"]
-    capsys.readouterr()
-    call(train.main, *given, "--name", "worse")
-    out = capsys.readouterr().out
-    assert line in out
-    confidence = read_checkpoint(tmp_path / "worse/best.pt")["progress"]["confidence"]
-    assert f"at confidence {DEFAULT_CONFIDENCE if confidence is None else confidence:.3f}, which detect.py uses" in out
-    call(train.main, "--resume", tmp_path / "worse" / "last.pt", "--epochs", "2")
-    call(train.main, *given, "--single-cls")
-    assert "started from" not in capsys.readouterr().out
+def test_a_run_from_complete_weights_ends_with_the_line_that_compares(tmp_path, capsys):
+    weights = write_weights(tmp_path / "start.pt", ["light", "dark"])
+    data = write_dataset(tmp_path / "set", train=4, val=2)
+    flags = ["--data", data, "--epochs", "1", "--project", tmp_path, *SMALL]
+    call(train.main, *flags, "--weights", weights)
+    assert f"val.py --weights {weights} --data {data} --imgsz 64\n" in capsys.readouterr().out
+    call(train.main, *flags, "--model", write_model(tmp_path / "tiny.yaml"))
+    assert "to compare" not in capsys.readouterr().out
 
 
 def test_a_busy_port_is_one_line(inputs, tmp_path):

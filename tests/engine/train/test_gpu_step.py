@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.sync_bn import convert_sync_bn
-from engine.train.run import check_kernels, choose_kernels
+from engine.train.run import choose_kernels
+from engine.train.sources import check_kernels
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from models.modules import unwrap
