@@ -28,7 +28,7 @@ from engine.evaluation.result import EvalResult, Evaluation, Preview, SizeScores
 from utils.batches import Batch, Targets
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.detections import Detections, DetectionTable
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import MAX_WAIT_S, DistributedContext
 from utils.distributed.join import evaluation_store
 from utils.errors import UserError, first_line
 from utils.files.torch_file import read_checkpoint
@@ -36,7 +36,6 @@ from utils.logger import get_logger
 from utils.strings import rank_list
 
 POLL_S = 0.05  # seconds between checks for a message
-TIMEOUT_S = 3600.0  # longest wait for scores after the next epoch; launchers notice a dead process long before
 _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 
 
@@ -91,10 +90,10 @@ class EvalRanks:
     def wait(self, epoch: int, should_stop: Callable[[], bool]) -> Evaluation | None:
         """Waits for the scores of an epoch that was sent. Returns them on rank 0; None on the others, and if
         ``should_stop`` says so. Raises UserError if an evaluating process has failed."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + MAX_WAIT_S
         while not self.has_scores(epoch):
             if time.monotonic() > deadline:
-                raise UserError(f"--eval-ranks: no scores of epoch {epoch} in {TIMEOUT_S / 60:g} minutes")
+                raise UserError(f"--eval-ranks: no scores of epoch {epoch} in {MAX_WAIT_S / 3600:g} hours")
             if should_stop():
                 return None
             time.sleep(POLL_S)

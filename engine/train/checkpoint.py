@@ -135,12 +135,13 @@ RESULT_FIELDS = ("best_fitness", "best_ap", "best_epoch", "confidence")
 
 @dataclass(frozen=True)
 class UnscoredEpoch:
-    """A complete epoch whose scores are still missing. If steps have been taken since (``--eval-ranks``), its averaged
-    weights are no longer those of the checkpoint, but in `weights_path`."""
+    """A complete epoch whose scores are still missing."""
 
     number: int  # from 1
     row: dict[str, float]  # its row of results.csv
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
+    is_validated: bool  # it gets scores; otherwise ``--val-every`` leaves it out
+    has_own_file: bool  # steps have been taken since: its averaged weights are those in `weights_path`
 
 
 def weights_path(folder: Path, epoch: int) -> Path:

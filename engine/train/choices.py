@@ -74,9 +74,11 @@ def decide(ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunDa
         because |= {"optimizer": "as when the run began", "lr_mult": ""}
     amp_dtype = broadcast_object(ctx, resolve_amp(config.amp, ctx.device))
     anchors = None if stored else choose_anchors(ctx, sized, hyp, model, train, start.probe, because)
-    weights = choose_class_weights(config, model, train, because)
+    weights: Tensor | None
     if stored and stored.class_weights:
         weights = torch.tensor(stored.class_weights)
+    else:
+        weights = choose_class_weights(config, model, train, because)
     return Choices(
         settings=RunSettings(replace(sized, optimizer=optimizer), replace(hyp, lr_mult=lr_mult)),
         steps=steps,

@@ -182,9 +182,9 @@ def _make_folder(settings: RunSettings, stack: ExitStack, is_kept: Callable[[], 
     absent = [path for path in (planned, *planned.parents) if not path.exists()]
     folder = increment_path(config.project, config.name, config.exist_ok or is_auto)
     lock_folder(folder, stack)
-    stack.push(partial(_remove_after_failure, absent if folder == planned else [folder], is_kept))
     if is_auto and (folder / "last.pt").exists():
         raise UserError(f"{folder}: another start has trained here meanwhile; repeat the command to continue")
+    stack.push(partial(_remove_after_failure, absent if folder == planned else [folder], is_kept))
     earlier = [path for pattern in _FILES_OF_RUN for path in folder.glob(pattern)]
     if earlier:
         get_logger().info("%s: the run in it is replaced (--exist-ok)", folder)

@@ -35,7 +35,7 @@ class EarlyStopping(Hook):
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> Action | None:
         progress = trainer.progress
-        if not progress.stops_early(trainer.run.config, trainer.epochs):
+        if trainer.has_unscored or not progress.stops_early(trainer.run.config, trainer.epochs):
             return None
         get_logger().info(
             "no better %s in %s (best: epoch %d): stopped early (--patience %d)",

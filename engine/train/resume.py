@@ -356,6 +356,8 @@ def restore_run(
         return Progress(), []
     checkpoint.restore(ctx, state)
     progress = continue_at(checkpoint, plan.settings.config, epoch_batches, fingerprint)
+    if plan.work_left is WorkLeft.STEPS and checkpoint.description.identity.val_labels != fingerprint.val_labels:
+        progress.reset_best()  # the scores are not comparable
     # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
     has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
     if progress.best_epoch >= 0 and not has_best:
@@ -391,8 +393,6 @@ def continue_at(
             message = "%s: the %s images or labels have changed since the run began (fingerprint %s, now %s); %s"
             get_logger().warning(message, config.data, split, old[:8], new[:8], consequence)
     has_same_images = data.train_labels == fingerprint.train_labels
-    if data.val_labels != fingerprint.val_labels:
-        progress.reset_best()  # the scores are not comparable
     steps = step_plan(config, epoch_batches)
     is_recounted = stored.batch_size != config.batch_size or conditions.epoch_batches != epoch_batches
     if progress.batch and (not has_same_images or (config.rect and is_recounted)):
@@ -423,6 +423,8 @@ def _unscored_epochs(plan: RunPlan, checkpoint: Checkpoint) -> list[UnscoredEpoc
     newest."""
     unscored = checkpoint.header.unscored
     is_reported_again = plan.work_left is WorkLeft.REPORT and checkpoint.header.metrics
+    if unscored and plan.work_left is not WorkLeft.STEPS and not unscored[-1].has_own_file:
+        return [*unscored[:-1], replace(unscored[-1], is_validated=True)]  # it is now the last
     if unscored or not (checkpoint.lacks_scores(plan.settings.config.epochs) or is_reported_again):
         return unscored
     number = checkpoint.progress.epoch
@@ -431,7 +433,7 @@ def _unscored_epochs(plan: RunPlan, checkpoint: Checkpoint) -> list[UnscoredEpoc
     scores = ("metrics/", "val/")
     kept = {name: value for name, value in row.items() if name != "epoch" and not name.startswith(scores)}
     is_closing = is_closing_epoch(number, description.config.epochs, description.hyp.close_mosaic)
-    return [UnscoredEpoch(number, kept, is_closing)]
+    return [UnscoredEpoch(number, kept, is_closing, is_validated=True, has_own_file=False)]
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

@@ -117,6 +117,8 @@ class Epoch:
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
     is_closing: bool = False  # see `models.losses.base.Criterion.set_closing`
+    is_validated: bool = False  # see `UnscoredEpoch`
+    has_own_file: bool = False  # see `UnscoredEpoch`
     # Results of its validation, if there was one:
     evaluation: Evaluation | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
@@ -178,7 +180,7 @@ class Trainer:
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
         # Complete epochs without scores, the oldest first.
-        self._unscored = [Epoch(one.number, dict(one.row), one.is_closing) for one in run.unscored]
+        self._unscored = [Epoch(**vars(one)) for one in run.unscored]
         self._newest = Epoch(run.progress.epoch)  # the newest epoch with its scores
         self._takes_steps = run.work_left is WorkLeft.STEPS
         self._stopped = not self._takes_steps  # this process takes no more steps
@@ -200,6 +202,11 @@ class Trainer:
         self._set_steps(replace(self.steps, epochs=epochs))
         self.loader.set_epochs(epochs)
         self.checkpointer.set_epochs(epochs)
+
+    @property
+    def has_unscored(self) -> bool:
+        """Whether a complete epoch has no scores yet."""
+        return bool(self._unscored)
 
     @property
     def next_row(self) -> int:
@@ -246,7 +253,8 @@ class Trainer:
         if Action.SKIP_REST not in self._follow(self.control.agree()):
             for epoch in self._unscored:
                 self._submit(epoch)
-            self._record_scores(late=self._max_late())
+            # The earlier start may have ended before it saved the end of the newest epoch.
+            self._record_scores(late=self._max_late(), is_epoch_end=any(map(self._is_newest, self._unscored)))
         self.checkpointer.flush()
         return not self._stopped
 
@@ -270,17 +278,22 @@ class Trainer:
         row = {f"train/{name}": value for name, value in losses.items()} | self.step.optimizer.rates()
         epoch = Epoch(self.progress.epoch + 1, row, is_closing)
         self.progress.complete_epoch()
+        epoch.is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
         self._unscored.append(epoch)
         self._call_hooks("epoch_trained", epoch)
+        # --time may have changed the number of epochs.
+        epoch.is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
         self._submit(epoch)
         self._record_scores(late=self._max_late(), is_epoch_end=True)
         self._follow(self.control.agree())
 
     def _max_late(self) -> int:
         """Returns how many epochs may still wait for their scores: none after the last epoch, nor where ``--patience``
-        may end the run, which missing scores can only delay."""
-        is_last = self._stopped or self.progress.epoch >= self.epochs
-        is_decisive = is_last or self.progress.has_stalled(self.run.config.patience)
+        would end the run if none of them were better than the best epoch, or than the first."""
+        progress = self.progress
+        patience = self.run.config.patience
+        is_last = self._stopped or progress.epoch >= self.epochs
+        is_decisive = is_last or 0 < patience <= progress.epoch - max(progress.best_epoch, 0)
         return 0 if is_decisive else self.run.scorer.max_late
 
     def _train_step(self, batches: Prefetcher) -> None:
@@ -343,16 +356,12 @@ class Trainer:
 
     def _is_newest(self, epoch: Epoch) -> bool:
         """Returns True if no step was taken after an epoch, so that the averaged weights are still its own."""
-        return epoch.number == self.progress.epoch and self.progress.batch == 0
-
-    def _is_validated(self, epoch: Epoch) -> bool:
-        """Returns True if an epoch is to be validated: a run that takes no step only has to score its last one."""
-        return not self._takes_steps or validates_after(epoch.number, self.epochs, self.run.config.val_every)
+        return epoch.number == self.progress.epoch and self.progress.batch == 0 and not epoch.has_own_file
 
     def _submit(self, epoch: Epoch) -> None:
         """Lets other processes score an epoch, if they do (``--eval-ranks``), by its weights in a file."""
         scorer = self.run.scorer
-        if scorer.max_late and self._is_validated(epoch):
+        if scorer.max_late and epoch.is_validated:
             scorer.submit(epoch.number, is_closing=epoch.is_closing)
             if self._is_newest(epoch):  # otherwise an earlier start has written them
                 self.checkpointer.save_weights(self.step, self._header(), epoch.number)
@@ -360,7 +369,7 @@ class Trainer:
     def _record_scores(self, *, late: int, is_epoch_end: bool = False) -> None:
         """Reads the scores of the epochs that have none, but for the newest, of which at most ``late`` may wait longer;
         records, saves and reports these epochs. A signal leaves the rest to a resumed run, which begins here."""
-        if any(map(self._is_validated, self._unscored)) and not self.run.scorer.max_late:
+        if not late and any(epoch.is_validated for epoch in self._unscored):
             every_s = min(self.run.config.save_minutes * 60, SAVE_BEFORE_VALIDATION_S)
             is_due = self.ctx.is_main and self._is_save_due(every_s)
             if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
@@ -371,7 +380,7 @@ class Trainer:
         left = self._num_without_scores(late)
         while len(self._unscored) > left and not is_interrupted:
             epoch = self._unscored[0]
-            if self._is_validated(epoch):
+            if epoch.is_validated:
                 is_newest = self._is_newest(epoch)
                 epoch.evaluation = self.run.scorer.read(
                     epoch.number, is_closing=epoch.is_closing, is_newest=is_newest, should_stop=self.control.should_stop
@@ -399,7 +408,7 @@ class Trainer:
             return 0
         num_ready = 0
         if self.ctx.is_main:
-            is_ready = [not self._is_validated(one) or self.run.scorer.is_ready(one.number) for one in self._unscored]
+            is_ready = [not one.is_validated or self.run.scorer.is_ready(one.number) for one in self._unscored]
             num_ready = [*is_ready, False].index(False)
         return min(len(self._unscored) - broadcast_object(self.ctx, num_ready), late)
 
@@ -493,7 +502,10 @@ class Trainer:
                 images=len(self.loader.samples),
             ),
             metrics=self._newest.metrics if self._is_newest(self._newest) else {},
-            unscored=[UnscoredEpoch(one.number, one.row, one.is_closing) for one in self._unscored],
+            unscored=[
+                UnscoredEpoch(one.number, one.row, one.is_closing, one.is_validated, not self._is_newest(one))
+                for one in self._unscored
+            ],
             ended_by_callback=self._ended_by_callback(),
         )
 

@@ -163,9 +163,47 @@ def test_an_epoch_whose_validation_a_signal_ends_is_validated_first_when_the_run
     assert torch.equal(weights(resumed), weights(whole))
 
 
+def unscored_epoch(number: int, *, has_own_file: bool = False) -> UnscoredEpoch:
+    return UnscoredEpoch(number, {"train/box": 1.0}, is_closing=True, is_validated=True, has_own_file=has_own_file)
+
+
+def test_a_run_that_has_ended_scores_what_it_had_still_to_score(tmp_path):
+    """A signal ends the wait for epoch 2. ``--val-every`` leaves out 1 and 3, whose weights are in no file."""
+    signals = StopSignals()
+    scores = Scores(during=lambda: setattr(signals, "code", REQUEUE), late=4)
+    trainer = build(folder=tmp_path, signals=signals, scores=scores, epochs=4, val_every=2)
+    with pytest.raises(Stopped):
+        trainer.fit()
+    header = trainer.checkpointer.saved[-1][2]
+    rest = Scores()
+    watch = Watch()
+    again = {"unscored": header.unscored, "step": trainer.step, "work_left": WorkLeft.REPORT}
+    build(watch, folder=tmp_path, progress=header.progress, scores=rest, epochs=4, val_every=2, **again).fit()
+    assert rest.reads == [(2, False), (4, True)]
+    assert [call[-1] for call in watch.of("epoch_scored")] == [2, 3, 4]
+
+
+def test_an_epoch_that_begins_again_does_not_score_its_weights_as_those_of_the_one_before(tmp_path):
+    save = Calls(lambda trainer: trainer.control.request_save(), 1, 1)
+    trainer = build(save, folder=tmp_path, scores=Scores(late=4), epochs=2)
+    trainer.fit()
+    within = [header.unscored for _, batch, header in trainer.checkpointer.saved if batch]
+    assert [[one.has_own_file for one in unscored] for unscored in within] == [[True]]
+    scores = Scores()
+    progress = Progress(epoch=1, updates=3)  # the training images have changed
+    build(folder=tmp_path, progress=progress, unscored=within[0], scores=scores, step=trainer.step, epochs=1).fit()
+    assert scores.reads == [(1, False)]
+
+
+def test_an_epoch_whose_validation_was_killed_gets_its_own_file():
+    trainer = build(progress=Progress(epoch=1, updates=3), unscored=[unscored_epoch(1)], epochs=2)
+    trainer.fit()
+    assert trainer.checkpointer.ends == [1, 2]
+
+
 def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step():
     watch = Watch()
-    unscored = [UnscoredEpoch(2, {"train/box": 1.0}, is_closing=True)]
+    unscored = [unscored_epoch(2)]
     build(watch, progress=Progress(epoch=2, updates=6), unscored=unscored, work_left=WorkLeft.REPORT).fit()
     assert watch.calls == [("start", 2, 0), ("epoch_scored", 2, 0, 2), ("epoch_saved", 2, 0, 2), ("finish", 2, 0)]
 
@@ -206,6 +244,14 @@ def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, lat
     trainer = build(EarlyStopping("AP"), folder=tmp_path, progress=progress, scores=scores, epochs=20, patience=2)
     trainer.fit()
     assert trainer.progress.epoch == last_epoch
+
+
+@pytest.mark.parametrize("late", [0, 1, 4])
+def test_patience_ends_a_new_run_at_the_same_epoch_however_late_its_scores_are(tmp_path, late):
+    scores = Scores(dict.fromkeys(range(7, 20), 0.1), late=late)  # epoch 6 is the best
+    trainer = build(EarlyStopping("AP"), folder=tmp_path, scores=scores, epochs=20, patience=3)
+    trainer.fit()
+    assert trainer.progress.epoch == 9
 
 
 def test_non_finite_steps_in_a_row_end_the_run(tmp_path, monkeypatch):

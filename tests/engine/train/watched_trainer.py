@@ -70,6 +70,7 @@ class RecordingCheckpointer:
         self.table = ResultsTable()
         self.saved: list[tuple[int, int, CheckpointHeader]] = []
         self.best: list[int] = []  # epochs whose weights have become best.pt
+        self.ends: list[int] = []  # epochs that may have a file of their own
         self._folder = folder
 
     def save(
@@ -83,6 +84,8 @@ class RecordingCheckpointer:
     ) -> None:
         progress = header.progress
         self.saved.append((progress.epoch, progress.batch, replace(header, progress=replace(progress))))
+        if is_epoch_end:
+            self.ends.append(progress.epoch)
         if is_best:
             self.best.append(progress.epoch)
         elif earlier_best:
@@ -138,6 +141,7 @@ class Scores:
         self._during = during
         self._late = late
         self._submitted: list[int] = []
+        self.reads: list[tuple[int, bool]] = []  # epochs, and whether the run still has their weights
 
     def submit(self, epoch: int, *, is_closing: bool) -> None:
         self._submitted.append(epoch)
@@ -146,6 +150,7 @@ class Scores:
         return self._submitted[-1] - epoch >= self._late
 
     def read(self, epoch: int, *, is_closing: bool, is_newest: bool, should_stop: Callable[[], bool]) -> Any:
+        self.reads.append((epoch, is_newest))
         self._during()
         if should_stop():
             return None
@@ -191,7 +196,7 @@ def build(
         val_loader=None,  # type: ignore[arg-type]
         criterion=step.criterion,
         evaluator=None,  # type: ignore[arg-type]
-        fitness=Fitness.parse("AP", ["a"]),
+        fitness=Fitness.parse(fitness, ["a"]),
         full_batch=2,
         has_regions=False,
     )
