@@ -349,4 +349,4 @@ def test_missing_weights_name_the_checkpoints_of_their_run(weights, pictures, tm
 def test_a_list_of_cameras_is_refused_with_the_way_that_works(weights, tmp_path, capsys, name):
     (tmp_path / name).write_text("rtsp://me:secret@camera/1\nrtsp://camera/2\n")
     message = error_of(capsys, detect.main, "--weights", weights, "--source", tmp_path / name)
-    assert "names the stream rtsp://camera/1; a list names files: start detect.py once for each stream" in message
+    assert "names rtsp://camera/1; a list names files: start detect.py once for each stream" in message
