@@ -345,9 +345,7 @@ def _not_used(folder: Path, sources: Collection[_Source], places: Iterable[Path]
     used = [path for source in sources for path in source if path is not None]
     others = list(places)
     if not any(source.images.is_file() for source in sources):  # lists name images in any folder
-        others += [
-            path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in ("labels", "ImageSets")
-        ]
+        others += [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in _WITH_LABELS]
     for json_folder in {path.parent for path in used if suffix_of(path) == ".json"}:
         others += sorted(json_folder.glob("*.json"))
     return [

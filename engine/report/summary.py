@@ -25,7 +25,6 @@ from engine.evaluation.analysis import (
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult, Evaluation
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
-from utils.logger import get_logger
 from utils.strings import counted, listed
 
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
@@ -194,10 +193,3 @@ def small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> str:
         f"half of the boxes have sides below {median:.3g} px at --imgsz {imgsz}, too small for most models: "
         f"{', or '.join(remedies)}"
     )
-
-
-def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
-    """Logs `small_boxes` of the training split as a warning."""
-    text = small_boxes(train, imgsz=imgsz, stride=stride)
-    if text:
-        get_logger().warning("%s", text)

@@ -1,7 +1,7 @@
 """The checkpoint of a run: what it contains, how it is captured, written in the background, read and put in place.
 
 last.pt is the one record of a run: weights, averaged weights, optimizer, position, settings, and the rows of
-results.csv, which is written from it. settings.yaml is written when the run begins, for people and for restarts.
+results.csv, which is written from it. settings.yaml is written when the run begins, for people.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _BEST_KEYS = (
 @dataclass
 class Progress:
     """Counts epochs, steps and losses, and stores the best epoch. All random numbers are keyed by these counts, so no
-    RNG state is saved. Only its own methods change it."""
+    RNG state is saved."""
 
     epoch: Count = 0  # epochs completed
     batch: Count = 0  # micro-batches of the next epoch taken
