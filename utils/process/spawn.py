@@ -64,7 +64,8 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         is_second = bool(signals) and time.monotonic() - first_at > SAME_SIGNAL_S
         if is_second:  # a process that waits for another one cannot handle it
             for process in ranks:
-                process.kill()
+                if process.pid is not None:
+                    process.kill()
             end_at_once(STOP_CODES[-signals[0]])
         note_signal(number)
         first_at = first_at or time.monotonic()
@@ -76,15 +77,17 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
 
     previous = handle_stop_signals(forward)
     resource_tracker.ensure_running()  # otherwise the first process would start it, which unblocks signals
-    # A signal waits until all processes exist, and in each until it can end without a traceback.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         with _without_main_module() if function.__module__ != "__main__" else contextlib.nullcontext():
             for process in ranks:
+                if signals:
+                    break
+                # A process gets its signals once it can end without a traceback.
+                signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
                 process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         failed = None
-        running = dict(enumerate(ranks))
+        running = {rank: process for rank, process in enumerate(ranks) if process.pid is not None}
         while running and failed is None:
             connection.wait([process.sentinel for process in running.values()], timeout=1)
             for rank, process in list(running.items()):
@@ -98,6 +101,8 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         for number, handler in previous.items():
             signal.signal(number, handler)
     if failed is None:
+        if any(process.pid is None for process in ranks):
+            raise Stopped(STOP_CODES[-signals[0]])
         return
     code = ranks[failed].exitcode or 0
     name = f"process {failed} of {processes}"

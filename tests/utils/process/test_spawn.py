@@ -97,6 +97,34 @@ def test_a_signal_while_processes_start_ends_all_without_traceback(tmp_path, num
         assert launch.output() == "begun\n"
 
 
+SLOW_STARTS = """
+from multiprocessing.process import BaseProcess
+start = BaseProcess.start
+
+def start_slowly(process):
+    start(process)
+    time.sleep(0.8)
+
+BaseProcess.start = start_slowly
+"""
+
+
+def test_signals_while_processes_start_end_the_command_before_all_have_started(tmp_path):
+    program = PROGRAM.replace("spawn(work, 2, argv)", "spawn(work, 8, argv)")
+    (tmp_path / "program.py").write_text(program.replace("def main", f"{SLOW_STARTS}\ndef main"))
+    with Processes(tmp_path / "log", real=True) as launch:
+        launch.start([launch.python, str(tmp_path / "program.py"), "time.sleep(60)"], PYTHONPATH=str(ROOT))
+        launch.until(lambda: len(launch.alive()) >= 3)  # the parent, multiprocessing's tracker, and one
+        for pause_s in (1.2, 0):
+            launch.started[0].send_signal(signal.SIGTERM)
+            time.sleep(pause_s)
+        started = time.monotonic()
+        assert launch.codes() == [75]
+        launch.wait_gone()
+        assert time.monotonic() - started < 3
+        assert launch.output() == "begun\n"
+
+
 def print_start_method() -> None:
     print(multiprocessing.get_start_method(), flush=True)
 
