@@ -143,7 +143,7 @@ class DatasetIndex(LabelArrays):
         boxes = counted(counts["boxes"], "box")
         if counts["crowd"]:
             boxes += f" and {counted(counts['crowd'], 'crowd region')}"
-        findings = counted(len(self.report.findings), "finding")
+        findings = counted(self.report.num_findings, "finding")
         return f"{counted(len(self), 'image')}, {counted(counts['backgrounds'], 'background')}, {boxes}, {findings}"
 
     def labels(self, i: int) -> np.ndarray:

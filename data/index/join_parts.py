@@ -28,7 +28,10 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
         for part in parts
         for finding in part.used.report.findings
     ]
-    return replace(index, report=ScanReport.joined([part.used.report for part in parts], findings))
+    reports = [part.used.report for part in parts]
+    used_images = sum(report.used_images for report in reports)
+    used_objects = sum(report.used_objects for report in reports)
+    return replace(index, report=ScanReport.of(findings, used_images, used_objects))
 
 
 def _concatenate(indexes: Sequence[DatasetIndex]) -> DatasetIndex:

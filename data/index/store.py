@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from data.flat_strings import FlatStrings
 from data.images.shards import open_shards
 from data.index.index import COLUMNS, DatasetIndex, digest_of_arrays
 from data.labels.categories import Category
-from data.labels.findings import FindingTable, ScanReport
+from data.labels.findings import ScanReport, findings_of_json
 from data.listing.listing import Listing
 from utils.class_names import class_difference
 from utils.errors import UserError, os_reason
@@ -29,8 +29,7 @@ from utils.pixels import RGB8
 
 # Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
 # losses: all index caches are then built anew.
-CACHE_VERSION = 29
-_FINDINGS = tuple(column.name for column in fields(FindingTable))
+CACHE_VERSION = 30
 
 
 def find_cache_file(folder: Path, cache_key: str, fingerprint: str) -> Path:
@@ -66,7 +65,7 @@ def write_index(file: Path, cache_key: str, index: DatasetIndex) -> bool:
         meta, arrays = index_content(index)
         write_arrays(file, meta | {"image_files": index.image_files}, arrays)
         is_written = True
-        if len(index.report.findings):
+        if index.report.num_findings:
             index.report.write(report_file(file))
     except OSError as error:
         get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
@@ -124,14 +123,17 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
     """Returns the metadata and arrays of a file from which `restored_index` restores the index. They do not depend on
     modification times."""
     strings = {"paths": index.paths, "image_ids": index.image_ids}
-    for column in _FINDINGS:
-        strings[f"report.{column}"] = getattr(index.report.findings, column)
-    arrays = {name: getattr(index, name) for name in COLUMNS}
+    report = index.report
+    arrays = {name: getattr(index, name) for name in COLUMNS} | {"findings": report.content}
     for name, flat in strings.items():
         if flat is not None:
             arrays[f"{name}.data"] = flat.data
             arrays[f"{name}.offsets"] = flat.offsets
-    meta = {"categories": index.categories, "category_ids": index.category_ids, "report": index.report.numbers()}
+    meta = {
+        "categories": index.categories,
+        "category_ids": index.category_ids,
+        "report": [report.num_findings, report.kinds, report.used_images, report.used_objects],
+    }
     return meta, arrays
 
 
@@ -144,13 +146,13 @@ def restored_index(
         return FlatStrings(arrays[f"{name}.data"], arrays[f"{name}.offsets"])
 
     columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS}
-    findings = FindingTable(**{column: strings(f"report.{column}") for column in _FINDINGS})
+    num_findings, kinds, used_images, used_objects = meta["report"]
     return DatasetIndex(
         names=names,
         root=root,
         paths=strings("paths"),
         **columns,
-        report=ScanReport.from_numbers(meta["report"], findings),
+        report=ScanReport(arrays["findings"], num_findings, tuple(findings_of_json(kinds)), used_images, used_objects),
         image_files=meta.get("image_files", ""),
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         categories=tuple(Category(*category) for category in meta["categories"]),

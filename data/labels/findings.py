@@ -7,13 +7,16 @@ each lost one belongs to one finding. What a user leaves out (``--classes``, ``i
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.flat_strings import FlatStrings
+import numpy as np
+
 from utils.errors import one_line
 from utils.files.safe_io import write_whole
 from utils.strings import counted
@@ -93,52 +96,21 @@ class Finding(NamedTuple):
         return f"{self.where}: {self.kind}: {self.text}"
 
 
-class KindTotal(NamedTuple):
-    """The findings of one kind in a split."""
-
-    kind: str
-    number: int  # of images or objects, see `Kind.unit`
-    lost_images: int
-    lost_objects: int
-    first: str  # location and text of the first one
+def findings_of_json(rows: Iterable[Sequence[Any]]) -> list[Finding]:
+    """Restores findings from their JSON, in which each is a list."""
+    findings = itertools.starmap(Finding, rows)
+    return [finding._replace(xyxy_px=tuple(finding.xyxy_px)) for finding in findings]
 
 
-@dataclass(frozen=True, slots=True)
-class FindingTable:
-    """The N findings of a report in columns. File names may contain any character, so lines of text could not be split
-    again."""
-
-    where: FlatStrings  # (N,) paths relative to the data set's folder
-    kind: FlatStrings  # (N,)
-    text: FlatStrings  # (N,)
-
-    @classmethod
-    def of(cls, findings: Iterable[Finding]) -> FindingTable:
-        findings = list(findings)
-        return cls(
-            where=FlatStrings.of(finding.where for finding in findings),
-            kind=FlatStrings.of(finding.kind for finding in findings),
-            text=FlatStrings.of(finding.text for finding in findings),
-        )
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    def __getitem__(self, i: int) -> Finding:
-        return Finding(self.kind[i], self.text[i], self.where[i])
-
-    def __iter__(self) -> Iterator[Finding]:
-        return (self[i] for i in range(len(self)))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ScanReport:
     """The findings of a whole split, whatever part of it a run uses."""
 
-    findings: FindingTable
-    kinds: tuple[KindTotal, ...] = ()  # in the order of `KINDS`
-    used_images: int = 0
-    used_objects: int = 0  # including crowd regions and repeated boxes
+    content: np.ndarray  # uint8: the findings as JSON, which a start maps but does not parse
+    num_findings: int
+    kinds: tuple[Finding, ...]  # the first finding of each kind, with the numbers of all; in the order of `KINDS`
+    used_images: int
+    used_objects: int  # including crowd regions and repeated boxes
 
     @classmethod
     def of(cls, findings: Sequence[Finding], used_images: int = 0, used_objects: int = 0) -> ScanReport:
@@ -147,46 +119,20 @@ class ScanReport:
         for finding in findings:
             groups[finding.kind].append(finding)
         kinds = [
-            KindTotal(
-                kind=kind,
+            group[0]._replace(
                 number=sum(finding.number for finding in group),
                 lost_images=sum(finding.lost_images for finding in group),
                 lost_objects=sum(finding.lost_objects for finding in group),
-                first=f"{group[0].where}: {group[0].text}",
             )
-            for kind, group in groups.items()
+            for group in groups.values()
             if group
         ]
-        return cls(FindingTable.of(findings), tuple(kinds), used_images, used_objects)
+        content = np.frombuffer(json.dumps(findings).encode(), np.uint8)
+        return cls(content, len(findings), tuple(kinds), used_images, used_objects)
 
-    def numbers(self) -> dict[str, Any]:
-        """Returns everything but the findings as plain data for JSON."""
-        return {"kinds": self.kinds, "used_images": self.used_images, "used_objects": self.used_objects}
-
-    @classmethod
-    def from_numbers(cls, numbers: Mapping[str, Any], findings: FindingTable) -> ScanReport:
-        """Restores a report from its `numbers`."""
-        return cls(findings, **(dict(numbers) | {"kinds": tuple(KindTotal(*total) for total in numbers["kinds"])}))
-
-    @classmethod
-    def joined(cls, reports: Sequence[ScanReport], findings: Iterable[Finding]) -> ScanReport:
-        """Returns the report of several splits that are used as one. ``findings``: those of all reports."""
-        totals: dict[str, KindTotal] = {}
-        for total in (total for report in reports for total in report.kinds):
-            before = totals.get(total.kind, KindTotal(total.kind, 0, 0, 0, total.first))
-            totals[total.kind] = KindTotal(
-                total.kind,
-                before.number + total.number,
-                before.lost_images + total.lost_images,
-                before.lost_objects + total.lost_objects,
-                before.first,
-            )
-        return cls(
-            FindingTable.of(findings),
-            tuple(totals[kind] for kind in KINDS if kind in totals),
-            sum(report.used_images for report in reports),
-            sum(report.used_objects for report in reports),
-        )
+    @property
+    def findings(self) -> list[Finding]:
+        return findings_of_json(json.loads(self.content.tobytes()))
 
     @property
     def lost_images(self) -> int:
@@ -254,5 +200,6 @@ class ScanReport:
         write_whole(path, "".join(f"{one_line(str(finding))}\n" for finding in self.findings))
 
 
-def _with_number(total: KindTotal) -> str:
-    return f"{total.kind}: {counted(total.number, KINDS[total.kind].unit)}, first {one_line(total.first)}"
+def _with_number(total: Finding) -> str:
+    first = one_line(f"{total.where}: {total.text}")
+    return f"{total.kind}: {counted(total.number, KINDS[total.kind].unit)}, first {first}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from data.dataset.spec import DatasetSpec, JoinedSplit, ShardSplit
 from data.folders import ABSENT, Folders, stamp_of
-from data.labels.findings import Finding
+from data.labels.findings import findings_of_json
 from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import Listing
 from data.listing.images import SplitImages, find_images, images_beside, images_of_other_splits
@@ -100,6 +100,5 @@ def read_listing(file: Path, root: Path) -> Listing:
     values["label_format"] = next(form for form in LABEL_FORMATS if form.name == values["label_format"])
     for key in ("image_stamps", "label_stamps"):
         values[key] = np.array(values[key], np.int64).reshape(-1, 2)
-    findings = [Finding(*finding) for finding in values["findings"]]
-    values["findings"] = [finding._replace(xyxy_px=tuple(finding.xyxy_px)) for finding in findings]
+    values["findings"] = findings_of_json(values["findings"])
     return Listing(root=root, **values)

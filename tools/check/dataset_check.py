@@ -175,9 +175,10 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
         for finding in part.findings:
             where = split.relative(part, finding.where)
             images: tuple[str, ...] = ()
+            boxes: tuple[LabelBox, ...] = ()
             if part.source is not None and finding.image >= 0:
                 images = (split.relative(part, part.source.images[finding.image]),)
-            boxes = _finding_boxes(split, part, finding, where)
+                boxes = _finding_boxes(split, part, finding, where)
             issues.append(Issue(finding.kind, finding.text, split.name, images=images, where=where, boxes=boxes))
     return sorted(issues, key=lambda issue: issue.kind)
 
