@@ -43,7 +43,7 @@ from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, RunSettings, TrainConfig, names_with
 from utils.distributed.agreement import check_agreement
-from utils.distributed.context import DistributedContext, all_objects, broadcast_object, result_of_main
+from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
 from utils.files.paths import normal_path
@@ -134,26 +134,76 @@ def plan_run(
     """
     command = resolve(config)
     launchers = all_objects(ctx, ctx.launcher_identity)
-    read: list[Checkpoint] = []  # on rank 0, which reads it once
-
-    def decide() -> RunPlan:
-        folder = find_folder(command, launchers, stack)
-        if folder is None or not (folder / "last.pt").exists():
-            return _plan_new(command, folder)
-        read.append(Checkpoint.read(folder / "last.pt"))
-        return _plan_continued(ctx, command, explicit_flags, read[0])
-
-    plan = result_of_main(ctx, decide)
+    plan = None
+    checkpoint = None
+    with torch_distributed_zero_first(ctx):  # an error of rank 0 reaches the others
+        if ctx.is_main:
+            folder = find_folder(command, launchers, stack)
+            if folder is not None and (folder / "last.pt").exists():
+                checkpoint = Checkpoint.read(folder / "last.pt")
+            plan = plan_start(ctx, command, explicit_flags, folder, checkpoint)
+    plan = broadcast_object(ctx, plan)
     if plan.checkpoint is not None:
-        checkpoint = read[0] if ctx.is_main else Checkpoint.read(plan.checkpoint.path)
+        checkpoint = checkpoint or Checkpoint.read(plan.checkpoint.path)
         facts = {
             "the run of the checkpoint": checkpoint.description.run_id,
             "the checkpoint's progress": asdict(checkpoint.progress),
         }
         check_agreement(ctx, facts)
-        plan = replace(plan, checkpoint=checkpoint)
     own = {name: getattr(command, name) for name in plan.local}
-    return replace(plan, settings=replace(plan.settings, config=replace(plan.settings.config, **own)))
+    settings = replace(plan.settings, config=replace(plan.settings.config, **own))
+    return replace(plan, checkpoint=checkpoint, settings=settings)
+
+
+def plan_start(
+    ctx: DistributedContext,
+    command: TrainConfig,
+    explicit_flags: Collection[str],
+    folder: Path | None,
+    checkpoint: Checkpoint | None,
+) -> RunPlan:
+    """Returns what a command trains: a new run, or what is left of the run of a checkpoint.
+
+    Args:
+        folder: the locked folder of a run that continues, or has begun without saving; None: there is none yet.
+        checkpoint: the last.pt in it.
+
+    Raises UserError for a setting that the run cannot have.
+    """
+    if checkpoint is None:
+        return _plan_new(command, folder)
+    config, messages = merge_settings(checkpoint, command, explicit_flags)
+    last = checkpoint.path
+    end_reason = _end_reason(checkpoint, command, config)
+    if not end_reason:
+        work_left = WorkLeft.STEPS
+    elif checkpoint.lacks_scores(config.epochs) or (config.plots and _lacks_report(last)):
+        work_left = WorkLeft.REPORT
+    else:
+        work_left = WorkLeft.NOTHING
+    if work_left is not WorkLeft.NOTHING:
+        if is_read_only(last.parent):
+            raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
+        _check_given_again(checkpoint, config, explicit_flags)
+    if work_left is WorkLeft.STEPS:
+        before = checkpoint.header.run
+        position = checkpoint.progress.describe(before.epoch_batches)
+        messages = [f"resuming {last} {position}", *messages]
+        if before.world_size != ctx.world_size:
+            messages.append(f"resume: processes {before.world_size} -> {ctx.world_size}")
+        if before.device != ctx.device.type:
+            messages.append(f"resume: device {before.device} -> {ctx.device.type}")
+    given = names_with(TrainConfig, on_resume="machine").intersection(explicit_flags)
+    own = names_with(TrainConfig, on_resume="again") & names_with(TrainConfig, scope="machine")
+    return RunPlan(
+        settings=RunSettings(config, checkpoint.description.hyp),
+        folder=last.parent,
+        checkpoint=checkpoint.record(),
+        work_left=work_left,
+        end_reason=end_reason,
+        local=given | own | {"device"},
+        messages=tuple(messages),
+    )
 
 
 def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
@@ -176,60 +226,13 @@ def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
     )
 
 
-def _plan_continued(
-    ctx: DistributedContext, command: TrainConfig, explicit_flags: Collection[str], checkpoint: Checkpoint
-) -> RunPlan:
-    """Plans the run of a checkpoint. Raises UserError for a setting that it cannot have."""
+def merge_settings(
+    checkpoint: Checkpoint, command: TrainConfig, explicit_flags: Collection[str]
+) -> tuple[TrainConfig, list[str]]:
+    """Merges the stored settings of a run with those of the command that continues it. Returns them with a message for
+    each change. Raises UserError for one that a run cannot change."""
     stored = checkpoint.description.config
     last = checkpoint.path
-    progress = checkpoint.progress
-    config, messages = merge_settings(stored, command, explicit_flags, last)
-    # A command that names the run, or changes its length, continues one that a callback has ended.
-    continues = command.resume not in (None, AUTO) or any(
-        getattr(config, name) != getattr(stored, name) for name in _LENGTH
-    )
-    if config.time != stored.time and config.time > 0 and config.epochs <= progress.epoch and progress.epoch:
-        epochs = epochs_in_time(progress.epoch, checkpoint.header.run.seconds, config.time * 3600)
-        config = replace(config, epochs=epochs)
-    reason = _end_reason(checkpoint, config, ends_by_callback=not continues and checkpoint.header.ended_by_callback)
-    config = replace(config, epochs=max(config.epochs, progress.epoch))
-    if not reason:
-        work_left = WorkLeft.STEPS
-        position = progress.describe(checkpoint.header.run.epoch_batches)
-        conditions = checkpoint.header.run
-        for name, old, new in (
-            ("processes", conditions.world_size, ctx.world_size),
-            ("device", conditions.device, ctx.device.type),
-        ):
-            if old != new:
-                messages.append(f"resume: {name} {old} -> {new}")
-        messages.insert(0, f"resuming {last} {position}")
-    elif checkpoint.lacks_scores(config.epochs) or (config.plots and _lacks_report(last)):
-        work_left = WorkLeft.REPORT
-    else:
-        work_left = WorkLeft.NOTHING
-    if work_left is not WorkLeft.NOTHING:
-        if is_read_only(last.parent):
-            raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
-        _check_given_again(stored, config, explicit_flags, last)
-    given = names_with(TrainConfig, on_resume="machine").intersection(explicit_flags)
-    own = names_with(TrainConfig, on_resume="again") & names_with(TrainConfig, scope="machine")
-    return RunPlan(
-        settings=RunSettings(config, checkpoint.description.hyp),
-        folder=last.parent,
-        checkpoint=checkpoint.record(),
-        work_left=work_left,
-        end_reason=reason,
-        local=given | own | {"device"},
-        messages=tuple(messages),
-    )
-
-
-def merge_settings(
-    stored: TrainConfig, command: TrainConfig, explicit_flags: Collection[str], last: Path
-) -> tuple[TrainConfig, list[str]]:
-    """Merges the stored settings of a run with those of the command that continues it from ``last``. Returns them with
-    a message for each change. Raises UserError for one that a run cannot change."""
     folder = normal_path(last).parent
     if command.resume not in (None, AUTO):
         is_elsewhere = {"project": normal_path(command.project) != folder.parent, "name": command.name != folder.name}
@@ -272,12 +275,19 @@ def merge_settings(
     if "epochs" in explicit_flags and not command.time:
         changes["time"] = 0.0
     changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
-    return replace(stored, **changes), messages
+    config = replace(stored, **changes)
+    done = checkpoint.progress.epoch
+    epochs = config.epochs
+    if config.time != stored.time and config.time > 0 and done and epochs <= done:
+        epochs = epochs_in_time(done, checkpoint.header.run.seconds, config.time * 3600)
+    return replace(config, epochs=max(epochs, done)), messages
 
 
-def _check_given_again(stored: TrainConfig, config: TrainConfig, explicit_flags: Collection[str], last: Path) -> None:
-    """Raises UserError if the result of a run depends on code or an address that its checkpoint ``last`` names and the
-    command does not. ``config``: the merged settings. A teacher that is a file is known by its checksum."""
+def _check_given_again(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> None:
+    """Raises UserError if the result of a run depends on code or an address that its checkpoint names and the command
+    does not. ``config``: the merged settings. A teacher that is a file is known by its checksum."""
+    stored = checkpoint.description.config
+    last = checkpoint.path
     if stored.callbacks and "callbacks" not in explicit_flags:
         flag = as_flag("callbacks", stored.callbacks)
         raise UserError(
@@ -291,12 +301,15 @@ def _check_given_again(stored: TrainConfig, config: TrainConfig, explicit_flags:
         )
 
 
-def _end_reason(checkpoint: Checkpoint, config: TrainConfig, *, ends_by_callback: bool) -> str:
-    """Returns why the run of a checkpoint has no step left, and how to train on; "" if it has."""
+def _end_reason(checkpoint: Checkpoint, command: TrainConfig, config: TrainConfig) -> str:
+    """Returns why the run of a checkpoint has no step left with the merged settings ``config``, and how to train on; ""
+    if it has. A command that names the run, or changes its length, continues one that a callback has ended."""
     progress = checkpoint.progress
     done = progress.epoch
     flag = resume_flag(checkpoint.path)
-    if ends_by_callback:
+    stored = checkpoint.description.config
+    has_new_length = any(getattr(config, name) != getattr(stored, name) for name in _LENGTH)
+    if checkpoint.header.ended_by_callback and command.resume in (None, AUTO) and not has_new_length:
         position = progress.describe(checkpoint.header.run.epoch_batches)
         return f"a callback has ended it {position}; to continue: {flag}"
     if done >= config.epochs and config.time:

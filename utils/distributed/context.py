@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from utils.errors import PeerFailure, PeerLost, Stopped, first_line
 from utils.machine.devices import make_current
 
-T = TypeVar("T")
 MAX_WAIT_S = 6 * 3600.0  # for the work of another process, such as the scan of a large data set
 _MAX_POLL_S = 0.05
 _READ_S = 1.0  # time for the others to read why this process fails, before the store may end with it
@@ -158,16 +157,6 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
-
-
-def result_of_main(ctx: DistributedContext, decide: Callable[[], T]) -> T:
-    """Calls ``decide`` on rank 0 only, and returns its result on every rank. If it raises, the other ranks raise
-    `PeerFailure`."""
-    results = []
-    with torch_distributed_zero_first(ctx):
-        if ctx.is_main:
-            results.append(decide())
-    return broadcast_object(ctx, results)[0]
 
 
 def max_over_ranks(ctx: DistributedContext, value: int) -> int:
