@@ -159,7 +159,7 @@ def build_detector(
     Raises UserError for an unknown model, a mistake in a YAML, a model that is for images of other channels, or one
     that does not fit in memory.
     """
-    detector = outline_detector(model, num_classes, names=names, channels=channels)
+    detector = build_meta_detector(model, num_classes, names=names, channels=channels)
     try:
         storage = _storage(detector)
     except RuntimeError as error:
@@ -171,7 +171,7 @@ def build_detector(
     return detector
 
 
-def outline_detector(
+def build_meta_detector(
     model: str | Path | dict, num_classes: int, *, names: Sequence[str] | None = None, channels: int | None = None
 ) -> Detector:
     """Builds a detector without storage, on the meta device: layers, shapes and strides. The arguments and errors are

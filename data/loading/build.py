@@ -15,7 +15,7 @@ from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex, IndexSettings, digest_of_arrays
 from data.index.load import load_index
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
+from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases, count_batches
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
@@ -165,36 +165,27 @@ def open_train_samples(
 ) -> AugmentedImages:
     """Opens the augmented samples of the training split, whatever the batch size.
 
-    Raises UserError for an unsuitable image size or a split without images, if processes have read different data, and
-    if the scan or the cache fails.
+    Raises UserError for an unsuitable image size, a split without images or with too few for ``--quad``, if processes
+    have read different data, and if the scan or the cache fails.
     """
     check_image_size(config.imgsz, stride)
     reader = open_train_reader(ctx, config, hyp, spec)
     weights = sample_weights(reader, tile_backgrounds=hyp.tile_backgrounds, repeat_factor=config.repeat_factor)
-    return AugmentedImages(reader, hyp=hyp, seed=config.seed, rect=config.rect, weights=weights)
+    samples = AugmentedImages(reader, hyp=hyp, seed=config.seed, rect=config.rect, weights=weights)
+    if config.quad and samples.per_epoch < 4:
+        raise UserError(f"--quad: needs at least 4 training images, train has {samples.per_epoch}")
+    return samples
+
+
+def count_train_batches(config: TrainConfig, samples: AugmentedImages) -> int:
+    """Returns how many batches of ``samples`` an epoch has on each rank, see `count_batches`."""
+    return count_batches(samples.per_epoch, config.batch_size, quad=config.quad)
 
 
 def build_train_loader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, samples: AugmentedImages, *, stride: int
 ) -> InfiniteDataLoader:
-    """Builds the endless loader of this process's shards of the training batches, shuffled and augmented.
-
-    Raises UserError if there are too few images for ``--quad``.
-    """
-    return InfiniteDataLoader(
-        samples,
-        build_train_sampler(ctx, config, hyp, samples, stride=stride),
-        workers=loader_workers(config.workers, ctx),
-        pin_memory=ctx.device.type == "cuda",
-        weighted=config.image_weights,
-        stops_after_epoch=config.time > 0,
-    )
-
-
-def build_train_sampler(
-    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, samples: AugmentedImages, *, stride: int
-) -> KeyedDistributedSampler:
-    """Builds the sampler of this process's shards of the training batches; its `len` is the batches per epoch."""
+    """Builds the endless loader of this process's shards of the training batches, shuffled and augmented."""
     image_hw = samples.sample_index.image_hw if config.rect else None
     order = EpochOrder(
         samples.weights,
@@ -203,15 +194,21 @@ def build_train_sampler(
         canvases=TrainCanvases(config.imgsz, stride, image_hw),
         block=0 if config.rect else hyp.mosaic_block,
     )
-    if config.quad and len(order) < 4:
-        raise UserError(f"--quad: needs at least 4 training images, train has {len(order)}")
-    return KeyedDistributedSampler(
+    sampler = KeyedDistributedSampler(
         order,
         rank=ctx.rank // config.pipeline,
         world_size=ctx.world_size // config.pipeline,
         run_epochs=config.epochs,
         quad=config.quad,
         multi_scale=config.multi_scale,
+    )
+    return InfiniteDataLoader(
+        samples,
+        sampler,
+        workers=loader_workers(config.workers, ctx),
+        pin_memory=ctx.device.type == "cuda",
+        weighted=config.image_weights,
+        stops_after_epoch=config.time > 0,
     )
 
 

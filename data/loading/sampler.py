@@ -137,6 +137,13 @@ class EpochOrder:
         return number * self.block, end
 
 
+def count_batches(samples: int, batch_size: int, *, quad: bool) -> int:
+    """Returns the number of global batches of an epoch, including the last, possibly smaller one. With ``quad``, an
+    epoch may leave out up to three samples."""
+    usable = samples // 4 * 4 if quad else samples
+    return -(-usable // batch_size)
+
+
 class KeyedDistributedSampler(DistributedSampler):
     """Yields one rank's batch requests, epoch after epoch; `len` is the number per epoch.
 
@@ -169,10 +176,8 @@ class KeyedDistributedSampler(DistributedSampler):
         self.stops_after_epoch = False  # whether an iteration ends after its epoch, and the next one continues
 
     def __len__(self) -> int:
-        """Returns the number of batches per epoch, including the last, possibly smaller one. With ``quad``, an
-        epoch may leave out up to three samples."""
-        usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
-        return -(-usable // self.order.batch_size)
+        """Returns the number of batches per epoch, see `count_batches`."""
+        return count_batches(len(self.order), self.order.batch_size, quad=self.quad)
 
     def global_samples(self, batch: int) -> int:
         """Returns the number of samples in a global batch; four per image with ``quad``."""

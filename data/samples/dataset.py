@@ -129,6 +129,11 @@ class AugmentedImages(LoadImagesAndLabels):
             self._read = RecentImages(reader, max_images=2 * hyp.mosaic_block).read
         self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None
 
+    @property
+    def per_epoch(self) -> int:
+        """Number of samples in an epoch, in which one may occur several times or not at all."""
+        return round(self.weights.sum())
+
     def render(self, request: BatchRequest, outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
         """Renders augmented samples; see `LoadImagesAndLabels.render`."""
         plans = self.planner.draw(request.keys, request.run_epochs)

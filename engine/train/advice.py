@@ -10,7 +10,6 @@ from data.index.messages import warn_of_shared_images, warn_of_unused_classes
 from engine.optim.schedule import few_steps_warning, random_weights_warning
 from engine.report.summary import small_boxes
 from engine.train.check_settings import unused_settings
-from engine.train.choices import exchanged_classes
 from engine.train.sources import RunData, Sources
 from engine.train.trainer import TrainingRun
 from models.detector import Detector
@@ -36,11 +35,6 @@ def advise(run: TrainingRun, sources: Sources, data: RunData) -> None:
     if not config.time:
         lines.append(few_steps_warning(run.choices.steps, config))
     if run.started_from is None:
-        for flip in ("fliplr", "flipud"):
-            probability = getattr(run.hyp, flip)
-            exchanged = exchanged_classes(sources.names, flip)
-            if probability and exchanged:
-                lines.append(f"{flip} is {probability:g}, but {exchanged}; --set {flip}=0 turns it off")
         if sources.weights is not None and not config.keep_old:
             lines.append(unlearned_classes(config.weights, sources.weights, model, train))
         if config.data != DEMO:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from data.loading.build import build_train_sampler
+from data.loading.build import count_train_batches
 from data.samples.dataset import AugmentedImages
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import step_plan
@@ -48,8 +48,7 @@ def find_batch_size(
     config = settings.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     samples_per_image = 4 if config.quad else 1
-    epoch_samples = len(build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride).order)
-    allowed_for_data = max(epoch_samples // MIN_EPOCH_BATCHES, ALWAYS_ALLOWED) // (shards * samples_per_image)
+    allowed_for_data = max(samples.per_epoch // MIN_EPOCH_BATCHES, ALWAYS_ALLOWED) // (shards * samples_per_image)
     max_images = min(MAX_SHARD_IMAGES, max(allowed_for_data, 1))
 
     def fits(images: int) -> bool:
@@ -122,8 +121,7 @@ def prepare_step(
     images_here = images * shards_here
     samples_per_image = 4 if config.quad else 1
     config = replace(config, batch_size=images * (virtual_ranks or ctx.world_size) * samples_per_image)
-    sampler = build_train_sampler(ctx, config, settings.hyp, samples, stride=model.stride)
-    steps = step_plan(config, epoch_batches=len(sampler))  # decide on the optimizer (auto) and cuDNN's kernel search
+    steps = step_plan(config, count_train_batches(config, samples))  # decide on the optimizer and cuDNN's kernel search
     config_here = replace(
         config,
         optimizer=resolve_optimizer(config.optimizer, steps.planned_steps),

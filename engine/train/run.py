@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,10 +20,9 @@ from data.samples.readers import SampleReader
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
-from engine.optim.build import RULES, LoadedParameters
+from engine.optim.build import RULES
 from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.train import step as train_step
 from engine.train.advice import advise
 from engine.train.callbacks import UserCallbacks
 from engine.train.check_settings import check_settings
@@ -37,7 +37,7 @@ from engine.train.resume import RunPlan, WorkLeft, restore_run
 from engine.train.scoring import LocalScorer, RemoteScorer, Scorer
 from engine.train.sources import RunData, Sources, open_run_data, open_sources
 from engine.train.starting_model import StartingModel, build_starting_model
-from engine.train.step import TrainStep
+from engine.train.step import TrainStep, build_step
 from engine.train.trackers import Tracker, open_services
 from engine.train.trainer import Feed, Hook, Trainer, TrainingRun
 from models.detector import Detector
@@ -66,31 +66,36 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
     """
     check_settings(ctx, plan.settings, resumes=plan.checkpoint is not None)
     prepare_process(ctx, plan)
-    attached = attach(ctx, plan)
+    user_hooks = open_user_hooks(ctx, plan)
     sources = open_sources(ctx, plan)
     data = open_run_data(ctx, plan, sources)
     start = build_starting_model(ctx, plan, sources, data)
     choices = decide(ctx, plan, sources, data, start)
     feed = build_feed(ctx, choices, sources, data, start)
-    step = build_step(ctx, choices, start, feed)
-    try_export(ctx, choices.config, start.model)
+    settings = choices.settings
+    step = build_step(
+        ctx,
+        settings,
+        start.model,
+        feed.criterion,
+        choices.steps,
+        amp_dtype=choices.amp_dtype,
+        full_batch=feed.full_batch,
+        has_regions=feed.has_regions,
+        loaded=choices.loaded,
+    )
+    try_export(ctx, settings.config, start.model)
     progress, unscored = restore_run(ctx, plan, step, epoch_batches=len(feed.loader), fingerprint=data.fingerprint)
     control = RunControl(ctx, signals)
     folder, run_id = claim_folder(  # the first thing that the run writes
         ctx,
         plan.folder,
-        choices.settings,
+        settings,
         stack,
         run_id=plan.stored.run_id if plan.stored else "",
         is_kept=lambda: progress.updates > 0 or control.has_stopped,
     )
     description = describe_run(plan, sources, data, start, choices, run_id=run_id)
-    scorer: Scorer = LocalScorer(folder, step, feed.evaluator, feed.val_loader)
-    if ctx.eval_ranks:
-        setup = describe_for_evaluators(plan, choices, step, spec=sources.spec, val=data.val.image_index)
-        eval_ranks = EvalRanks(ctx, setup)
-        stack.callback(eval_ranks.close)
-        scorer = RemoteScorer(folder, eval_ranks)
     run = TrainingRun(
         ctx=ctx,
         folder=folder,
@@ -104,15 +109,15 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         unscored=unscored,
         control=control,
         checkpointer=Checkpointer(
-            folder, ctx=ctx, description=description, save_period=choices.config.save_period, rows=plan.rows
+            folder, ctx=ctx, description=description, save_period=settings.config.save_period, rows=plan.rows
         ),
-        scorer=scorer,
+        scorer=build_scorer(ctx, plan, sources, choices, feed, step, folder=folder, stack=stack),
     )
     if plan.work_left is WorkLeft.STEPS:
         log_choices(run)
         if ctx.is_main:
             advise(run, sources, data)
-    return Trainer(run, hooks=build_hooks(run, start, attached, stack))
+    return Trainer(run, hooks=build_hooks(run, sources, user_hooks, stack))
 
 
 def prepare_process(ctx: DistributedContext, plan: RunPlan) -> None:
@@ -139,18 +144,18 @@ def choose_kernels(config: TrainConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-class Attached(NamedTuple):
-    """Hooks of the user, which are opened before any file."""
+class UserHooks(NamedTuple):
+    """The hooks that the settings name, opened before any file."""
 
     trackers: list[Tracker]
     callbacks: list[UserCallbacks]
 
 
-def attach(ctx: DistributedContext, plan: RunPlan) -> Attached:
+def open_user_hooks(ctx: DistributedContext, plan: RunPlan) -> UserHooks:
     """Opens the services of ``--tracker``, on rank 0, and imports ``--callbacks``. Raises UserError if that fails."""
     config = plan.settings.config
     services = open_services(config.tracker) if ctx.is_main else []
-    return Attached(
+    return UserHooks(
         trackers=[Tracker(service) for service in services],
         callbacks=[UserCallbacks(config.callbacks)] if config.callbacks else [],
     )
@@ -161,14 +166,13 @@ def build_feed(
 ) -> Feed:
     """Builds the loaders of both splits, the loss, and the evaluator of the averaged weights. The model gets the chosen
     anchors, which the loss reads."""
-    config = choices.config
-    hyp = choices.hyp
+    config = choices.settings.config
+    hyp = choices.settings.hyp
     model = start.model
     if choices.anchors is not None and model.head.anchors is not None:
         model.head.anchors.copy_(choices.anchors)
-    teacher = None if sources.teacher is None else sources.teacher.build(sources.spec, model)
     loader = build_train_loader(ctx, config, hyp, data.samples.with_hyp(hyp), stride=model.stride)
-    criterion = build_criterion(ctx, choices.settings, model, choices.class_weights, teacher)
+    criterion = build_criterion(ctx, choices.settings, model, choices.class_weights, start.teacher)
     val_loader, evaluator = open_evaluation(ctx, config, data.val, model, criterion)
     return Feed(
         loader=loader,
@@ -220,28 +224,12 @@ def open_evaluation(
     return loader, evaluator
 
 
-def build_step(ctx: DistributedContext, choices: Choices, start: StartingModel, feed: Feed) -> TrainStep:
-    """Builds the step of a run. Loaded and new parameters learn at the chosen rates."""
-    loaded = LoadedParameters(new_rows=start.pretrained, lr_mult=choices.lr_mult, new_lr_mult=choices.new_lr_mult)
-    return train_step.build_step(
-        ctx,
-        choices.settings,
-        start.model,
-        feed.criterion,
-        choices.steps,
-        amp_dtype=choices.amp_dtype,
-        full_batch=feed.full_batch,
-        has_regions=feed.has_regions,
-        loaded=loaded,
-    )
-
-
 def describe_run(
     plan: RunPlan, sources: Sources, data: RunData, start: StartingModel, choices: Choices, *, run_id: str
 ) -> RunDescription:
     """Returns what all checkpoints of a run say of it."""
     spec = sources.spec
-    config = choices.config
+    config = choices.settings.config
     teacher = sources.teacher
     weights = choices.class_weights
     return RunDescription(
@@ -252,20 +240,41 @@ def describe_run(
         imgsz=config.imgsz,
         bits=spec.pixels.bits,
         config=config,
-        hyp=choices.hyp,
+        hyp=choices.settings.hyp,
         data={"source": str(spec.source), "root": "" if config.stage else str(spec.root)},
         identity=data.fingerprint,
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         pretrained={name: list(rows) for name, rows in start.pretrained.items()},
-        new_lr_mult=choices.new_lr_mult,
+        new_lr_mult=choices.loaded.new_lr_mult,
         class_weights=[] if weights is None else weights.tolist(),
         origin=start.origin,
         teacher={"path": teacher.path, "sha256": teacher.sha256} if teacher else {},
     )
 
 
-def build_hooks(run: TrainingRun, start: StartingModel, attached: Attached, stack: ExitStack) -> list[Hook]:
+def build_scorer(
+    ctx: DistributedContext,
+    plan: RunPlan,
+    sources: Sources,
+    choices: Choices,
+    feed: Feed,
+    step: TrainStep,
+    *,
+    folder: Path,
+    stack: ExitStack,
+) -> Scorer:
+    """Builds what validates the epochs of a run: its own processes, or others (``--eval-ranks``), which ``stack``
+    dismisses."""
+    if not ctx.eval_ranks:
+        return LocalScorer(folder, step, feed.evaluator, feed.val_loader)
+    setup = describe_for_evaluators(plan, choices, step, spec=sources.spec, val=feed.val_loader.index)
+    eval_ranks = EvalRanks(ctx, setup)
+    stack.callback(eval_ranks.close)
+    return RemoteScorer(folder, eval_ranks)
+
+
+def build_hooks(run: TrainingRun, sources: Sources, user_hooks: UserHooks, stack: ExitStack) -> list[Hook]:
     """Builds the hooks of a run on this rank, in the order in which they are called. ``stack`` closes them."""
     config = run.config
     feed = run.feed
@@ -276,13 +285,13 @@ def build_hooks(run: TrainingRun, start: StartingModel, attached: Attached, stac
     if config.time:
         hooks.append(TimeLimit(config.time))
     hooks.append(tensorboard)
-    hooks += attached.trackers
+    hooks += user_hooks.trackers
     if config.plots:
         hooks.append(Plots(feed.val_loader.index, feed.fitness, tensorboard))
-    hooks += attached.callbacks
+    hooks += user_hooks.callbacks
     if config.patience:
         hooks.append(EarlyStopping(feed.fitness.name))
-    compared = config.weights if start.is_complete else ""
+    compared = config.weights if sources.is_complete else ""
     truth = feed.evaluator.ground_truth
     hooks.append(EndLog(feed.fitness.name, truth, run.description.names, compared_with=compared))
     here = [hook for hook in hooks if run.ctx.is_main or not hook.on_rank_0]
@@ -297,19 +306,19 @@ def log_choices(run: TrainingRun) -> None:
     hyp = run.hyp
     steps = run.choices.steps
     optimizer = run.step.optimizer
-    because = run.choices.because
+    reasons = run.choices.reasons
     log = get_logger()
-    for choice in ("fliplr", "flipud", "batch_size", "anchors", "class_weights"):
-        if choice in because:
-            log.info("%s", because[choice])
+    for choice in ("flips", "batch size", "anchors", "class weights"):
+        if reasons.get(choice):
+            log.info("%s", reasons[choice])
     factors = {group["is_new"]: group["lr_mult"] for group in optimizer.param_groups}
     new_factor = factors.get(True, 1.0)
     lr = (RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0) * hyp.lr_factor * new_factor
     raised = ", raised for few steps" if new_factor > 1 else ""
     loaded = ""
     if False in factors and factors[False] != new_factor:
-        loaded = f"; {loaded_weights_text(factors[False], new_factor)}{because.get('lr_mult', '')}"
-    log.info("%s (%s), learning rate %g%s%s", optimizer.name, because["optimizer"], lr, raised, loaded)
+        loaded = f"; {loaded_weights_text(factors[False], new_factor)}{reasons['lr_mult']}"
+    log.info("%s (%s), learning rate %g%s%s", optimizer.name, reasons["optimizer"], lr, raised, loaded)
     length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
     if steps.is_timed:  # the number of epochs is not known yet
         length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
@@ -342,8 +351,8 @@ def describe_for_evaluators(
     model = step.ema.module
     weights = step.criterion.class_weights
     return EvalSetup(
-        config=choices.config,
-        hyp=choices.hyp,
+        config=choices.settings.config,
+        hyp=choices.settings.hyp,
         source=replace(plan.data_source, val_images=tuple(sorted(spec.held_out))),
         finds_own_data="data" in plan.local,
         names=list(model.names),

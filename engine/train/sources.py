@@ -6,7 +6,7 @@ Mistakes in files that are quick to read are refused before images are scanned, 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +22,7 @@ from engine.evaluation.fitness import Fitness
 from engine.train.checkpoint import Checkpoint, DataFingerprint
 from engine.train.resume import RunPlan
 from engine.train.teacher import TeacherFile, open_teacher
-from models.detector import Detector, outline_detector
+from models.detector import Detector, build_meta_detector
 from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, class_count, model_of, names_for
 from models.weights.read import StoredWeights, read_weights, shapes_of
@@ -45,8 +45,8 @@ class Sources:
     used_classes: list[str]  # names of the data set's classes that --classes chose
     fitness: Fitness
     weights: StoredWeights | None  # from which a new run starts
-    fits_whole: bool  # all parameters of the model come from these weights
-    outline: Detector  # the model, on the meta device
+    meta_model: Detector  # the run's model, on the meta device
+    is_complete: bool  # all of its parameters come, or came when the run began, from weights
     teacher: TeacherFile | None
 
 
@@ -65,21 +65,21 @@ def open_sources(ctx: DistributedContext, plan: RunPlan) -> Sources:
     spec = _with_teacher_and_held_out(ctx, plan, opened, teacher)
     names = tuple(class_names(spec, config.single_cls))
     fitness = Fitness.parse(config.fitness, names)
-    outline = _outline_model(config, names, spec.pixels.channels, read, plan.checkpoint)
-    _check_model(config, outline, ctx.device)
-    weights = None if read is None else _with_names(read, outline)
-    fits_whole = False
+    meta_model = _meta_model(config, names, spec.pixels.channels, read, plan.checkpoint)
+    _check_model(config, meta_model, ctx.device)
+    weights = None if read is None else _with_names(read, meta_model)
+    pretrained: Mapping[str, Sequence[int]] = plan.stored.pretrained if plan.stored else {}
     if weights is not None:
-        report, _ = match_weights(outline, weights, grow=config.keep_old)
-        fits_whole = report.is_complete(outline)
+        report, _ = match_weights(meta_model, weights, grow=config.keep_old)
+        pretrained = report.pretrained(meta_model)
     return Sources(
         spec=spec,
         names=names,
         used_classes=list(class_names(opened, single_cls=False)) if config.classes else [],
         fitness=fitness,
         weights=weights,
-        fits_whole=fits_whole,
-        outline=outline,
+        is_complete=all(not pretrained.get(name, [0]) for name, _ in meta_model.named_parameters()),
+        meta_model=meta_model,
         teacher=teacher,
     )
 
@@ -97,18 +97,18 @@ def _with_teacher_and_held_out(
     return hold_out_validation(ctx, config, extended, stored.val_images if stored else [])  # rank 0 chooses new ones
 
 
-def _outline_model(
+def _meta_model(
     config: TrainConfig,
     names: Sequence[str],
     channels: int,
     weights: StoredWeights | None,
     checkpoint: Checkpoint | None,
 ) -> Detector:
-    """Builds the outline of the run's model: the checkpoint's, or that of the settings or weights. Raises UserError if
-    the classes of a checkpoint are not ``names``, in this order, or its weights do not fit its model."""
+    """Builds the run's model on the meta device: the checkpoint's, or that of the settings or weights. Raises UserError
+    if the classes of a checkpoint are not ``names``, in this order, or its weights do not fit its model."""
     if checkpoint is None:
         source = config.model or (model_of(weights) if weights else DEFAULT_MODEL)
-        return outline_detector(source, len(names), names=names, channels=channels)
+        return build_meta_detector(source, len(names), names=names, channels=channels)
     path = checkpoint.path
     stored = checkpoint.description
     difference = class_difference(stored.names, names)
@@ -119,17 +119,17 @@ def _outline_model(
         )
     check_shapes(path, stored.model_spec, stored.names, shapes_of(checkpoint.state.model))
     with errors_of(path):
-        return outline_detector(stored.model_spec, len(names), names=names, channels=channels)
+        return build_meta_detector(stored.model_spec, len(names), names=names, channels=channels)
 
 
-def _check_model(config: TrainConfig, outline: Detector, device: torch.device) -> None:
+def _check_model(config: TrainConfig, meta_model: Detector, device: torch.device) -> None:
     """Raises UserError for a size of images, frozen layers or kernels that the model does not allow."""
-    check_image_size(config.imgsz, outline.stride, min_cells=2)  # batch norm needs more than one image of one cell
-    frozen = layers_to_freeze(outline, config.freeze)
-    rest = [layer for index, layer in enumerate(outline.model) if index not in frozen]
+    check_image_size(config.imgsz, meta_model.stride, min_cells=2)  # batch norm needs more than one image of one cell
+    frozen = layers_to_freeze(meta_model, config.freeze)
+    rest = [layer for index, layer in enumerate(meta_model.model) if index not in frozen]
     if frozen and not any(p.requires_grad for layer in rest for p in layer.parameters()):
         raise UserError(f"{_freeze_flag(config.freeze)}: leaves no layer to train")
-    check_kernels(config, outline, device)
+    check_kernels(config, meta_model, device)
 
 
 def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
@@ -157,10 +157,10 @@ def _freeze_flag(numbers: Sequence[int]) -> str:
     return f"--freeze {' '.join(map(str, numbers))}"
 
 
-def _with_names(weights: StoredWeights, outline: Detector) -> StoredWeights:
+def _with_names(weights: StoredWeights, meta_model: Detector) -> StoredWeights:
     """Returns the weights with the names of their classes, which are assumed or dropped, with a line in the log, if the
     file has none or others than its class layers (`names_for`)."""
-    classes = class_count(outline, weights.shapes)
+    classes = class_count(meta_model, weights.shapes)
     return replace(weights, names=names_for(classes, weights.names, weights.path)) if classes else weights
 
 
@@ -178,7 +178,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan, sources: Sources) -> R
     split without images or with too many bad ones, and if processes have read different data."""
     config = plan.settings.config
     hyp = plan.settings.hyp
-    samples = open_train_samples(ctx, config, hyp, sources.spec, stride=sources.outline.stride)
+    samples = open_train_samples(ctx, config, hyp, sources.spec, stride=sources.meta_model.stride)
     val = open_run_val_reader(ctx, config, hyp, sources.spec)
     sources.fitness.check_objects(val.image_index.ground_truth())
     fingerprint = DataFingerprint.of(samples.sample_index, val.sample_index)

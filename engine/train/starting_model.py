@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from data.loading.build import build_train_sampler
+from data.loading.build import count_train_batches
 from engine.optim.schedule import FEW_STEPS, step_plan
 from engine.train.lr_probe import WeightsProbe, probe_weights
 from engine.train.resume import RunPlan
 from engine.train.sources import RunData, Sources, layers_to_freeze
 from models.detector import Detector, build_detector
+from models.losses.distillation import Teacher
 from models.weights.load import model_of
 from models.weights.origin import RANDOM, origin_of_run, taught_by
 from models.weights.read import StoredWeights
@@ -33,11 +34,7 @@ class StartingModel:
     pretrained: dict[str, tuple[int, ...]]  # rows of new classes, by name of each parameter from weights
     origin: dict[str, str]  # origin of the weights: fields of `models.weights.origin.Origin`
     probe: WeightsProbe | None  # how well the weights of a new run detect its objects; None: not measured
-
-    @property
-    def is_complete(self) -> bool:
-        """True if all parameters come from weights."""
-        return all(self.pretrained.get(name) == () for name, _ in self.model.named_parameters())
+    teacher: Teacher | None  # for the loss of this model
 
 
 def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData) -> StartingModel:
@@ -48,31 +45,39 @@ def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Source
     weights of a run that continues. Raises UserError if processes have read different weights.
     """
     config = plan.settings.config
-    checkpoint = plan.checkpoint
-    if checkpoint is not None:
-        stored = checkpoint.description
-        model = _build(config, sources.outline.spec, sources)
-        check_same_model(ctx, model, list(checkpoint.state.model.values()))
-        pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
-        return StartingModel(model=_on_device(model, ctx), pretrained=pretrained, origin=stored.origin, probe=None)
     weights = sources.weights
-    origin = origin_of_run(weights) if weights else RANDOM
+    stored = plan.stored
+    probe = None
+    origin = RANDOM
+    if plan.checkpoint is not None and stored is not None:
+        model = _build(config, sources.meta_model.spec, sources)
+        pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
+        from_files = list(plan.checkpoint.state.model.values())
+    elif weights is None:
+        model = _build(config, sources.meta_model.spec, sources, remark=", random weights")
+        pretrained = {}
+        from_files = []
+    else:
+        origin = origin_of_run(weights)
+        probe, similar = _probe(ctx, plan, sources, data, weights)
+        spec = model_of(weights, keep_width=True) if similar else sources.meta_model.spec
+        model = _build(config, spec, sources)
+        report = transfer_weights(model, weights, grow=config.keep_old, similar=similar)
+        for line in report.lines():
+            get_logger().info("%s", line)
+        pretrained = report.pretrained(model)
+        state = model.state_dict()
+        from_files = [state[name] for name in pretrained]
     if sources.teacher is not None and config.teacher:
         origin = taught_by(origin, sources.teacher.origin)
-    if weights is None:
-        model = _build(config, sources.outline.spec, sources, remark=", random weights")
-        check_same_model(ctx, model, [])
-        return StartingModel(model=_on_device(model, ctx), pretrained={}, origin=origin._asdict(), probe=None)
-    probe, similar = _probe(ctx, plan, sources, data, weights)
-    spec = model_of(weights, keep_width=True) if similar else sources.outline.spec
-    model = _build(config, spec, sources)
-    report = transfer_weights(model, weights, grow=config.keep_old, similar=similar)
-    for line in report.lines():
-        get_logger().info("%s", line)
-    pretrained = report.pretrained(model)
-    state = model.state_dict()
-    check_same_model(ctx, model, [state[name] for name in pretrained])
-    return StartingModel(model=_on_device(model, ctx), pretrained=pretrained, origin=origin._asdict(), probe=probe)
+    check_same_model(ctx, model, from_files)
+    return StartingModel(
+        model=model.to(ctx.device).to(memory_format=torch.channels_last),
+        pretrained=pretrained,
+        origin=stored.origin if stored else origin._asdict(),
+        probe=probe,
+        teacher=None if sources.teacher is None else sources.teacher.build(sources.spec, model),
+    )
 
 
 def _probe(
@@ -84,12 +89,10 @@ def _probe(
     config = settings.config
     if config.batch_size == FIND_BATCH_SIZE:
         config = replace(config, batch_size=TrainConfig.batch_size)
-    stride = sources.outline.stride
-    epoch_batches = len(build_train_sampler(ctx, config, settings.hyp, data.samples, stride=stride))
-    steps = step_plan(config, epoch_batches)
+    steps = step_plan(config, count_train_batches(config, data.samples))
     needs_similar = steps.planned_steps <= FEW_STEPS and not (config.model or config.keep_old)
-    probe = probe_weights(ctx, settings, weights, data.samples, sources.outline, needs_similar=needs_similar)
-    if probe is None or not probe.similar or sources.fits_whole:
+    probe = probe_weights(ctx, settings, weights, data.samples, sources.meta_model, needs_similar=needs_similar)
+    if probe is None or not probe.similar or sources.is_complete:
         return probe, {}
     length = counted(steps.total, "step")
     get_logger().info("as the run has only %s, it keeps the class layers of %s", length, config.weights)
@@ -109,10 +112,6 @@ def _build(config: TrainConfig, spec: dict, sources: Sources, *, remark: str = "
         freeze_layers(model, layers)
         get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(layers))))
     return model
-
-
-def _on_device(model: Detector, ctx: DistributedContext) -> Detector:
-    return model.to(ctx.device).to(memory_format=torch.channels_last)
 
 
 def freeze_layers(model: Detector, layers: Collection[int]) -> None:

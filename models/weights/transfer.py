@@ -42,11 +42,6 @@ class TransferReport:
         names = (name for name, _ in model.named_parameters() if name not in self.skipped)
         return {name: self.new_rows.get(name, ()) for name in names}
 
-    def is_complete(self, model: Detector) -> bool:
-        """Returns whether all parameters of ``model`` come from the file, whole."""
-        pretrained = self.pretrained(model)
-        return all(pretrained.get(name) == () for name, _ in model.named_parameters())
-
     def lines(self) -> list[str]:
         """Returns lines for the log: tensors that were adapted, copied, skipped (with the reasons), and unused."""
         total = len(self.taken) + len(self.new_rows) + len(self.skipped)

@@ -184,8 +184,7 @@ def choice(
     plan = StepPlan(accumulate=1, per_epoch=steps, epochs=1, is_timed=config.time > 0)
     hyp = Hyperparameters(lr_mult=None)
     probe = probe_weights(ALONE, RunSettings(config, hyp), read_weights(config.weights), dataset, model)
-    because: dict[str, str] = {}
-    return choose_lr_mult(config, hyp, plan, probe, because), because["lr_mult"]
+    return choose_lr_mult(config, hyp, plan, probe)
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:

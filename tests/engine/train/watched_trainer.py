@@ -15,6 +15,7 @@ import torch
 
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
+from engine.optim.build import NOTHING_LOADED
 from engine.optim.schedule import step_plan
 from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch, weights_path
 from engine.train.choices import Choices
@@ -187,9 +188,8 @@ def build(
         amp_dtype=None,
         anchors=None,
         class_weights=None,
-        lr_mult=1.0,
-        new_lr_mult=1.0,
-        because={},
+        loaded=NOTHING_LOADED,
+        reasons={},
     )
     feed = Feed(
         loader=loader,
