@@ -44,9 +44,9 @@ def __getattr__(name: str) -> Any:
 
             return Tiles
     if not name.startswith("_"):
-        from utils.config.aliases import python_hint
+        from utils.config.words import WORDS
 
-        hint = python_hint("package", name)
+        hint = WORDS["package"].get(name)
         if hint:
             # Not an AttributeError, whose message "from lockstep import ..." would hide.
             raise ImportError(f"lockstep has no {name}: {hint}", name=name)

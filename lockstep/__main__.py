@@ -36,7 +36,7 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name in INTERNAL_COMMANDS:
         importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
     else:
-        from utils.config.aliases import MODES
+        from utils.config.words import MODES
 
         hint = f" (lockstep {MODES[name]} does this)" if name in MODES else suggestion(name, COMMANDS)
         raise UserError(f"{name}: no such command{hint}; commands are {', '.join(COMMANDS)}")

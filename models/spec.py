@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from utils.config.aliases import other_task
+from utils.config.words import other_task
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.logger import get_logger, log_when_configured

@@ -25,9 +25,9 @@ from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, det
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.class_names import class_numbers
-from utils.config.aliases import python_hint
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
 from utils.config.values import checked_value, plain_value
+from utils.config.words import WORDS
 from utils.detections import Detections
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -74,7 +74,7 @@ class DetectionSettings:
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             if name not in known:
-                hint = python_hint("argument", name) or f"the settings are {', '.join(known)}"
+                hint = WORDS["argument"].get(name) or f"the settings are {', '.join(known)}"
                 raise UserError(f"{name}={value!r}: unknown{suggestion(name, known) or f'; {hint}'}")
         return replace(self, **{name: keywords[name] for name in known if keywords.get(name) is not None})
 

@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
-from utils.config.aliases import attribute_error
+from utils.config.words import attribute_error
 from utils.drawing.draw import class_colors, draw_boxes, write_image
 from utils.errors import UserError
 from utils.files.safe_io import folder_below, write_whole

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from models.spec import WEIGHTS_SUFFIXES, model_name_hint
-from utils.config.aliases import other_task
+from utils.config.words import other_task
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.url import is_http

@@ -29,7 +29,7 @@ from utils.config.tool_settings import CheckConfig
         ({"export": ["onnx", "pt2"], "device": torch.device("cuda:1")}, "--export onnx pt2 --device cuda:1"),
         ({"lr0": 0.01, "close_mosaic": 3}, "--set lr0=0.01 --set close_mosaic=3"),
         ({"lr_mult": None, "epochs": None}, "--set lr_mult=null"),  # null is a value of lr_mult only
-        ({"resume": False, "pretrained": False, "half": False}, ""),
+        ({"resume": False, "pretrained": False, "half": False, "visualize": False, "evolve": None, "save": True}, ""),
         ({"imgsz": (320, 320), "val": False}, "--imgsz 320 --val-every 0"),
     ],
 )  # fmt: skip

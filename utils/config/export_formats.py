@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.config.words import WORDS
 from utils.errors import UserError
 
 
@@ -60,20 +61,13 @@ EXPORT_FORMATS = {
         title="TFLite",
     ),
 }
-# What makes a file of another format from one that export.py writes.
-_OTHER_FORMATS = {
-    "engine": "export onnx, then trtexec --onnx=best.onnx --saveEngine=best.engine",
-    "saved_model": "export onnx, then onnx2tf -i best.onnx",
-    "tflite": "--format litert writes TFLite files",
-    "coreml": "export pt2, then docs/export.md (Other formats)",
-}
 
 
 def refuse_other_formats(value: Any, location: str) -> Any:
     """Returns the names of formats unchanged. Raises UserError for those of other programs, with what makes them."""
     for name in value if isinstance(value, list) else [value]:
-        if isinstance(name, str) and name in _OTHER_FORMATS:
-            raise UserError(f"{location} {name}: {_OTHER_FORMATS[name]}")
+        if isinstance(name, str) and name in WORDS["format"]:
+            raise UserError(f"{location} {name}: {WORDS['format'][name]}")
     return value
 
 

@@ -1,7 +1,7 @@
 """Reads the settings of a command from the words of a command line or the keywords of a Python function.
 
 A command line has a flag for each field of the command's dataclass (utils/config/settings.py), and hidden ones for the
-words of other programs (aliases.py). Each value is converted and checked by the type and the bounds of its field
+words of other programs (words.py). Each value is converted and checked by the type and the bounds of its field
 (`utils.config.values.checked_setting`).
 """
 
@@ -19,14 +19,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
-from utils.config.aliases import foreign_flags, settings_of, switch_value, yolo_answer
 from utils.config.commands import command_of
-from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name
-from utils.config.settings import FIRST_SETTINGS, HYPERPARAMETERS, TOPICS, Hyperparameters, default_of, field_by_alias
+from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name, words_of_settings
+from utils.config.settings import (
+    FIRST_SETTINGS,
+    HYPERPARAMETERS,
+    TOPICS,
+    Hyperparameters,
+    TrainConfig,
+    default_of,
+    field_by_alias,
+)
 from utils.config.values import checked_setting, plain_value
-from utils.errors import UserError, all_mistakes
+from utils.config.words import LEFT_OUT, MODES, WORDS
+from utils.errors import Mistakes, UserError, all_mistakes
 from utils.files.address import as_address, full_address
-from utils.schema import DataclassT, build, suggestion, type_of
+from utils.schema import DataclassT, build, hints_of, parse_hint, suggestion, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -50,9 +58,6 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     if len(argv) == 1 and argv[0].startswith("@{"):
         stored = {name: _with_addresses(value, as_address) for name, value in json.loads(argv[0][1:]).items()}
         return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
-    answer = yolo_answer(command_of(cls).name, argv)
-    if answer:
-        raise UserError(answer)
     end = argv.index("--") if "--" in argv else len(argv)  # from there on, no word is a flag
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv[:end]), *argv[end:]]
 
@@ -128,9 +133,85 @@ def parse_keywords(
     return ParsedCommand(cls(**values), frozenset(values))
 
 
+def settings_of(
+    cls: type[DataclassInstance], name: str, value: Any, *, location: str = "", is_keyword: bool = False
+) -> dict[str, Any]:
+    """Returns the settings and hyper-parameters that a name and a value set, by our names, converted and checked.
+
+    Args:
+        cls: the settings of a command.
+        name: ours, an alias, or a name of another program. A switch of the latter that is given as false, where only
+            true has a meaning here, or the other way round, asks for nothing.
+        value: any value of Python, or text. None sets what can be null, and nothing else.
+        location: the name in messages, if it is another one.
+        is_keyword: only keywords are known (`utils.config.settings.setting`).
+
+    Raises UserError that begins with the name for an unknown one and a wrong value.
+    """
+    location = location or name
+    plain = plain_value(location, value)
+    switches = _switches(cls)
+    as_given = (name, plain is not None and plain is not False)
+    if as_given in switches and isinstance(plain, bool):
+        field, setting = switches[as_given]
+        return {field: setting}
+    fields = {**_hyperparameters(cls), **field_by_alias(cls)}
+    if is_keyword:
+        fields = {known: field for known, field in fields.items() if field.metadata["is_keyword"]}
+    if name in fields:
+        name = fields[name].name
+        owner = cls if name in cls.__dataclass_fields__ else Hyperparameters
+        if plain is None and not parse_hint(hints_of(owner)[name]).is_optional:
+            return {}
+        return {name: checked_setting(owner, name, plain, location)}
+    answers = _answers(cls)
+    answer = answers.get(as_given, "")
+    if answer.startswith(LEFT_OUT):
+        from utils.logger import log_when_configured  # imports logging, which --help does not need
+
+        log_when_configured(f"{location}: {answer}")
+        return {}
+    is_opposite = isinstance(plain, bool | None) and (name, not as_given[1]) in {**switches, **answers}
+    if is_opposite and not answer:
+        return {}
+    raise UserError(f"{location}: {answer or f'unknown{suggestion(name, fields, 0.75)}'}")
+
+
+def switch_value(text: str) -> Any:
+    """Returns the value of a word that is true, false or none, and other words unchanged."""
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def _switches(cls: type[DataclassInstance]) -> dict[tuple[str, bool], tuple[str, Any]]:
+    """Returns the setting, and its value, that each switch of another program sets, given as true or as false."""
+    return {
+        _as_given(word): (field.name, value)
+        for field in dataclasses.fields(cls)
+        for word, value in field.metadata["words"].items()
+    }
+
+
+def _answers(cls: type[DataclassInstance]) -> dict[tuple[str, bool], str]:
+    """Returns what to write instead of the flags of other programs, given as true or as false."""
+    texts = {**WORDS["flag"], **WORDS.get(command_of(cls).name, {})}
+    return {_as_given(word): text for word, text in texts.items()}
+
+
+def _as_given(word: str) -> tuple[str, bool]:
+    """Splits ``save=False`` into its name and value; ``save`` alone is true."""
+    name, _, value = word.partition("=")
+    return name, value != "False"
+
+
+def _hyperparameters(cls: type) -> dict[str, dataclasses.Field]:
+    """Returns the hyper-parameters of a command that trains, by their names and aliases."""
+    return field_by_alias(Hyperparameters) if issubclass(cls, TrainConfig) else {}
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
+    settings: type[DataclassInstance]  # of the command
     own_flags: Sequence[str] = ()  # those that are suggested
 
     def unknown_message(self, words: Sequence[str]) -> str:
@@ -139,26 +220,28 @@ class Parser(argparse.ArgumentParser):
         if flags:  # other words are probably their values
             descriptions = [as_address(flag) + self._nearest(flag.partition("=")[0]) for flag in flags]
             return f"unrecognized arguments: {', '.join(descriptions)}"
-        answers = [answer for word in words if (answer := self._setting_answer(word))]
-        if answers:
-            return "; ".join(answers)
+        if words[0] in (*MODES, "detect", "resume"):
+            return "modes are programs, and settings are flags: docs/migration.md has the yolo command's lines and ours"
+        answer = self._settings_answer(words)
+        if answer:
+            return answer
         shown = f"{' '.join(map(as_address, words[:3]))}{' ...' if len(words) > 3 else ''}"
         return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
 
-    def _setting_answer(self, word: str) -> str:
-        """Returns what to write instead of ``conf=0.3``, as in the yolo command; "" for other words."""
-        name, _, value = word.partition("=")
-        flag = f"--{name.replace('_', '-')}"
-        action = self._option_string_actions.get(flag)
-        if action is None or not value:
-            return ""
-        if isinstance(action, _ForeignFlag):
-            try:
-                action(self, argparse.Namespace(), value, flag)
-            except UserError as error:
-                return str(error)
-        is_switch = switch_value(value) is True
-        return f"{word}: settings are flags; write {flag}{'' if is_switch else f' {shlex.quote(value)}'}"
+    def _settings_answer(self, words: Sequence[str]) -> str:
+        """Returns what to write instead of ``conf=0.3 persist=True``; "" for other words."""
+        settings: dict[str, Any] = {}
+        mistakes = Mistakes()
+        for word in words:
+            name, separator, text = word.partition("=")
+            if separator and name.isidentifier():
+                with mistakes.collecting():
+                    given = settings_of(self.settings, name, switch_value(text))
+                    if not given:
+                        raise UserError(f"leave out {word}")
+                    settings |= given
+        line = [f"settings are flags; write {shlex.join(words_of_settings(settings))}"] if settings else []
+        return "; ".join([*line, *mistakes.messages])
 
     def _nearest(self, flag: str) -> str:
         """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
@@ -241,8 +324,10 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
             is_shown = shows_all or field.name in FIRST_SETTINGS.split()
             help_text = field.metadata["help"] if is_shown else argparse.SUPPRESS
             _add_flag(group, field, cls, help_text)
+    parser.settings = cls
     parser.own_flags = list(parser._option_string_actions)
-    for flag in map(flag_name, foreign_flags(cls)):
+    foreign = dict.fromkeys([name for name, _ in (*_switches(cls), *_answers(cls))] + [*_hyperparameters(cls)])
+    for flag in map(flag_name, foreign):
         if flag not in parser.own_flags:
             parser.add_argument(flag, action=_ForeignFlag, settings=cls, dest=argparse.SUPPRESS)
     return parser

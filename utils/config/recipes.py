@@ -10,25 +10,11 @@ from typing import Any
 
 from utils.config.flags import flag_name
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig, field_by_alias
+from utils.config.words import ONLY_YOLOV5, YOLOV5_RECIPE
 from utils.config.yaml_files import load_yaml, parse_yaml_value
 from utils.errors import UserError, all_mistakes
 from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
-
-# Keys of YOLOv5's files of hyper-parameters that do not exist here, or have another scale, with their usual values, or
-# None for any value. A file with one of the first three is YOLOv5's.
-_ONLY_YOLOV5 = ("fl_gamma", "iou_t", "obj_pw")
-_YOLOV5_HYPERPARAMETERS: dict[str, float | None] = {
-    "fl_gamma": 0,
-    "iou_t": None,
-    "obj_pw": 1,
-    "cls_pw": 1,
-    "box": 0.05,
-    "cls": 0.5,
-    "obj": 1,
-    "anchors": None,
-    "copy_paste": 0,
-}
 
 
 def hyperparameters_from(
@@ -38,10 +24,10 @@ def hyperparameters_from(
     log line to ``lines`` that names values without effect. Raises UserError that lists the mistakes."""
     values = load_yaml(path) if path else {}
     with all_mistakes() as mistakes:
-        if isinstance(values, dict) and any(key in values for key in _ONLY_YOLOV5):
+        if isinstance(values, dict) and any(key in values for key in ONLY_YOLOV5):
             left_out = []
-            for key in [key for key in _YOLOV5_HYPERPARAMETERS if key in values]:
-                if _YOLOV5_HYPERPARAMETERS[key] in (None, values.pop(key)):
+            for key in [key for key in YOLOV5_RECIPE if key in values]:
+                if YOLOV5_RECIPE[key] in (None, values.pop(key)):
                     left_out.append(key)
                 else:
                     mistakes.add(

@@ -73,6 +73,7 @@ def setting(
     help: str,
     factory: Callable[[], Any] | Any = MISSING,
     aliases: tuple[str, ...] = (),
+    words: Mapping[str, Any] | None = None,
     const: Any = None,
     flag: Mapping[str, Any] | None = None,
     convert: Callable[[Any, str], Any] | None = None,
@@ -88,6 +89,7 @@ def setting(
         default, factory: as in ``dataclasses.field``; with neither, the setting is required: text that is not blank.
         bounds: the allowed values. Strings that are logged in one line must have ``is_line``.
         aliases: other names of the flag.
+        words: switches of other programs, and the value that each sets: {"noval": 0}; or as given, {"val=False": 0}.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
         flag: arguments for argparse that do not follow from the others.
         convert: a function that is given what the user has written, and its name for a UserError, and returns what is
@@ -104,6 +106,7 @@ def setting(
         "help": help,
         "bounds": bounds._replace(is_filled=True) if is_required else bounds,  # --weights="$W" of a script without W
         "aliases": aliases,
+        "words": words or {},
         "const": const,
         "flag": flag or {},
         "convert": convert,
@@ -143,6 +146,7 @@ def _tracker_name(value: Any, _location: str) -> Any:
 
 
 # YOLOv5 and YOLOv7 take --img 640 640.
+_AMP_WORDS = {"half": "fp16", "amp=True": "auto", "amp=False": "off"}
 _IMGSZ: dict[str, Any] = {"aliases": IMGSZ_ALIASES, "flag": {"nargs": "+"}, "convert": _one_side}
 
 
@@ -281,7 +285,7 @@ class _DetectionsConfig(_RunConfig):
         Bounds(1, MAX_CANDIDATES),
         help="maximum number of detections per image or, with tiles, per tile",
     )
-    amp: str = setting("off", Bounds(choices=AMP_TYPES), help="autocast type")
+    amp: str = setting("off", Bounds(choices=AMP_TYPES), words=_AMP_WORDS, help="autocast type")
     tile: int | None = setting(
         None, Bounds(0), help="cut images into overlapping tiles of n x n pixels; 0: off; default: as in training"
     )
@@ -314,7 +318,9 @@ class DataFlags(LossLimit, _RunConfig):
         scope="machine",
         on_resume="machine",
     )
-    plots: bool = setting(True, help="write plots and report.html", scope="run", on_resume="extends")
+    plots: bool = setting(
+        True, words={"noplots": False}, help="write plots and report.html", scope="run", on_resume="extends"
+    )
     stage: str = setting(
         "",
         help="copy the data to this folder on each node's local disk first; may contain {node_rank}",
@@ -390,6 +396,7 @@ class TrainConfig(DataFlags):
         "none",
         Bounds(choices=("none", "ram", "disk")),
         const="ram",
+        words={"cache_images": "ram"},
         help="keep decoded images, one copy per node",
         scope="run",
         on_resume="machine",
@@ -403,13 +410,20 @@ class TrainConfig(DataFlags):
         0.0, Bounds(0, 0.9), const=0.5, help="vary the image size between steps by up to +- this fraction of --imgsz"
     )
     quad: bool = setting(False, help="merge some groups of four images into one image of twice the side")
-    optimizer: str = setting("auto", Bounds(choices=("auto", "SGD", "Adam", "AdamW", "Muon")), help="optimizer")
-    cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
+    optimizer: str = setting(
+        "auto", Bounds(choices=("auto", "SGD", "Adam", "AdamW", "Muon")), words={"adam": "Adam"}, help="optimizer"
+    )
+    cos_lr: bool = setting(
+        False, words={"linear_lr": False}, help="decay the learning rate by a cosine instead of linearly"
+    )
     nominal_batch: int = setting(
         0, Bounds(0), aliases=("--nbs",), help="images over which a step accumulates gradients; 0: one batch"
     )
     amp: str = setting(
-        "auto", Bounds(choices=AMP_TYPES), help="autocast type; auto: bf16 if supported, fp16 on older GPUs"
+        "auto",
+        Bounds(choices=AMP_TYPES),
+        words=_AMP_WORDS,
+        help="autocast type; auto: bf16 if supported, fp16 on older GPUs",
     )
     compile: bool = setting(
         False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed", on_resume="machine"
@@ -459,8 +473,13 @@ class TrainConfig(DataFlags):
         scope="run",
         on_resume="command",
     )
-    val_every: int = setting(1, Bounds(0), help="validate every n epochs and at the end; 0: at the end only")
-    autoanchor: bool = setting(True, help="refit anchors that fit the boxes badly")
+    val_every: int = setting(
+        1,
+        Bounds(0),
+        words={"noval": 0, "val=False": 0},
+        help="validate every n epochs and at the end; 0: at the end only",
+    )
+    autoanchor: bool = setting(True, words={"noautoanchor": False}, help="refit anchors that fit the boxes badly")
     export: list[str] = setting(
         factory=list,
         bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
@@ -579,7 +598,7 @@ class DetectConfig(_DetectionsConfig):
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection, with a margin")
-    nosave: bool = setting(False, help="do not write annotated images and videos")
+    nosave: bool = setting(False, words={"save=False": True}, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print only the summary and errors")
     view_img: bool = setting(False, aliases=("--show",), help="show results in a window")
     line_thickness: int = setting(

@@ -32,7 +32,7 @@ class CheckConfig:
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core")
     json: bool = setting(False, help="print all issues as JSON, and nothing else", is_keyword=False)
     out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...")
-    plots: bool = setting(True, help="write report.html")
+    plots: bool = setting(True, words={"noplots": False}, help="write report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class KfoldConfig(TrainConfig):
         is_path=True,
     )
     near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
-    plots: bool = setting(False, help="write plots for each training", scope="run")
+    plots: bool = setting(False, words={"noplots": False}, help="write plots for each training", scope="run")
     project: str = setting("runs/kfold", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
 
 

@@ -327,8 +327,8 @@ def test_images_of_kinds_that_are_not_read_are_counted(weights, pictures, tmp_pa
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["conf=0.3"], "write --conf 0.3"),
-        (["half=True"], "write --half"),
+        (["conf=0.3"], "write --conf-thres 0.3"),
+        (["half=True"], "write --amp fp16"),
         (["--wandb"], "train.py --tracker wandb"),
         (["persist=True"], "leave it out: a track lasts as long as its video"),
     ],
