@@ -1,26 +1,32 @@
-"""What to do next: a table of conditions, each with its sentence and the command line that does it."""
+"""What to do next: a table of conditions, each with its sentence and the command line that does it. A run that begins
+logs what is known then; its report, and that of a validation, show what follows from the result."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.dataset.spec import DEMO
+from data.index.index import DatasetIndex
 from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, LOCATION, MISSED
 from engine.optim.schedule import enough_epochs, few_steps_warning, random_weights_warning, step_plan
 from engine.report.summary import LARGEST_ADVISED, MIN_COST, Subject, Validated, imgsz_for_boxes, small_boxes
+from models.detector import Detector
+from utils.class_names import class_key
 from utils.config.commands import COMMANDS
 from utils.config.flags import words_of_settings
 from utils.config.settings import TrainConfig, changed_settings
-from utils.strings import counted
+from utils.strings import counted, listed
 
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
-MIN_RISE = 0.005  # of AP in the last third of a run, that more epochs may continue
+# Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Once a run has
+# stopped rising, its epochs differ by some 0.01, and the means of thirds by less.
+MIN_RISE = 0.01
 _AGAINST_ERRORS = {
     CLASS: "compare the labels of the confused classes, and add images of them",
     LOCATION: "check that labels are tight and consistent",
@@ -36,9 +42,11 @@ class Facts:
     """What is known when advice is given."""
 
     subject: Subject
-    history: Mapping[str, np.ndarray]  # the columns of results.csv, float64 (epochs,)
-    validated: Validated | None  # None: before a validation
     folder: Path  # of the run or the validation
+    history: Mapping[str, np.ndarray] = field(default_factory=dict)  # the columns of results.csv, float64 (epochs,)
+    validated: Validated | None = None  # None: before a validation
+    weights_names: Sequence[str] = ()  # classes of the weights from which a run begins; empty: not known
+    model: Detector | None = None  # of a run that begins
 
     @property
     def run(self) -> TrainConfig | None:
@@ -92,6 +100,25 @@ def _small_boxes(facts: Facts) -> str:
     return "" if subject.train is None else small_boxes(subject.train, imgsz=subject.imgsz, stride=subject.stride)
 
 
+def _unlearned_classes(facts: Facts) -> str:
+    """Classes that the weights and the data set name and no training image labels are background to the loss."""
+    run = facts.run
+    train = facts.subject.train
+    if run is None or run.keep_old or train is None:
+        return ""
+    known = {class_key(name) for name in facts.weights_names}
+    labeled = _labeled_classes(train)
+    ignored = train.names_ignored_everywhere()
+    unlearned = [name for name in train.names if class_key(name) in known and name not in (*labeled, *ignored)]
+    if not unlearned:
+        return ""
+    return f"no training image labels {listed(unlearned)}, known to {run.weights}: training will unlearn them"
+
+
+def _labeled_classes(train: DatasetIndex) -> list[str]:
+    return [name for name, boxes in zip(train.names, train.boxes_per_class(len(train.names))) if boxes]
+
+
 def _largest_error(facts: Facts) -> str:
     return _AGAINST_ERRORS.get(facts.largest_error, "")
 
@@ -109,9 +136,8 @@ def _still_rising(facts: Facts) -> str:
     is_complete = subject.epochs > 0 and len(facts.history.get("epoch", ())) >= subject.epochs
     if not is_complete or not third or _few_steps(facts):
         return ""
-    rise = float(fitness[-third:].max() - fitness[:-third].max())
-    error = 0.0 if facts.validated is None else float(np.nan_to_num(facts.validated.ap_error))
-    return subject.fitness.name if rise > max(MIN_RISE, 2 * error) else ""
+    rise = fitness[-third:].mean() - fitness[-2 * third : -third].mean()
+    return subject.fitness.name if rise > MIN_RISE else ""
 
 
 def _overfits(facts: Facts) -> str:
@@ -136,11 +162,12 @@ def _data_wait(facts: Facts) -> str:
 
 
 def _train_command(facts: Facts, **changes: Any) -> str:
-    """Returns the command line of the run with other settings, which begins a new one."""
+    """Returns the command line that has begun the run, with other settings: it begins a new one."""
     run = facts.run
     if run is None:
         return ""
-    settings = {"data": run.data} | changed_settings(run) | changes
+    command = facts.subject.command or run
+    settings = {"data": command.data} | changed_settings(command) | changes
     for name in ("resume", "exist_ok"):
         settings.pop(name, None)
     words = words_of_settings({name: value for name, value in settings.items() if name not in changes or value != ""})
@@ -163,6 +190,14 @@ def _larger_images(facts: Facts) -> str:
     assert subject.train is not None, "the sides of its boxes are known"
     imgsz = imgsz_for_boxes(subject.train, imgsz=subject.imgsz, stride=subject.stride)
     return _train_command(facts, imgsz=imgsz) if imgsz <= LARGEST_ADVISED else ""
+
+
+def _kept_classes(facts: Facts) -> str:
+    train = facts.subject.train
+    model = facts.model
+    if train is None or model is None or not model.head.distills:  # there is no teacher for other heads
+        return ""
+    return _train_command(facts, keep_old=True, classes=_labeled_classes(train), freeze=[len(model.model) - 1])
 
 
 def _against_largest_error(facts: Facts) -> str:
@@ -200,6 +235,7 @@ ADVICE: tuple[tuple[Callable[[Facts], str], str, Callable[[Facts], str]], ...] =
     (_few_steps, "Train longer: {}.", _longer_run),
     (_random_weights, "Start from weights: {}.", _from_weights),
     (_small_boxes, "Use larger images: {}.", _larger_images),
+    (_unlearned_classes, "Keep what the weights know: {}.", _kept_classes),
     (_largest_error, "Against the largest error: {}.", _against_largest_error),
     (_contradicted_labels, "Check {} that the model contradicts, below.", _check_labels),
     (_still_rising, "{} was still rising: train longer.", _more_epochs),

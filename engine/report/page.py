@@ -116,7 +116,7 @@ class ReportPage:
             charts=training,
             timings=others,
             validation=self._validation,
-            advice=advise(Facts(subject, history, self._validated, self._folder)),
+            advice=advise(Facts(subject, self._folder, history, self._validated)),
             data=self._data,
             files=_files_table(history, subject.best_epoch),
             settings=_settings_table(subject.config, subject.hyp),
@@ -173,7 +173,7 @@ class ReportPage:
         pairs = confused_pairs(result.confusion)
         pair_rows: list[list[str | float]]
         pair_rows = [[names[t], names[p], n, float(n / totals[t])] for n, p, t in pairs[:MAX_PAIRS]]
-        return Validated(result, errors, error, len(label_errors)), {
+        return Validated(result, errors, len(label_errors)), {
             "facts": _facts(result, error, subject.config),
             "verdict": list(verdict(evaluation, names)),
             "sentences": list(error_sentences(result, errors, names)),

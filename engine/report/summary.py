@@ -58,6 +58,7 @@ class Subject:
     fitness: Fitness = Fitness("AP", "AP")
     batches: int = 0  # per epoch; 0 for the validation of a checkpoint
     best_epoch: int = -1  # of best.pt, see `Progress`; -1: none
+    command: TrainConfig | None = None  # the settings that have begun the run, some of them open; None: ``config``
 
     @property
     def epochs(self) -> int:
@@ -71,7 +72,6 @@ class Validated:
 
     result: EvalResult
     errors: ErrorSplit  # of the detections above the threshold
-    ap_error: float  # standard error of AP; nan: unknown
     label_errors: int  # labels that the model contradicts
 
 

@@ -216,6 +216,7 @@ class RunDescription:
     new_lr_mult: float  # see `engine.optim.build.LoadedParameters`
     class_weights: list[float] = field(default_factory=list)  # in the loss; empty: all are equal
     origin: dict[str, str]  # see `models.weights.origin.Origin`
+    command: TrainConfig | None = None  # settings that have begun the run, some of them open
     # Path of the model that teaches it, sha256 of its tensors; empty: none. best.pt leaves it out.
     teacher: dict[str, str] = field(default_factory=dict)
 
@@ -340,7 +341,7 @@ class Checkpoint:
                 f"{path}: written by an earlier version, whose runs cannot continue; start a new one with "
                 f"--weights {shlex.quote(str(path))}"
             )
-        for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
+        for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters), ("command", TrainConfig)):
             if name in content:  # a setting of another version of this program is not reported as damage
                 content[name] = build(settings, content[name], f"{path}: {name}")
         with all_mistakes() as mistakes:

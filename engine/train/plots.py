@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.index.index import DatasetIndex
-from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult
 from engine.report.images import draw_batch, write_preview
 from engine.report.page import ReportPage, machine_facts
 from engine.report.summary import Subject
 from engine.train.hooks import TensorBoard
 from engine.train.resume import WorkLeft
-from engine.train.trainer import Epoch, Hook, Trainer
+from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
 from utils.drawing.draw import write_image
 from utils.errors import first_line
 from utils.logger import get_logger
@@ -33,46 +31,24 @@ TIME_BUDGET = 0.05  # largest fraction of the run's time that is spent after epo
 
 class Plots(Hook):
     """Draws the plots: the first batches of a run as they are trained on, the rest after epochs. A plot that fails, as
-    on a full disk, causes only a warning.
-
-    Args:
-        val: the split that is validated.
-        fitness: decides the best epoch.
-        tensorboard: also receives the pictures.
-    """
+    on a full disk, causes only a warning. ``tensorboard`` also receives the pictures."""
 
     on_rank_0 = True
 
-    def __init__(self, val: DatasetIndex, fitness: Fitness, tensorboard: TensorBoard) -> None:
-        self._val = val
-        self._fitness = fitness
+    def __init__(self, tensorboard: TensorBoard) -> None:
         self._tensorboard = tensorboard
         self._warnings: set[str] = set()  # warnings that have been logged
         self._is_current = False  # the report shows the newest epoch
 
     def start(self, trainer: Trainer) -> None:
         run = trainer.run
-        model = trainer.step.ema.module
         self._folder = run.folder
         self._table = trainer.checkpointer.table
-        self._names = model.names
+        self._names = trainer.step.ema.module.names
         self._drawing = TimeBudget(self._draw, TIME_BUDGET)
-        subject = Subject(
-            title=f"Training run {run.folder.name}",
-            config=run.config,
-            hyp=run.hyp,
-            machine=machine_facts(trainer.ctx),
-            imgsz=run.config.imgsz,
-            stride=model.stride,
-            train=trainer.loader.index,
-            validated=self._val,
-            split="val",
-            fitness=self._fitness,
-            batches=len(trainer.loader),
-        )
         is_continued = trainer.progress.updates > 0
         keeps_page = is_continued and run.work_left is WorkLeft.STEPS  # otherwise there may be no validation to show
-        self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
+        self._page = ReportPage(run.folder, subject_of(run), keeps_earlier=keeps_page)
         self._next_batch = PICTURED_BATCHES if is_continued else 0
         if not is_continued:
             with self._failing_with_warning("report.html"):
@@ -126,6 +102,25 @@ class Plots(Hook):
             if warning not in self._warnings:
                 get_logger().warning("%s", warning)
             self._warnings.add(warning)
+
+
+def subject_of(run: TrainingRun) -> Subject:
+    """Returns what a report says of a run."""
+    feed = run.feed
+    return Subject(
+        title=f"Training run {run.folder.name}",
+        config=run.config,
+        command=run.description.command,
+        hyp=run.hyp,
+        machine=machine_facts(run.ctx),
+        imgsz=run.config.imgsz,
+        stride=run.step.ema.module.stride,
+        train=feed.loader.index,
+        validated=feed.val_loader.index,
+        split="val",
+        fitness=feed.fitness,
+        batches=len(feed.loader),
+    )
 
 
 class TimeBudget:

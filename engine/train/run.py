@@ -23,15 +23,15 @@ from engine.export.parity import try_export
 from engine.optim.build import RULES
 from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.train.advice import advise
+from engine.report.advice import Facts, advise
 from engine.train.callbacks import UserCallbacks
-from engine.train.check_settings import check_settings
+from engine.train.check_settings import check_settings, unused_settings
 from engine.train.checkpoint import Checkpointer, RunDescription
 from engine.train.choices import Choices, decide
 from engine.train.control import RunControl
 from engine.train.folder import claim_folder
 from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
-from engine.train.plots import Plots
+from engine.train.plots import Plots, subject_of
 from engine.train.progress_bar import ProgressBar
 from engine.train.resume import RunPlan, WorkLeft, restore_run
 from engine.train.scoring import LocalScorer, RemoteScorer, Scorer
@@ -114,9 +114,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         scorer=build_scorer(ctx, plan, sources, choices, feed, step, folder=folder, stack=stack),
     )
     if plan.work_left is WorkLeft.STEPS:
-        log_choices(run)
-        if ctx.is_main:
-            advise(run, sources, data)
+        log_start(run, sources)
     return Trainer(run, hooks=build_hooks(run, sources, user_hooks, stack))
 
 
@@ -248,6 +246,7 @@ def describe_run(
         pretrained={name: list(rows) for name, rows in start.pretrained.items()},
         new_lr_mult=choices.loaded.new_lr_mult,
         class_weights=[] if weights is None else weights.tolist(),
+        command=plan.stored.command if plan.stored else plan.settings.config,
         origin=start.origin,
         teacher={"path": teacher.path, "sha256": teacher.sha256} if teacher else {},
     )
@@ -287,7 +286,7 @@ def build_hooks(run: TrainingRun, sources: Sources, user_hooks: UserHooks, stack
     hooks.append(tensorboard)
     hooks += user_hooks.trackers
     if config.plots:
-        hooks.append(Plots(feed.val_loader.index, feed.fitness, tensorboard))
+        hooks.append(Plots(tensorboard))
     hooks += user_hooks.callbacks
     if config.patience:
         hooks.append(EarlyStopping(feed.fitness.name))
@@ -298,6 +297,21 @@ def build_hooks(run: TrainingRun, sources: Sources, user_hooks: UserHooks, stack
     for hook in here:
         stack.callback(hook.close)
     return here
+
+
+def log_start(run: TrainingRun, sources: Sources) -> None:
+    """Logs what the run has chosen, which of its settings have no effect, and what is advised."""
+    log_choices(run)
+    log = get_logger()
+    if not run.ctx.is_main:
+        return
+    model = run.step.ema.module
+    for line in unused_settings(run.ctx, run.choices.settings, model, tile=sources.spec.tile):
+        log.warning("%s", line)
+    if run.started_from is None:
+        names = sources.weights.names or () if sources.weights else ()
+        for advice in advise(Facts(subject_of(run), run.folder, weights_names=names, model=model)):
+            log.warning("%s", " ".join(filter(None, advice)))
 
 
 def log_choices(run: TrainingRun) -> None:

@@ -22,6 +22,7 @@ from utils.config.settings import TrainConfig, ValConfig
 
 FOLDER = Path("my runs")
 RISING = {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
+LEVEL = {"metrics/AP": [0.1, 0.5, 0.62, 0.61, 0.62, 0.61]}
 OVERFITTED = {"train/x": [3, 2.5, 2, 1.5, 1.2, 1], "val/x": [3, 2.5, 2, 2, 2.2, 2.5]}
 
 
@@ -34,7 +35,7 @@ def advised(
     costs: dict[int, float] | None = None,
     batches: int = 0,
     settings: dict[str, Any] | None = None,
-    ap_error: float = np.nan,
+    command: dict[str, Any] | None = None,
     label_errors: int = 0,
 ) -> list[Advice]:
     """Returns the advice about a run of ``epochs`` (0: about a validation), of which nothing else is known."""
@@ -54,10 +55,11 @@ def advised(
         split="val",
         batches=batches,
         best_epoch=2,
+        command=None if command is None else TrainConfig(data="my set.yaml", weights="a.pt", epochs=epochs, **command),
     )
-    known = Validated(result or scored(9, 9), errors_of(costs or {}, {}), ap_error, label_errors)
-    is_validated = result is not None or costs is not None or label_errors > 0 or not np.isnan(ap_error)
-    return advise(Facts(subject, columns, known if is_validated else None, FOLDER))
+    known = Validated(result or scored(9, 9), errors_of(costs or {}, {}), label_errors)
+    is_validated = result is not None or costs is not None or label_errors > 0
+    return advise(Facts(subject, FOLDER, columns, known if is_validated else None))
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,13 @@ def advised(
         ),
         ({"epochs": 4, "costs": {MISSED: 0.2}}, "larger images", {"imgsz": 640}),
         ({"label_errors": 3}, "3 labels", {"data": "my set.yaml", "weights": "best.pt"}),
-        (
-            {"epochs": 6, "history": RISING, "ap_error": 0.02},
-            "AP was still rising",
-            {"resume": "my runs/last.pt", "epochs": 12},
-        ),
+        ({"epochs": 6, "history": RISING}, "AP was still rising", {"resume": "my runs/last.pt", "epochs": 12}),
         ({"epochs": 6, "history": OVERFITTED}, "smaller model", None),
+        (
+            {"epochs": 4, "batches": 9, "command": {"imgsz": 160}, "settings": {"imgsz": 160, "optimizer": "Muon"}},
+            "Train longer",
+            {"epochs": 12, "imgsz": 160, "optimizer": "auto"},
+        ),
         (
             {"epochs": 3, "history": {"speed/data_wait": [0.3, 0.4, 0.3]}, "settings": {"override": ["lr0=0.1"]}},
             "30% of the time",
@@ -109,7 +112,7 @@ def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, comma
     "given",
     [
         {},
-        {"epochs": 6, "history": RISING, "ap_error": 0.2},  # it rises by no more than chance
+        {"epochs": 6, "history": LEVEL},  # it rises by no more than chance
         {"epochs": 7, "history": RISING},  # it has not ended
         {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}},
         {"epochs": 6, "history": OVERFITTED | {"val/x": [3, 2.5, 2, 1.9, 1.8, 1.7]}},

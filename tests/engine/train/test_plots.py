@@ -57,9 +57,9 @@ def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, cap
         monkeypatch.setattr(plots, name, fail)
     monkeypatch.setattr(plots, "draw_batch", lambda *_: np.zeros((4, 4, 3), np.uint8))
     monkeypatch.setattr(plots.ReportPage, "write", lambda *_: None)
-    hook = plots.Plots(None, None, Mock())
+    monkeypatch.setattr(plots, "subject_of", Mock())
+    hook = plots.Plots(Mock())
     trainer = build(folder=tmp_path)
-    trainer.loader.index = None
     hook.start(trainer)
     monkeypatch.setattr(plots.ReportPage, "write", fail)
     trainer.batches = [make_batch(2)]
