@@ -24,8 +24,8 @@ from utils.config.settings import TrainConfig, changed_settings
 from utils.strings import counted, listed
 
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
-# Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Once a run has
-# stopped rising, its epochs differ by some 0.01, and the means of thirds by less.
+# Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Once a run no
+# longer rises, its epochs differ by some 0.01, and the means of thirds by less.
 MIN_RISE = 0.01
 _AGAINST_ERRORS = {
     CLASS: "compare the labels of the confused classes, and add images of them",

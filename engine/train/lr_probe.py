@@ -114,7 +114,7 @@ def probe_weights(
     scores = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
     if not len(scores.objects):
         return WeightsProbe(config.weights, math.nan, "no object in the images examined")
-    details = f"mean score {scores.mean:.3f} of {counted(len(scores.objects), 'object')}"
+    details = f"{counted(len(scores.objects), 'object')}, mean confidence {scores.mean:.2f}"
     similar = scores.similar_classes() if needs_similar else {}
     return WeightsProbe(config.weights, scores.mean, details, similar)
 

@@ -49,12 +49,14 @@ def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Source
     stored = plan.stored
     probe = None
     origin = RANDOM
+    lines = []
     if plan.checkpoint is not None and stored is not None:
         model = _build(config, sources.meta_model.spec, sources)
         pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
         from_files = list(plan.checkpoint.state.model.values())
     elif weights is None:
-        model = _build(config, sources.meta_model.spec, sources, remark=", random weights")
+        model = _build(config, sources.meta_model.spec, sources)
+        lines = ["random weights"]
         pretrained = {}
         from_files = []
     else:
@@ -63,11 +65,14 @@ def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Source
         spec = model_of(weights, keep_width=True) if similar else sources.meta_model.spec
         model = _build(config, spec, sources)
         report = transfer_weights(model, weights, grow=config.keep_old, similar=similar)
-        for line in report.lines():
-            get_logger().info("%s", line)
+        lines = report.lines()
         pretrained = report.pretrained(model)
         state = model.state_dict()
         from_files = [state[name] for name in pretrained]
+    parameters = f"{sum(p.numel() for p in model.parameters()):,} parameters"
+    description = f"{model.spec['name']}: {parameters}, {counted(len(sources.names), 'class')}"
+    for line in ("; ".join([description, *lines[:1]]), *lines[1:]):
+        get_logger().info("%s", line)
     if sources.teacher is not None and config.teacher:
         origin = taught_by(origin, sources.teacher.origin)
     check_same_model(ctx, model, from_files)
@@ -92,21 +97,14 @@ def _probe(
     steps = step_plan(config, count_train_batches(config, data.samples))
     needs_similar = steps.planned_steps <= FEW_STEPS and not (config.model or config.keep_old)
     probe = probe_weights(ctx, settings, weights, data.samples, sources.meta_model, needs_similar=needs_similar)
-    if probe is None or not probe.similar or sources.is_complete:
-        return probe, {}
-    length = counted(steps.total, "step")
-    get_logger().info("as the run has only %s, it keeps the class layers of %s", length, config.weights)
-    return probe, probe.similar
+    return probe, {} if probe is None or sources.is_complete else probe.similar
 
 
-def _build(config: TrainConfig, spec: dict, sources: Sources, *, remark: str = "") -> Detector:
-    """Builds a model with random weights and frozen layers, and logs its size, followed by ``remark``."""
+def _build(config: TrainConfig, spec: dict, sources: Sources) -> Detector:
+    """Builds a model with random weights and frozen layers."""
     names = sources.names
     channels = sources.spec.pixels.channels
     model = build_detector(spec, len(names), names=names, seed=config.seed, channels=channels)
-    parameters = sum(p.numel() for p in model.parameters())
-    classes = counted(len(names), "class")
-    get_logger().info("%s: %s parameters, %s%s", model.spec["name"], f"{parameters:,}", classes, remark)
     layers = layers_to_freeze(model, config.freeze)
     if layers:
         freeze_layers(model, layers)

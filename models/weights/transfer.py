@@ -43,26 +43,24 @@ class TransferReport:
         return {name: self.new_rows.get(name, ()) for name in names}
 
     def lines(self) -> list[str]:
-        """Returns lines for the log: tensors that were adapted, copied, skipped (with the reasons), and unused."""
+        """Returns lines for the log: tensors that were copied, adapted, skipped (with the reasons), and unused."""
         total = len(self.taken) + len(self.new_rows) + len(self.skipped)
         summary = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
         if self.new_rows:
             rows = "their first rows" if self.grown else "no class in common"
             if self.classes:
                 rows = f"rows of {counted(len(self.classes), 'common class')}: {listed(self.classes)}"
+            if self.similar:
+                rows += f"; {listed([f'{name} starts from {other}' for name, other in self.similar])}"
             summary += f", {len(self.new_rows)} loaded partly ({rows})"
         names_by_reason: dict[str, list[str]] = {}
         for name, reason in self.skipped.items():  # all different shapes share a line, which shows the first
             key = "shape" if reason.startswith("shape ") else reason
             names_by_reason.setdefault(key, []).append(name)
-        lines = []
+        lines = [summary]
         if self.adapted_channels is not None:
             channels = counted(self.adapted_channels, "channel")
             lines.append(f"{self.source}: adapting its RGB kernels to images of {channels}")
-        lines.append(summary)
-        if self.similar:
-            pairs = listed([f"{name} from {other}" for name, other in self.similar])
-            lines.append(f"new classes start from the rows of similar ones: {pairs}")
         for names in names_by_reason.values():
             reason = self.skipped[names[0]]
             start = reason if reason == CLASSES_DIFFER else "left as initialized"
