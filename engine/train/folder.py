@@ -27,7 +27,7 @@ from utils.files.locks import FileLock
 from utils.files.new_folder import increment_path
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
-from utils.process.child import report_begun
+from utils.process.child import report_started
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 SETTINGS_YAML = "settings.yaml"
@@ -129,7 +129,7 @@ def claim_folder(
             write_whole(folder / SETTINGS_YAML, content)
             continue_in_file(folder / "train.log")
     folder, run_id = broadcast_object(ctx, (folder, run_id))
-    report_begun(folder)
+    report_started(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
     return folder, run_id
 
@@ -184,31 +184,40 @@ def _make_folder(settings: RunSettings, stack: ExitStack, is_kept: Callable[[], 
     lock_folder(folder, stack)
     if is_auto and (folder / "last.pt").exists():
         raise UserError(f"{folder}: another start has trained here meanwhile; repeat the command to continue")
-    stack.push(partial(_remove_after_failure, absent if folder == planned else [folder], is_kept))
-    earlier = [path for pattern in _FILES_OF_RUN for path in folder.glob(pattern)]
-    if earlier:
+    stack.push(partial(_remove_after_failure, folder, absent if folder == planned else [folder], is_kept))
+    if _remove_run(folder):
         get_logger().info("%s: the run in it is replaced (--exist-ok)", folder)
-        for path in earlier:
-            path.unlink()
     return folder
 
 
+def _remove_run(folder: Path) -> bool:
+    """Removes the files of the run in ``folder``, except its log. Returns whether there were any."""
+    paths = [path for pattern in _FILES_OF_RUN for path in folder.glob(pattern)]
+    for path in paths:
+        path.unlink()
+    return bool(paths)
+
+
 def _remove_after_failure(
+    folder: Path,
     created: Sequence[Path],
     is_kept: Callable[[], bool],
     error_type: type[BaseException] | None,
     error: BaseException | None,
     frames: TracebackType | None,
 ) -> None:
-    """Removes the folders ``created``, innermost first, if an error ends a run before its first step. Another run keeps
-    its folder, because the log may be the only record of the failure."""
-    if error is None or not created:
+    """Removes the run in ``folder`` if an error ends it before its first step, with the folders ``created`` for it,
+    innermost first. Another run stays, because its log may be the only record of the failure."""
+    if error is None:
         return
     traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many
-    folder, *parents = created
     if is_kept():
         return
+    if not created:  # --exist-ok: the folder may have files of others
+        with suppress(OSError):
+            _remove_run(folder)
+        return
     shutil.rmtree(folder, ignore_errors=True)
-    for parent in parents:
+    for parent in created[1:]:
         with suppress(OSError):  # other runs are in it
             parent.rmdir()

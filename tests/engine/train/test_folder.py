@@ -15,9 +15,9 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
 
-def claim(project: Path, launcher: str, stack: ExitStack, *, is_kept: bool = True) -> Path:
+def claim(project: Path, launcher: str, stack: ExitStack, *, is_kept: bool = True, exist_ok: bool = False) -> Path:
     ctx = replace(DistributedContext.single(), launcher_identity=launcher)
-    settings = RunSettings(TrainConfig(project=str(project)), Hyperparameters())
+    settings = RunSettings(TrainConfig(project=str(project), exist_ok=exist_ok), Hyperparameters())
     folder, run_id = claim_folder(ctx, None, settings, stack, is_kept=lambda: is_kept)
     stored = yaml.safe_load((folder / "settings.yaml").read_text())
     assert (stored["run_id"], stored["config"]["project"]) == (run_id, str(project))
@@ -46,3 +46,18 @@ def test_a_new_folder_is_removed_if_the_run_fails_before_its_first_step(tmp_path
     stack.__exit__(UserError, UserError("failed"), None)
     assert [path.name for path in tmp_path.rglob("exp")] == (["exp"] if is_kept else [])
     assert (tmp_path / "deep").exists() == is_kept
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_run_that_replaces_another_leaves_no_checkpoint_if_it_fails_before_its_first_step(tmp_path, is_kept):
+    (tmp_path / "exp").mkdir()
+    for name in ("notes.txt", "best.pt"):
+        (tmp_path / "exp" / name).touch()
+    stack = ExitStack()
+    folder = claim(tmp_path, "", stack, is_kept=is_kept, exist_ok=True)
+    (folder / "last.pt").touch()
+    stack.__exit__(UserError, UserError("failed"), None)
+    stored = {path.name for path in folder.iterdir()}
+    assert stored >= {"notes.txt", "train.log"}
+    assert not stored & {"best.pt", *(() if is_kept else ("last.pt", "settings.yaml"))}
+    assert ("last.pt" in stored) == is_kept
