@@ -192,7 +192,7 @@ def _describe_file(
         end2end=options.end2end,  # readers of YOLO exports take such an output for rows of detections
         nms_iou=options.nms_iou,
         validation_iou=detector.head.validation_iou,
-        squares=detector.head.squares,
+        squares=detector.head.square_letterbox,
         confidence=confidence,
         description=f"{detector.spec.get('name', 'detector')}, {counted(detector.num_classes, 'class')}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),

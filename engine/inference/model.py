@@ -145,7 +145,7 @@ class CheckpointModel(InferenceModel):
         self.batch = None
         self.nms_iou = detector.nms_iou
         self.validation_iou = detector.head.validation_iou
-        self.squares = detector.head.squares
+        self.squares = detector.head.square_letterbox
         self.is_unscored_branch = bool(detector.spec.get("end2end")) and self.nms_iou is not None
         # Training stores the threshold of the branch that it validates.
         confidence = None if self.is_unscored_branch else info.get("progress", {}).get("confidence")

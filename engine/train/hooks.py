@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Hook):
-    """``--patience``: ends the run after so many epochs without a better ``fitness``."""
+    """``--patience``: ends the run after N epochs without a better ``fitness``."""
 
     def __init__(self, fitness: str) -> None:
         self._fitness = fitness

@@ -207,7 +207,7 @@ def open_evaluation(
     because the threshold that it finds will be used in float32.
     """
     load_nms()  # a torchvision that does not fit ends the run before its folder is made
-    canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)
+    canvases = CanvasRule(config.imgsz, model.stride, model.head.square_letterbox)
     loader = build_run_val_loader(ctx, config, reader, canvases)
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),

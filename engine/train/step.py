@@ -1,7 +1,7 @@
 """One optimizer step: forward, backward, one division by the global normalizer, update.
 
-The host does not wait for the device: a non-finite step is skipped there, and logged values are read one step later.
-Only ``--skip-zero-grads`` makes it wait, once a step, to learn which gradients are zero (`drop_zero_gradients`).
+There is no host-device sync: a non-finite step is skipped there, and logged values are read one step later.
+Only ``--skip-zero-grads`` has one, once a step, to learn which gradients are zero (`drop_zero_gradients`).
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class TrainStep:
 @torch.no_grad()
 def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sets gradients that are exactly zero to None, so that neither momentum nor weight decay changes those weights.
-    The host waits for the device to find them."""
+    It needs a host-device sync."""
     trained = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:

@@ -73,13 +73,13 @@ class TeacherFile:
             dual=model.head.is_dual,
             unlabeled_only=keeps_old,
         )
-        untaught = [name for number, name in enumerate(model.names) if number not in teacher.taught]
+        untaught = [name for number, name in enumerate(model.names) if number not in teacher.distilled_classes]
         if len(untaught) == len(model.names):
             raise UserError(f"{self.flag}: {self.path} and {spec.source} have no class in common")
         if not keeps_old:
             size = f"{sum(p.numel() for p in detector.parameters()):,} parameters"
             remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
-            classes = counted(len(teacher.taught), "class")
+            classes = counted(len(teacher.distilled_classes), "class")
             get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
         return teacher.to(memory_format=torch.channels_last)
 

@@ -254,7 +254,7 @@ class Trainer:
             for epoch in self._unscored:
                 self._submit(epoch)
             # The earlier start may have ended before it saved the end of the newest epoch.
-            self._record_scores(late=self._max_late(), is_epoch_end=any(map(self._is_newest, self._unscored)))
+            self._record_scores(late=self._max_late(), is_epoch_end=any(map(self._has_current_weights, self._unscored)))
         self.checkpointer.flush()
         return not self._stopped
 
@@ -354,8 +354,8 @@ class Trainer:
             advice = "with a lower lr0 (--set lr0=...) or with --amp off"  # a run that continues can change neither
             raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")
 
-    def _is_newest(self, epoch: Epoch) -> bool:
-        """Returns True if no step was taken after an epoch, so that the averaged weights are still its own."""
+    def _has_current_weights(self, epoch: Epoch) -> bool:
+        """Returns True if the averaged weights are still those of an epoch: no step was taken after it."""
         return epoch.number == self.progress.epoch and self.progress.batch == 0 and not epoch.has_own_file
 
     def _submit(self, epoch: Epoch) -> None:
@@ -363,7 +363,7 @@ class Trainer:
         scorer = self.run.scorer
         if scorer.max_late and epoch.is_validated:
             scorer.submit(epoch.number, is_closing=epoch.is_closing)
-            if self._is_newest(epoch):  # otherwise an earlier start has written them
+            if self._has_current_weights(epoch):  # otherwise an earlier start has written them
                 self.checkpointer.save_weights(self.step, self._header(), epoch.number)
 
     def _record_scores(self, *, late: int, is_epoch_end: bool = False) -> None:
@@ -381,7 +381,7 @@ class Trainer:
         while len(self._unscored) > left and not is_interrupted:
             epoch = self._unscored[0]
             if epoch.is_validated:
-                is_newest = self._is_newest(epoch)
+                is_newest = self._has_current_weights(epoch)
                 epoch.evaluation = self.run.scorer.read(
                     epoch.number, is_closing=epoch.is_closing, is_newest=is_newest, should_stop=self.control.should_stop
                 )
@@ -397,7 +397,7 @@ class Trainer:
         for epoch in self._unscored:
             epoch.row.setdefault("time", self.seconds())
         if scored or is_epoch_end or is_interrupted:
-            is_best = any(epoch.is_best and self._is_newest(epoch) for epoch in scored)
+            is_best = any(epoch.is_best and self._has_current_weights(epoch) for epoch in scored)
             self._save(is_epoch_end=is_epoch_end, is_best=is_best, earlier_best=best)
         for epoch in scored:
             self._call_hooks("epoch_saved", epoch)
@@ -415,7 +415,7 @@ class Trainer:
     def _content_of_best(self, epoch: Epoch) -> dict[str, Any] | None:
         """Returns the content of best.pt with the weights of an epoch and its scores, on rank 0; None if they are those
         of the run itself."""
-        if self._is_newest(epoch) or not self.ctx.is_main:
+        if self._has_current_weights(epoch) or not self.ctx.is_main:
             return None
         content = read_checkpoint(weights_path(self.run.folder, epoch.number))
         results = {name: getattr(self.progress, name) for name in RESULT_FIELDS}
@@ -501,9 +501,9 @@ class Trainer:
                 epoch_batches=len(self.loader),
                 images=len(self.loader.samples),
             ),
-            metrics=self._newest.metrics if self._is_newest(self._newest) else {},
+            metrics=self._newest.metrics if self._has_current_weights(self._newest) else {},
             unscored=[
-                UnscoredEpoch(one.number, one.row, one.is_closing, one.is_validated, not self._is_newest(one))
+                UnscoredEpoch(one.number, one.row, one.is_closing, one.is_validated, not self._has_current_weights(one))
                 for one in self._unscored
             ],
             ended_by_callback=self._ended_by_callback(),

@@ -36,7 +36,7 @@ class DetectionHead(nn.Module):
     branch: ClassVar[tuple[str, ...]]  # names of the children that make up a branch, each a ModuleList
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     unused_hyperparameters: ClassVar[frozenset[str]] = frozenset()  # loss hyper-parameters that its loss does not read
-    squares: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
+    square_letterbox: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
     refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_closing`
     distills: ClassVar[bool] = False  # whether the head can be a teacher, and its loss can learn from one
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
@@ -140,12 +140,14 @@ class DetectionHead(nn.Module):
             class_weights=class_weights,
         )
         if teacher is not None:
-            settings = replace(settings, taught=teacher.taught, unlabeled_only=teacher.unlabeled_only)
+            settings = replace(
+                settings, distilled_classes=teacher.distilled_classes, unlabeled_only=teacher.unlabeled_only
+            )
         first_loss = self.branch_loss(settings)
         loss: Criterion = first_loss
         if self.is_dual:
-            taught = settings.taught if teacher is not None and teacher.is_dual else ()
-            one_to_one_loss = self.branch_loss(replace(settings, one_to_one=True, taught=taught))
+            distilled = settings.distilled_classes if teacher is not None and teacher.is_dual else ()
+            one_to_one_loss = self.branch_loss(replace(settings, one_to_one=True, distilled_classes=distilled))
             loss = DualAssignmentLoss(first_loss, one_to_one_loss, gain=hyp.one2one)
         loss.teacher = teacher
         return loss

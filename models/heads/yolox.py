@@ -32,7 +32,7 @@ class YOLOXHead(DetectionHead):
     branch = ("stems", "cls_convs", "reg_convs", "cls_preds", "reg_preds", "obj_preds")
     validation_iou = 0.65  # YOLOX
     unused_hyperparameters = frozenset({"anchor_t", "tal_topk"})
-    squares = True  # public weights lose 0.01 AP in rectangles
+    square_letterbox = True  # public weights lose 0.01 AP in rectangles
     refines = True
 
     def __init__(

@@ -88,7 +88,7 @@ class AnchorFreeLoss(BranchLoss):
     normalizer is the sum of target scores.
     """
 
-    taught: Tensor  # int64, classes with targets from a teacher
+    distilled_classes: Tensor  # int64, classes with targets from a teacher
 
     def __init__(self, settings: LossSettings, reg_max: int) -> None:
         super().__init__()
@@ -98,8 +98,8 @@ class AnchorFreeLoss(BranchLoss):
         self.reg_max = reg_max
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
         self.gains = (hyp.box, hyp.cls, hyp.dfl)
-        if settings.taught:
-            self.register_buffer("taught", torch.tensor(settings.taught), persistent=False)
+        if settings.distilled_classes:
+            self.register_buffer("distilled_classes", torch.tensor(settings.distilled_classes), persistent=False)
             self.names = (*self.names, "distill")
             self.gains = (*self.gains, hyp.distill)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
@@ -153,7 +153,7 @@ class AnchorFreeLoss(BranchLoss):
         cls = sparse_cross_entropy(class_logits, assigned.cells, assigned.class_targets, self.class_weights, ignored)
         normalizer = assigned.weight.sum()
         terms = [box, cls, distance]
-        if self.settings.taught:
+        if self.settings.distilled_classes:
             assert teacher_maps is not None, "a loss with a teacher needs its maps"
             distill, weight = self._distillation((box_logits, class_logits), teacher_maps, ignored, centers, strides)
             terms.append(distill)
@@ -173,7 +173,13 @@ class AnchorFreeLoss(BranchLoss):
         ``logits``: box logits (B, N, 4R) and class logits (B, N, C).
         """
         distilled = distill_maps(
-            logits, teacher_maps, self.taught, ignored, centers, strides, unlabeled_only=self.settings.unlabeled_only
+            logits,
+            teacher_maps,
+            self.distilled_classes,
+            ignored,
+            centers,
+            strides,
+            unlabeled_only=self.settings.unlabeled_only,
         )
         terms = (distilled.box, distilled.cls, distilled.sides)
         return add_up([gain * term for gain, term in zip(self.gains, terms)]), distilled.weight

@@ -41,7 +41,7 @@ class LossSettings:
     label_smoothing: float = 0.0
     one_to_one: bool = False  # whether each target is assigned to a single cell
     class_weights: Tensor | None = None  # float32 (C,), factors of the classes' cross-entropies, see `class_weights`
-    taught: tuple[int, ...] = ()  # classes with targets from a teacher, see `models.losses.distillation`
+    distilled_classes: tuple[int, ...] = ()  # classes with targets from a teacher, see `models.losses.distillation`
     unlabeled_only: bool = False  # whether the teacher gives targets only where an image does not label a class
 
 

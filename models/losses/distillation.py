@@ -72,9 +72,9 @@ class Teacher(nn.Module):
         self.unlabeled_only = unlabeled_only
         number_in_teacher = {class_key(name): number for number, name in enumerate(detector.names)}
         # Indices into ``names``.
-        self.taught = tuple(i for i, name in enumerate(names) if class_key(name) in number_in_teacher)
+        self.distilled_classes = tuple(i for i, name in enumerate(names) if class_key(name) in number_in_teacher)
         num_sides = 4 * detector.head.reg_max
-        class_channels = [num_sides + number_in_teacher[class_key(names[i])] for i in self.taught]
+        class_channels = [num_sides + number_in_teacher[class_key(names[i])] for i in self.distilled_classes]
         self.register_buffer("channels", torch.tensor([*range(num_sides), *class_channels]), persistent=False)
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class Teacher(nn.Module):
 def distill_maps(
     outputs: Sequence[Tensor],
     teacher_maps: Sequence[Tensor],
-    taught: Tensor,
+    distilled_classes: Tensor,
     ignored: IgnoredCells | None,
     centers: Tensor,
     strides: Tensor,
@@ -101,20 +101,20 @@ def distill_maps(
     Args:
         outputs: the student's box and class logits.
         teacher_maps: (B, 4T + O, h, w), one per level.
-        taught: int64 (O,), the maps' classes among the C.
+        distilled_classes: int64 (O,), the maps' classes among the C.
         ignored: cells in which some classes have no labels, except those assigned to objects.
         centers, strides: centers and strides of the cells, see `models.box_coding.cell_centers`.
         unlabeled_only: whether to compare only in these; their boxes then count in the normalizer like labeled ones.
     """
-    student = (outputs[0], outputs[1].index_select(-1, taught))
-    teacher = split_rows(teacher_maps, teacher_maps[0].shape[1] - len(taught))
+    student = (outputs[0], outputs[1].index_select(-1, distilled_classes))
+    teacher = split_rows(teacher_maps, teacher_maps[0].shape[1] - len(distilled_classes))
     zero = student[0].new_zeros(())
     if not unlabeled_only:
         return distill(student, teacher, None, centers, strides)._replace(weight=zero)
     if ignored is None:
         return Distillation(zero, zero, zero, zero)
     student_rows, teacher_rows = ([logits[ignored.images] for logits in pair] for pair in (student, teacher))
-    return distill(student_rows, teacher_rows, ignored.cells.index_select(-1, taught), centers, strides)
+    return distill(student_rows, teacher_rows, ignored.cells.index_select(-1, distilled_classes), centers, strides)
 
 
 class Distillation(NamedTuple):
@@ -127,18 +127,18 @@ class Distillation(NamedTuple):
 
 
 def distill(
-    student: Sequence[Tensor], teacher: Sequence[Tensor], taught: Tensor | None, centers: Tensor, strides: Tensor
+    student: Sequence[Tensor], teacher: Sequence[Tensor], is_distilled: Tensor | None, centers: Tensor, strides: Tensor
 ) -> Distillation:
     """Compares the outputs of two models: box logits, (B, N, 4R) and (B, N, 4T), and class logits (B, N, O) each.
 
-    ``taught``: bool (B, N, O), where the student learns a class from the teacher; None: everywhere.
+    ``is_distilled``: bool (B, N, O), where the student learns a class from the teacher; None: everywhere.
     """
     student_boxes, student_classes = student
     teacher_boxes, teacher_classes = teacher
     student_sides = student_boxes.unflatten(-1, (4, -1))
     teacher_sides = teacher_boxes.unflatten(-1, (4, -1))
     score = teacher_classes.sigmoid()
-    class_mask = None if taught is None else taught.float()
+    class_mask = None if is_distilled is None else is_distilled.float()
     cross_entropy, entropy = (
         binary_cross_entropy_with_logits(logits, score, class_mask, reduction="none")
         for logits in (student_classes, teacher_classes)

@@ -143,7 +143,7 @@ def test_detection_waits_only_for_results(order, monkeypatch, kind, amp):
     pictures = [np.zeros((64, width, 3), np.uint8) for width in (64, 16, 64)]  # on two kinds of canvases
     detected = images.detect(images.prepare(pictures, settings), settings)
     assert [len(each.rows) for each in detected] == [0, 0, 0]
-    canvases = 1 if detector.head.squares else 2
+    canvases = 1 if detector.head.square_letterbox else 2
     assert len([entry for entry in order.log if entry.name == "copy"]) == canvases
     # The times of copies and of the model; detections; as nothing is found, whether outputs are NaN.
     assert order.waits == {"stream": 2 * canvases, "copy": canvases, "value": canvases}

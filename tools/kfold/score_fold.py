@@ -17,7 +17,7 @@ from utils.config.tool_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 from utils.machine.devices import parse_devices
-from utils.process.child import report_begun, start_child
+from utils.process.child import report_started, start_child
 from utils.process.signals import StopSignals
 from utils.program import command_prefix
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals():
         ctx = DistributedContext.single(parse_devices(validation.device)[0])
         model, spec, scored_as = open_model_and_data(validation, ctx)
-        report_begun(Path(validation.project, validation.name))
+        report_started(Path(validation.project, validation.name))
         scores = score(scored_as, model, spec, ctx)
         assert scores is not None, "the only process has the scores"
         fold = ScoredFold(scores.truth, scores.evaluation.for_ap, scores.evaluation.detected)

@@ -62,7 +62,7 @@ class RunResult:
 
     @property
     def has_begun(self) -> bool:
-        """True if the work of the command had begun (`report_begun`)."""
+        """True if the work of the command had begun (`report_started`)."""
         return bool(self.values.get("begun"))
 
     def check(self) -> None:
@@ -184,7 +184,7 @@ def write_result(**values: Any) -> bool:
     return True
 
 
-def report_begun(folder: str | os.PathLike[str]) -> None:
+def report_started(folder: str | os.PathLike[str]) -> None:
     """Records that the work of a command has begun in ``folder``: its settings and data have been accepted."""
     write_result(folder=os.fspath(folder), begun=True)
 

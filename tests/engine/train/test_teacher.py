@@ -192,7 +192,7 @@ def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(inp
     student = build_detector(TINY_MODEL, 2, names=["light", "dark"])
     spec = load_dataset_spec(str(inputs / "set" / "data.yaml"))
     teacher, expected = (replace(TEACHER, detector=each.eval()).build(spec, student) for each in (detector, same))
-    assert teacher.taught == (0, 1)
+    assert teacher.distilled_classes == (0, 1)
     images = make_batch(2).images / 255
     assert all(torch.equal(a, b) for a, b in zip(teacher(images), expected(images), strict=True))
 

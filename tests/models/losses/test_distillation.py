@@ -33,13 +33,13 @@ def same_as(raw: list[torch.Tensor]) -> list[torch.Tensor]:
 class OldModel(nn.Module):
     """Stands in for a `Teacher` of the first classes, with outputs that the tests make."""
 
-    taught = tuple(range(OLD))
+    distilled_classes = tuple(range(OLD))
     unlabeled_only = True
     is_dual = True
 
 
 class WholeTeacher(OldModel):
-    taught = (2, 0)
+    distilled_classes = (2, 0)
     unlabeled_only = False
 
 

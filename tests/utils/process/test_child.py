@@ -17,7 +17,7 @@ PROGRAM = """
 import os, signal, sys
 from utils.errors import Stopped, UserError
 from utils.process.main import run_main
-from utils.process.child import report_begun, write_result
+from utils.process.child import report_started, write_result
 run_main(lambda argv: exec(argv[0]), sys.argv[1:])
 """
 
@@ -27,7 +27,7 @@ run_main(lambda argv: exec(argv[0]), sys.argv[1:])
     [
         ("write_result(files=['a.onnx'])", 0, "", {"files": ["a.onnx"]}),
         ("raise UserError('--device 3: no such GPU')", 2, "--device 3: no such GPU", None),
-        ("report_begun('exp'); 1 / 0", 1, "ZeroDivisionError: division by zero", None),
+        ("report_started('exp'); 1 / 0", 1, "ZeroDivisionError: division by zero", None),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9, "killed by SIGKILL; is there enough memory?", {}),
         ("os.kill(os.getpid(), signal.SIGTERM)", REQUEUE, "", {}),  # it does not handle the signal
     ],
@@ -38,7 +38,7 @@ def test_how_a_command_ends(code, status, reason, values):
     with start_child(words, environment=environment, stderr=subprocess.DEVNULL) as child:
         result = child.wait()
         assert child.poll() == result
-    assert (result.code, result.reason, result.has_begun) == (status, reason, "begun" in code)
+    assert (result.code, result.reason, result.has_begun) == (status, reason, "started" in code)
     if values is not None:
         assert result.values == values
     if status == 0:
