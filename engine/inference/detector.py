@@ -25,7 +25,7 @@ from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, det
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.class_names import class_numbers
-from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS
+from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, DetectConfig, ValConfig
 from utils.config.values import checked_value, plain_value
 from utils.config.words import WORDS
 from utils.detections import Detections
@@ -98,6 +98,22 @@ class DetectionSettings:
             box_voting=self.box_voting and model.nms_iou is not None,
         )
         return ResolvedSettings(imgsz, selection)
+
+
+def detection_facts(config: ValConfig | DetectConfig, model: InferenceModel, tiles: Tiles | None) -> set[str]:
+    """Returns which of `FACTS` hold in val.py or detect.py. ``tiles``: those into which images are cut; None: whole
+    images."""
+    needs_nms = model.nms_iou is not None
+    facts = {
+        "@any_size": model.input_hw is None,
+        "@branches": model.is_unscored_branch,
+        "@classes": len(model.names) > 1 or not needs_nms,
+        "@drawing": isinstance(config, DetectConfig) and (config.view_img or not config.nosave),
+        "@full_image": tiles is not None and not tiles.scaled,
+        "@nms": needs_nms,
+        "@tiles": tiles is not None,
+    }
+    return {fact for fact, holds in facts.items() if holds}
 
 
 def _checked_classes(classes: Any) -> list[int | str] | None:

@@ -25,7 +25,7 @@ from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.advice import Facts, advise
 from engine.train.callbacks import UserCallbacks
-from engine.train.check_settings import check_settings, unused_settings
+from engine.train.check_settings import check_settings, unused_settings_of_run
 from engine.train.checkpoint import Checkpointer, RunDescription
 from engine.train.choices import Choices, decide
 from engine.train.control import RunControl
@@ -306,7 +306,7 @@ def log_start(run: TrainingRun, sources: Sources) -> None:
     if not run.ctx.is_main:
         return
     model = run.step.ema.module
-    for line in unused_settings(run.ctx, run.choices.settings, model, tile=sources.spec.tile):
+    for line in unused_settings_of_run(run.ctx, run.choices.settings, model, tile=sources.spec.tile):
         log.warning("%s", line)
     if run.started_from is None:
         names = sources.weights.names or () if sources.weights else ()

@@ -7,10 +7,13 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
-from utils.config.settings import HYPERPARAMETERS, changed_settings
+from utils.config.settings import ALL_RANKS, FACTS, HYPERPARAMETERS, Hyperparameters, RunSettings, changed_settings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _YAML_END = "...\n"  # after a document that is a number
 
@@ -56,15 +59,32 @@ def as_flag(name: str, value: Any) -> str:
     return shlex.join(words_of_settings({name: value}))
 
 
-def unused_lines(table: Iterable[tuple[str, bool, str]], given: Mapping[str, str]) -> list[str]:
-    """Returns a line for each row of a table of settings without effect whose settings are ``given``, which has their
-    flags by name. A row has names, whether they have no effect, and the reason, which follows "does nothing"."""
-    lines = []
-    for names, is_unused, reason in table:
-        flags = [given[name] for name in names.split() if name in given]
-        if is_unused and flags:
-            lines.append(f"{' and '.join(flags)} {'do' if len(flags) > 1 else 'does'} nothing{reason}")
-    return lines
+def unused_settings(config: DataclassInstance, facts: Collection[str], run: RunSettings | None = None) -> list[str]:
+    """Returns a line for each reason why settings that differ from their defaults have no effect.
+
+    ``facts``: those of `FACTS` that hold; ``run``: the run that ``config`` is of, with its hyper-parameters.
+    """
+    values = vars(config)
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    given = {
+        name: flag_name(name) if value == ALL_RANKS else as_flag(name, value)
+        for name, value in changed_settings(config).items()
+    }
+    if run is not None:
+        values = run.by_name()
+        fields |= {field.name: field for field in dataclasses.fields(Hyperparameters)}
+        given |= {name: f"--set {name}" for name in run.overridden}
+    flags_of: dict[str, list[str]] = {}  # by reason
+    for name, flag in given.items():
+        needs = fields[name].metadata["needs"]
+        if needs and not any(need in facts or values.get(need) for need in needs):
+            others = [need if need in HYPERPARAMETERS else flag_name(need) for need in needs]
+            reason = f": {FACTS[needs[0]]}" if needs[0] in FACTS else f" without {' or '.join(others)}"
+            flags_of.setdefault(reason, []).append(flag)
+    return [
+        f"{' and '.join(flags)} {'do' if len(flags) > 1 else 'does'} nothing{reason}"
+        for reason, flags in flags_of.items()
+    ]
 
 
 def override_of(name: str, value: Any) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.inference.unused_settings import unused_settings
+from engine.inference.detector import detection_facts
 from models.postprocess.tiles import Tiles
+from utils.config.flags import unused_settings
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig, ValConfig
 
@@ -26,13 +27,12 @@ DETECT = (DetectConfig, "--weights a.pt --source b.jpg")
     [
         (ONE_BRANCH, VAL, "--nms", 0, "--nms does nothing: "),
         (NMS_FREE, VAL, "--no-box-voting", 0, "--no-box-voting does nothing: "),
-        (WITH_NMS, VAL, "--overlap 0.5 --no-tile-full-image", 0, "--overlap 0.5 and --no-tile-full-image do nothing: "),
+        (WITH_NMS, VAL, "--overlap 0.5", 0, "--overlap 0.5 does nothing: "),
+        (WITH_NMS, VAL, "--no-tile-full-image", 0, "--no-tile-full-image does nothing: "),
         (WITH_NMS, DETECT, "--no-tile-full-image --overlap 0.5", 320, "--no-tile-full-image does nothing: "),
         (FIXED_SIZE, VAL, "--no-rect", 0, "--no-rect does nothing: "),
-        (WITH_NMS, VAL, "--spawn 1", 0, "--spawn 1 does nothing: "),
         (ONE_CLASS, DETECT, "--agnostic-nms", 0, "--agnostic-nms does nothing: "),
         (WITH_NMS, DETECT, "--save-conf", 0, "--save-conf does nothing without --save-txt"),
-        (WITH_NMS, DETECT, "--save-conf --save-txt --track", 0, "--save-conf does nothing: "),
         (WITH_NMS, DETECT, "--nosave --hide-conf --line-width 2", 0, "--line-thickness 2 and --hide-conf do nothing: "),
         # With an effect:
         (WITH_NMS, VAL, "--nms --no-box-voting --rect --tile 320 --overlap 0.5 --no-tile-full-image", 0, None),
@@ -45,6 +45,6 @@ def test_a_setting_without_effect_gets_one_line(model, command, line, trained_ti
     cls, required = command
     config = parse_config(cls, f"{required} {line}".split())
     opened: Any = SimpleNamespace(**model)
-    lines = unused_settings(config, opened, Tiles.from_config(config, trained_tile))
+    lines = unused_settings(config, detection_facts(config, opened, Tiles.from_config(config, trained_tile)))
     assert len(lines) == (expected is not None)
     assert "".join(lines).startswith(expected or "")

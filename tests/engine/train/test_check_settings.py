@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import train
-from engine.train.check_settings import check_settings, unused_settings
+from data.augment.plan import PIXEL
+from engine.train.check_settings import check_settings, unused_settings_of_run
 from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
@@ -18,7 +20,15 @@ from models.heads.yolox import YOLOXHead
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.recipes import with_overrides
-from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from utils.config.settings import (
+    FACTS,
+    HYPERPARAMETERS,
+    DetectConfig,
+    Hyperparameters,
+    RunSettings,
+    TrainConfig,
+    ValConfig,
+)
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.process.main import run_main
@@ -80,7 +90,8 @@ def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
 def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **settings) -> list[str]:
     config = TrainConfig(override=list(override), **settings)
     model: Any = SimpleNamespace(head=head, channels=3)
-    return unused_settings(ctx, RunSettings(config, with_overrides(Hyperparameters(), override)), model, tile=0)
+    run = RunSettings(config, with_overrides(Hyperparameters(), override))
+    return unused_settings_of_run(ctx, run, model, tile=0)
 
 
 @pytest.mark.parametrize(
@@ -88,31 +99,16 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
     [
         (ONE, "", {"zero": True}, "--zero does nothing"),
         (ONE, "", {"sync_bn": -1}, "--sync-bn does nothing"),
-        (ONE, "", {"sync_bn": 1}, "--sync-bn 1 does nothing"),
-        (ONE, "", {"virtual_ranks": 1}, "--virtual-ranks 1 does nothing"),
-        (ONE, "", {"spawn": 1}, "--spawn 1 does nothing"),
-        (FOUR, "", {"sync_bn": 1}, "--sync-bn 1 does nothing"),
-        (ONE, "", {"nominal_batch": 8}, "--nominal-batch 8 does nothing"),
-        (ONE, "", {"nominal_batch": 20}, "--nominal-batch 20 does nothing"),
-        (ONE, "", {"save_period": 200}, "--save-period 200 does nothing"),
         (ONE, "", {"patience": 100}, "--patience 100 does nothing"),
         (ONE, "", {"patience": 4, "epochs": 5}, "--patience 4 does nothing"),
         (ONE, "", {"patience": 2, "epochs": 6, "val_every": 3},
          "--patience 2 does nothing"),
         (ONE, "", {"patience": 9, "val_every": 0}, "--patience 9 does nothing"),
-        (ONE, "", {"eval_ranks": 1, "epochs": 1}, "--eval-ranks 1 does nothing"),
-        (ONE, "", {"eval_ranks": 1, "epochs": 5, "val_every": 10}, "--eval-ranks 1 does nothing"),
-        (ONE, "", {"eval_ranks": 1, "patience": 1}, "--eval-ranks 1 does nothing"),
         (ONE, "mosaic=0.5", {"rect": True}, "--set mosaic does nothing"),
         (ONE, "mosaic_block=4", {"rect": True}, "--set mosaic_block does nothing"),
         (ONE, "lr_mult=0.1", {}, "--set lr_mult does nothing"),
-        (ONE, "lrf=1", {"cos_lr": True}, "--cos-lr does nothing"),
-        (ONE, "scale=0 close_scale=3", {}, "--set close_scale does nothing: scale is 0"),
-        (ONE, "close_mosaic=4", {"epochs": 4},
-         "mosaic and mixup do nothing: close_mosaic is 4 and the run has 4 epochs"),
-        (ONE, "warmup_epochs=0 warmup_momentum=0.5", {}, "--set warmup_momentum does nothing: warmup_epochs is 0"),
-        (ONE, "warmup_epochs=3.5", {"epochs": 6},
-         "--set warmup_epochs=3.5 is shortened"),
+        (ONE, "scale=0 close_scale=3", {}, "--set close_scale does nothing without scale"),
+        (ONE, "warmup_epochs=0 warmup_momentum=0.5", {}, "--set warmup_momentum does nothing without warmup_epochs"),
         # With an effect:
         (ONE, "", {}, None),
         (ONE, "", {"epochs": 2}, None),
@@ -155,13 +151,28 @@ def test_settings_that_a_head_does_not_read_get_one_line():
     assert lines_with(anchors, ONE, "one2one=2") == []
 
 
+def test_what_a_setting_needs_is_a_setting_of_its_command_or_a_fact():
+    for cls, others in ((TrainConfig, HYPERPARAMETERS), (ValConfig, ()), (DetectConfig, ())):
+        known = {*FACTS, *others, *cls.__dataclass_fields__}
+        assert all(known.issuperset(field.metadata["needs"]) for field in dataclasses.fields(cls))
+    known = {*FACTS, *HYPERPARAMETERS, *TrainConfig.__dataclass_fields__}
+    assert all(known.issuperset(field.metadata["needs"]) for field in dataclasses.fields(Hyperparameters))
+    for head in (AnchorHead, AnchorFreeHead, YOLOXHead):
+        assert all(
+            f"@{name}" in Hyperparameters.__dataclass_fields__[name].metadata["needs"]
+            for name in head.unused_hyperparameters
+        )
+    color = {name for operation in PIXEL for name in operation.color_settings}
+    assert color == {field.name for field in dataclasses.fields(Hyperparameters) if "@color" in field.metadata["needs"]}
+
+
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):
     data = write_dataset(tmp_path / "set", train=4, val=2)
     model = write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", tmp_path, "--zero", "--sync-bn"]
-    given += ["--set", "close_mosaic=1"]
+    given += ["--set", "lr_mult=0.5"]
     run_main(train.main, [str(g) for g in given])
     out = capsys.readouterr().out
-    for start in ("--zero", "--sync-bn", "mosaic and mixup"):
-        assert len([line for line in out.splitlines() if line.startswith(f"warning: {start} do")]) == 1, out
-    assert "warning: --zero does nothing" in (tmp_path / "exp" / "train.log").read_text()
+    for start in ("--sync-bn and --zero do", "--set lr_mult does"):
+        assert len([line for line in out.splitlines() if line.startswith(f"warning: {start} nothing")]) == 1, out
+    assert "warning: --sync-bn and --zero do nothing" in (tmp_path / "exp" / "train.log").read_text()
