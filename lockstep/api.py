@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import inspect
 import os
-import re
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +22,7 @@ import yaml
 from lockstep.call import call
 from lockstep.run import Run
 from utils.config.commands import COMMANDS
-from utils.config.flags import flags_as_keywords
+from utils.config.flags import keyword_fields, keyword_help
 from utils.config.parser import ParsedCommand, parse_keywords, settings_word
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
@@ -39,6 +38,7 @@ from utils.program_folders import cache_folder
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    # Only the wheel has this stub, so mypy does not know the types of ``**settings`` in a clone.
     from lockstep.settings import CheckSettings, ExportSettings, TrainSettings, ValSettings
 
 Data = str | os.PathLike[str] | Mapping[str, Any]
@@ -47,7 +47,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], Function]:
     """Makes `help` and notebooks list the settings that a function takes as ``**settings``: the fields of ``configs``.
-    Editors and type checkers read their types in lockstep/settings.py."""
+    Editors and type checkers read their types in lockstep/settings.pyi, which only the wheel has."""
     fields = [field for config in configs for field in keyword_fields(config)]
 
     def decorate(function: Function) -> Function:
@@ -67,23 +67,13 @@ def lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], Fu
     return decorate
 
 
-def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
-    """Returns the fields of ``config`` that are keywords of its function."""
-    return [field for field in dataclasses.fields(config) if field.metadata["is_keyword"]]
-
-
-def keyword_help(field: dataclasses.Field) -> str:
-    """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
-    return re.sub(r"\bnull\b", "None", flags_as_keywords(field.metadata["help"]))
-
-
 @lists_settings(TrainConfig, Hyperparameters)
 def train(
     data: Data,
     *,
     callbacks: str | Callable | None = None,
     resume: Literal["auto", False] | None = None,
-    **settings: Unpack[TrainSettings],
+    **settings: Unpack[TrainSettings],  # type: ignore[misc]
 ) -> Run:
     """Trains a detector, like the command ``lockstep train``, and returns the run.
 
@@ -115,7 +105,7 @@ def resume(
     run: Run | str | os.PathLike[str] = "",
     *,
     callbacks: str | Callable | None = None,
-    **settings: Unpack[TrainSettings],
+    **settings: Unpack[TrainSettings],  # type: ignore[misc]
 ) -> Run:
     """Continues an interrupted training run, or trains it for more ``epochs``, with its own settings.
 
@@ -137,7 +127,7 @@ def resume(
 
 
 @lists_settings(ValConfig)
-def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: Unpack[ValSettings]) -> Run:
+def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: Unpack[ValSettings]) -> Run:  # type: ignore[misc]
     """Scores a checkpoint or an exported file. The returned run has ``metrics`` and a ``report``.
 
     Args:
@@ -156,7 +146,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
 
 @lists_settings(ExportConfig)
-def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) -> list[Path]:
+def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) -> list[Path]:  # type: ignore[misc]
     """Exports a checkpoint to each ``format``, and compares the files with it. Returns the files, which are written
     next to the weights.
 
@@ -176,7 +166,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
 
 @lists_settings(CheckConfig)
-def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
+def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:  # type: ignore[misc]
     """Checks a data set. Returns the content of ``lockstep check --json``: "issues" is a list, "report" the page.
 
     Args:

@@ -8,7 +8,10 @@ the command ``lockstep train`` instead of ``python train.py``. Line numbers stay
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,7 +38,8 @@ class PackageHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict) -> None:
         if version == "standard":
             self._folder = TemporaryDirectory(prefix="lockstep-")
-            for name, text in package_files(Path(self.root)).items():
+            root = Path(self.root)
+            for name, text in {**package_files(root), "lockstep/settings.pyi": settings_stub(root)}.items():
                 path = Path(self._folder.name, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8", newline="")
@@ -61,6 +65,14 @@ def package_files(root: Path) -> dict[str, str]:
             if path.is_file() and path.suffix in SUFFIXES.get(entry, CODE_SUFFIXES) and not is_hidden:
                 files[f"{target}/{name.as_posix()}"] = _rewritten(path)
     return files
+
+
+def settings_stub(root: Path) -> str:
+    """Returns the types of the settings as keyword arguments. Another process imports the settings: its modules have
+    names that this one may use."""
+    command = [sys.executable, str(root / "packaging" / "settings_types.py")]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    return with_commands(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def _rewritten(path: Path) -> str:

@@ -98,3 +98,13 @@ def override_of(name: str, value: Any) -> str:
 def flags_as_keywords(text: str) -> str:
     """Returns ``text`` with our flags named as keywords of Python."""
     return re.sub(r"--([a-z][a-z0-9-]*)(?![\w=])", lambda match: f"`{match[1].replace('-', '_')}`", text)
+
+
+def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
+    """Returns the fields of ``config`` that are keywords of its function."""
+    return [field for field in dataclasses.fields(config) if field.metadata["is_keyword"]]
+
+
+def keyword_help(field: dataclasses.Field) -> str:
+    """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
+    return re.sub(r"\bnull\b", "None", flags_as_keywords(field.metadata["help"]))

@@ -1,52 +1,31 @@
-"""Writes lockstep/settings.py: the settings as types of keyword arguments, for editors and type checkers.
+"""Writes the settings as types of keyword arguments, for editors and type checkers: lockstep/settings.pyi of the wheel.
 
-python -m tests.helpers.settings_types > lockstep/settings.py
+PYTHONPATH=. python packaging/settings_types.py
 """
 
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from lockstep.api import keyword_fields, keyword_help
+from utils.config.flags import keyword_fields, keyword_help
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 
-ROOT = Path(__file__).parents[2]
 INTRODUCTION = '''\
-"""The keyword arguments of `lockstep.train`, `resume`, `val`, `export` and `check`, for editors and type checkers.
-
-This module is generated from the dataclasses of settings in utils/config by tests/helpers/settings_types.py.
-"""
-
-from __future__ import annotations
+"""The keyword arguments of `lockstep.train`, `resume`, `val`, `export` and `check`."""
 
 from collections.abc import Sequence
 from os import PathLike
 from typing import Literal, TypedDict
 '''
-
 # Settings that name files or folders.
 _PATHS = ("weights", "model", "teacher", "data", "hyp", "groups", "project", "cache_dir", "stage", "out")
 
 
-def main() -> None:
-    print(module(), end="")
-
-
-def module() -> str:
-    """Returns the formatted source of the module."""
-    ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "settings.py", "-"]
-    source = "\n".join([INTRODUCTION, *_classes()])
-    # ruff reads its configuration from the working folder.
-    return subprocess.run(ruff, cwd=ROOT, input=source, capture_output=True, text=True, check=True).stdout
-
-
-def _classes() -> Iterator[str]:
-    """Yields the lines of a TypedDict for each settings class that functions of the package take."""
+def stub_lines() -> Iterator[str]:
+    """Yields the stub's lines: a TypedDict for each settings class that functions of the package take."""
+    yield INTRODUCTION
     bases = [
         base for config in (TrainConfig, ValConfig, ExportConfig, CheckConfig) for base in reversed(config.__mro__[:-1])
     ]
@@ -86,4 +65,4 @@ def _annotation(field: dataclasses.Field) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    print("\n".join(stub_lines()))
