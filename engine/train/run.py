@@ -328,19 +328,25 @@ def log_choices(run: TrainingRun) -> None:
     factors = {group["is_new"]: group["lr_mult"] for group in optimizer.param_groups}
     new_factor = factors.get(True, 1.0)
     lr = (RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0) * hyp.lr_factor * new_factor
-    raised = " (raised for few steps)" if new_factor > 1 else ""
-    loaded = ""
-    if False in factors and factors[False] != new_factor:
-        loaded = f"; {loaded_weights_text(factors[False], new_factor)}{reasons['lr_mult']}"
     length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
     if steps.is_timed:  # the number of epochs is not known yet
         length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
     batches = "" if steps.accumulate == 1 else f"{steps.accumulate} batches of "
-    images = f"{batches}{counted(config.batch_size, 'image')} at {config.imgsz} px"
-    dtype = str(run.step.amp_dtype or torch.float32).removeprefix("torch.")
-    compiles = "; the first one compiles the model" if config.compile else ""
-    log.info("%s, each of %s, in %s%s", length, images, dtype, compiles)
-    log.info("%s, %s; learning rate %g%s%s", optimizer.name, reasons["optimizer"], lr, raised, loaded)
+    log.info(
+        "%s, each of %s%s at %d px, in %s, with %s (%s), learning rate %g%s%s",
+        length,
+        batches,
+        counted(config.batch_size, "image"),
+        config.imgsz,
+        str(run.step.amp_dtype or torch.float32).removeprefix("torch."),
+        optimizer.name,
+        reasons["optimizer"],
+        lr,
+        " (raised for few steps)" if new_factor > 1 else "",
+        "; the first step compiles the model" if config.compile else "",
+    )
+    if False in factors and factors[False] != new_factor:
+        log.info("%s%s", loaded_weights_text(factors[False], new_factor), reasons["lr_mult"])
 
 
 def loaded_weights_text(factor: float, new_factor: float) -> str:

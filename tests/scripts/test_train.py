@@ -73,7 +73,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(inputs, tmp_path, capsys, fi
     assert_same_content(read_checkpoint(whole / "last.pt"), read_checkpoint(broken / "last.pt"))
     assert table == rows(broken / "results.csv")
     call(train.main, "--resume", whole / "last.pt", "--epochs", "5")
-    assert "\nMuon (as when the run began), learning rate" in capsys.readouterr().out
+    assert "with Muon (as when the run began), learning rate" in capsys.readouterr().out
     assert len(rows(whole / "results.csv")) == 5
 
 
