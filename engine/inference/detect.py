@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from engine.inference.detect_files import ResultFiles
 from engine.inference.detector import DetectionSettings, FrameResult, ImageDetector, detection_facts, open_detection
-from engine.inference.model import autocast_type, open_model
+from engine.inference.model import InferenceModel, autocast_type, open_model
 from engine.inference.results import Results, Window, describe_counts, written_suffix
 from engine.inference.sources import FileProblem, Frame, ReadAhead
 from engine.inference.tracks import ObjectTracks
@@ -54,16 +55,7 @@ def detect(config: DetectConfig) -> Path | None:
     ).resolve(model)
     threshold = settings.selection.conf_thres
     detector = ImageDetector(model, autocast_type(model, config.amp), Tiles.from_config(config, model.tile))
-    if config.conf_thres is None:
-        reason = "chosen by F1 in validation"
-        if model.confidence is None:
-            reason = "the weights store no better one"
-        elif threshold != model.confidence:
-            reason = f"the weights store {model.confidence:.4g} for detections with box voting"
-        get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
-    for line in unused_settings(config, detection_facts(config, model, detector.tiles)):
-        get_logger().warning("%s", line)
-
+    log_settings(config, model, detector, threshold)
     # The window shows a frame before the next one is processed.
     ahead = ReadAhead(0 if config.view_img else detector.images_at_once())
     tracks = ObjectTracks(config.track, threshold) if config.track else None
@@ -81,20 +73,6 @@ def detect(config: DetectConfig) -> Path | None:
     names = dict(enumerate(model.names))
     files = ResultFiles(names, config)
     log = FrameLog(names, config)
-
-    def draw(item: FrameResult | FileProblem) -> DrawnFrame:
-        if isinstance(item, FileProblem) or (config.nosave and not config.view_img):
-            return item, None, b""
-        frame, result = item
-        drawing = result.drawn(
-            conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness
-        )
-        if config.nosave or frame.is_video:
-            return item, drawing, b""
-        try:
-            return item, drawing, encode_image(drawing, written_suffix(frame.path), frame.path)
-        except UserError as error:
-            return FileProblem(frame.path, str(error), is_skipped=True), None, b""
 
     def write(drawn: DrawnFrame) -> DrawnFrame:
         """Logs and writes the next frame, or notes the problem."""
@@ -116,6 +94,7 @@ def detect(config: DetectConfig) -> Path | None:
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
         stack.enter_context(contextlib.closing(log))
         stack.enter_context(contextlib.closing(files))
+        draw = partial(draw_frame, config)
         drawn = stack.enter_context(contextlib.closing(map_ahead(draw, found, threads=detector.threads, ahead=ahead)))
         written = stack.enter_context(contextlib.closing(map_ahead(write, drawn, threads=1, ahead=ahead)))
         for item, drawing, _ in written:
@@ -132,6 +111,33 @@ def detect(config: DetectConfig) -> Path | None:
         num_files = len(paths) + num_skipped - len(skipped)
         raise UserError(f"{num_skipped} of {num_files} files could not be used (first: {first})")
     return files.folder
+
+
+def log_settings(config: DetectConfig, model: InferenceModel, detector: ImageDetector, threshold: float) -> None:
+    """Logs the confidence threshold that was chosen, and the settings that have no effect."""
+    if config.conf_thres is None:
+        reason = "chosen by F1 in validation"
+        if model.confidence is None:
+            reason = "the weights store no better one"
+        elif threshold != model.confidence:
+            reason = f"the weights store {model.confidence:.4g} for detections with box voting"
+        get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
+    for line in unused_settings(config, detection_facts(config, model, detector.tiles)):
+        get_logger().warning("%s", line)
+
+
+def draw_frame(config: DetectConfig, item: FrameResult | FileProblem) -> DrawnFrame:
+    """Draws the detections of a frame, and encodes the drawing if it is an image's and is saved."""
+    if isinstance(item, FileProblem) or (config.nosave and not config.view_img):
+        return item, None, b""
+    frame, result = item
+    drawing = result.drawn(conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness)
+    if config.nosave or frame.is_video:
+        return item, drawing, b""
+    try:
+        return item, drawing, encode_image(drawing, written_suffix(frame.path), frame.path)
+    except UserError as error:
+        return FileProblem(frame.path, str(error), is_skipped=True), None, b""
 
 
 class FrameLog:
