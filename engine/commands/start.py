@@ -62,7 +62,9 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
         # Imported here so that only one process reports an import that fails.
         from engine.train.resume import WorkLeft, log_ended_run, plan_run
         from engine.train.run import build_training
+        from engine.train.scoring import release_evaluators
 
+        stack.callback(release_evaluators, ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, command.explicit_flags, stack)
         if plan.work_left is WorkLeft.NOTHING:

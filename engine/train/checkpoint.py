@@ -149,9 +149,14 @@ def weights_path(folder: Path, epoch: int) -> Path:
     return folder / f"unscored{epoch}.pt"
 
 
-def remove_weights(folder: Path, *, keep: Collection[int] = ()) -> None:
-    """Removes the weights that wait for scores, except those of the epochs ``keep``."""
-    for path in folder.glob("unscored*.pt"):
+def scores_path(folder: Path, epoch: int) -> Path:
+    """Returns the file into which other processes write the scores of an epoch (``--eval-ranks``)."""
+    return folder / f"unscored{epoch}.scores"
+
+
+def remove_unscored(folder: Path, *, keep: Collection[int] = ()) -> None:
+    """Removes the weights and scores of epochs that last.pt does not list as unscored. ``keep``: those that it does."""
+    for path in folder.glob("unscored*"):
         number = path.stem.removeprefix("unscored")
         if number.isdecimal() and int(number) not in keep:
             path.unlink(missing_ok=True)
@@ -166,6 +171,7 @@ class SaveContext:
     seconds: float  # training time over all its starts
     epoch_batches: Count  # micro-batches of an epoch on each rank
     images: int  # number of training images, or of their tiles
+    threads: Count = 0  # of torch in each process; 0: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,7 +490,7 @@ class Checkpointer:
         earlier_best: dict[str, Any] | None = None,
     ) -> None:
         """Saves the run in last.pt: copies its state, and writes in the background. Raises the error of an earlier
-        write. Then removes weights that wait for scores and are not of an epoch that last.pt lists.
+        write. Then removes the files of epochs that have their scores now (`remove_unscored`).
 
         Args:
             is_epoch_end: epochN.pt is also written, if it is due.
@@ -530,7 +536,7 @@ class Checkpointer:
             try:
                 write_checkpoint(content, path)
                 if path == self.last:
-                    remove_weights(self.folder, keep={one["number"] for one in content["unscored"]})
+                    remove_unscored(self.folder, keep={one["number"] for one in content["unscored"]})
                     path = self.folder / RESULTS_CSV
                     if content["rows"]:
                         ResultsTable.of(content["rows"]).write(path)

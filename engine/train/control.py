@@ -18,7 +18,7 @@ from utils.logger import get_logger
 from utils.process.signals import StopSignals
 
 STALL_S = 600.0  # time without a step after which all stacks are printed
-STOP_KEY = "stop"  # in the run's store: a rank got a signal to stop while validating
+STOP_KEY = "stop"  # in the run's store: exit code of a signal that a rank got while validating
 POLL_EVERY_S = 1.0
 
 
@@ -73,8 +73,14 @@ class RunControl:
         self._stop_requested = False
         self._failure = ""  # message of a callback that failed on this rank
         self._cause: BaseException | None = None  # the error behind it
+        self._received = 0  # exit code of a signal to a process outside of this group, or 0
         self._polled_at = 0.0
         self._validation_stopped = False
+
+    @property
+    def _code(self) -> int:
+        """Exit code of the signal that this rank follows, or 0."""
+        return self._signals.code or self._received
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -89,6 +95,10 @@ class RunControl:
     def _beat(self) -> None:
         """Lets faulthandler print the stacks of all threads to standard error if this is not called again in time."""
         faulthandler.dump_traceback_later(STALL_S, repeat=True, file=2)
+
+    def receive(self, code: int) -> None:
+        """Follows a signal to a process outside of this group as one to this rank. ``code``: its exit code."""
+        self._received = code
 
     def request_save(self) -> None:
         """Makes all ranks save once, after the same step."""
@@ -112,7 +122,7 @@ class RunControl:
 
     def flags(self) -> StepFlags:
         """Returns this rank's requests for the step that begins."""
-        flags = StepFlags(save=self._save_requested, stop=self._stop_requested or self._signals.received)
+        flags = StepFlags(save=self._save_requested, stop=self._stop_requested or self._code != 0)
         self._save_requested = False  # a save is requested once, a stop in every step until the run ends
         return flags
 
@@ -129,14 +139,14 @@ class RunControl:
             return action
         flags |= read_newest()
         if flags.stop:  # a signal to any rank, or else a request
-            exit_code = max_over_ranks(self._ctx, self._signals.code)
+            exit_code = max_over_ranks(self._ctx, self._code)
             return self._stop(exit_code) if exit_code else self._follow_request()
         return action | Action.SAVE
 
     def agree(self) -> Action:
         """Returns `Action.STOP` if a signal has reached any rank, or any has requested a stop. Called at the start and
         after an epoch."""
-        code = max_over_ranks(self._ctx, self._signals.code)
+        code = max_over_ranks(self._ctx, self._code)
         if code:
             return self._stop(code)
         if max_over_ranks(self._ctx, int(self._stop_requested)):
@@ -149,10 +159,10 @@ class RunControl:
         self._beat()
         store = self._ctx.store
         now = time.monotonic()
-        is_stopped = self._signals.received
+        is_stopped = self._code != 0
         with suppress(dist.DistError):  # torchrun has ended, and the store with it: this process gets SIGTERM
             if store is not None and is_stopped:
-                store.set(STOP_KEY, "")
+                store.set(STOP_KEY, str(self._code))
             elif store is not None and now - self._polled_at >= POLL_EVERY_S:
                 self._polled_at = now
                 is_stopped = store.check([STOP_KEY])
@@ -161,7 +171,7 @@ class RunControl:
 
     def after_validation(self) -> Action:
         """Returns `Action.STOP` if a signal has ended the validation, or the wait for its scores, on any rank."""
-        code = max_over_ranks(self._ctx, self._signals.code if self._validation_stopped else 0)
+        code = max_over_ranks(self._ctx, self._code if self._validation_stopped else 0)
         return self._stop(code) if code else Action.CONTINUE
 
     def raise_if_aborted(self, position: str, continuation: str) -> None:
@@ -177,7 +187,7 @@ class RunControl:
         """
         # A collective, whatever the code is: a rank that ended sooner than the one that still writes last.pt would make
         # the launcher kill that one.
-        self.exit_code = max_over_ranks(self._ctx, self.exit_code or self._signals.code)
+        self.exit_code = max_over_ranks(self._ctx, self.exit_code or self._code)
         if self.exit_code:
             get_logger().info("stopped by a signal %s; %s", position, continuation)
             raise Stopped(self.exit_code)

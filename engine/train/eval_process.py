@@ -1,86 +1,173 @@
-"""An evaluating process of a run (``--eval-ranks``): builds what it needs of the run, and scores its epochs."""
+"""An evaluating process of a run (``--eval-ranks``): builds itself from last.pt, and scores the run's epochs. The
+messages that it exchanges with the training processes are listed in engine/train/scoring.py."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
-from collections.abc import Collection
-from contextlib import ExitStack
+import platform
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
+from data.dataset.spec import DataSource
 from data.loading.build import open_run_val_reader
 from data.open import open_data
 from engine.evaluation.result import Evaluation
-from engine.parallel.eval_ranks import EvalSetup, Scorer, serve
+from engine.evaluation.stored import write_evaluation
+from engine.train.checkpoint import Checkpoint, scores_path, weights_path
+from engine.train.control import Action, RunControl
 from engine.train.resume import resolve
-from engine.train.run import build_criterion, choose_kernels, common_facts, open_evaluation
+from engine.train.run import choose_kernels, open_evaluation
+from engine.train.scoring import POLL_S
 from models.detector import build_detector
 from utils.config.settings import RunSettings, TrainConfig, names_with
-from utils.detections import DetectionTable
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object, max_over_ranks
 from utils.distributed.join import joined_run
-from utils.errors import UserError
+from utils.errors import Stopped, UserError, first_line
+from utils.files.torch_file import read_checkpoint
 from utils.logger import configure_logging, get_logger
 from utils.process.launch import Launch
 from utils.process.signals import StopSignals
+
+FOLDER_PATIENCE_S = 60.0  # a network file system may show a new file late
+
+# Scores the weights in a file; the second argument is whether their epoch is a closing one. Returns the evaluation on
+# the first evaluating process; None on the others, and on all if a signal has ended it.
+Score = Callable[[Path, bool], Evaluation | None]
 
 
 def run_evaluating_process(
     launch: Launch | None, config: TrainConfig, explicit_flags: Collection[str], signals: StopSignals
 ) -> None:
-    """Validates what the training processes send until the run ends. Once they have described the run, a signal is
-    theirs to follow; before, it ends this process.
+    """Scores the epochs of a run until it ends. A signal also stops the training processes, and this process ends after
+    them; before last.pt describes the run, it ends at once.
 
-    ``explicit_flags``: names of the settings on the command line.
+    Args:
+        config: the settings of this process's command line.
+        explicit_flags: names of the settings that the command line gives.
+
+    Raises UserError if the run's folder or its data cannot be read here, and `Stopped` after a signal.
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
-    with ExitStack() as stack, joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx:
+    with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx:
+        store = ctx.store  # for messages of this kind only (`evaluation_store`)
+        if store is None:
+            raise ValueError("evaluating processes need the store of a distributed run")
+        with suppress(dist.DistError):  # the store is gone, so the run has ended
+            while not store.check(["run"]):
+                if store.check(["ended"]):
+                    return
+                time.sleep(POLL_S)
+            folder, run_id = json.loads(store.get("run"))
+            control = RunControl(ctx, signals)
+            try:
+                with signals.deferred():
+                    checkpoint = read_record(Path(folder), run_id)
+                    score = build_score(ctx, config, explicit_flags, checkpoint, control)
+                serve(ctx, Path(folder), score, control)
+            except (dist.DistError, Stopped):
+                raise
+            except Exception as error:
+                store.set("failed", f"rank {ctx.first_rank + ctx.rank}: {first_line(error)}")
+                raise
+    if signals.received:
+        raise Stopped(signals.code)
 
-        def build(setup: EvalSetup) -> Scorer:
-            stack.enter_context(signals.deferred())
-            return build_scorer(ctx, config, explicit_flags, setup)
 
-        serve(ctx, build)
+def read_record(folder: Path, run_id: str) -> Checkpoint:
+    """Reads last.pt of a run, without its tensors. Raises UserError if this machine does not have the folder."""
+    last = folder / "last.pt"
+    deadline = time.monotonic() + FOLDER_PATIENCE_S
+    while True:
+        checkpoint = Checkpoint.read(last) if last.exists() else None
+        if checkpoint is not None and checkpoint.description.run_id == run_id:
+            return checkpoint.record()
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{folder}: {platform.node()} does not have this folder; with --eval-ranks, all machines share the "
+                "run's folder (--project)"
+            )
+        time.sleep(POLL_S)
 
 
-def build_scorer(
-    ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: EvalSetup
-) -> Scorer:
-    """Builds the function that scores averaged weights as the training processes would, see
-    `engine.parallel.eval_ranks.Scorer`. Raises UserError if the data cannot be opened or differ from theirs."""
-    source = setup.source
-    if setup.finds_own_data:
-        source = replace(source, data=resolve(config).data)
-    own = {name: getattr(config, name) for name in names_with(TrainConfig, scope="machine") if name in explicit_flags}
-    settings = RunSettings(replace(setup.config, **own), setup.hyp)
-    config = settings.config
-    if ctx.device.type == setup.device:
-        torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
+def build_score(
+    ctx: DistributedContext,
+    own: TrainConfig,
+    explicit_flags: Collection[str],
+    checkpoint: Checkpoint,
+    control: RunControl,
+) -> Score:
+    """Builds what scores the weights of a run as its training processes would: from their record, but with the paths
+    and the workers that ``own``, the settings of this process's command line, gives. Raises UserError if the data
+    cannot be opened, or differ from theirs."""
+    run = checkpoint.description
+    names = (names_with(TrainConfig, scope="machine") | {"data"}).intersection(explicit_flags)
+    here = resolve(own)
+    config = replace(run.config, **{name: getattr(here, name) for name in names})
+    if ctx.device.type == checkpoint.header.run.device:
+        torch.set_num_threads(checkpoint.header.run.threads)  # on a CPU the rounding may depend on their number
     choose_kernels(config)
-    # The run's data set, at the location that this process uses.
-    spec = open_data(replace(source, stage=config.stage, cache_dir=config.cache_dir), ctx)
-    model = build_detector(setup.model_spec, len(setup.names), names=setup.names, channels=spec.pixels.channels)
+    stored_in = "" if "data" in names else str(checkpoint.path)
+    source = replace(DataSource.of_training(config), val_images=tuple(run.val_images), stored_in=stored_in)
+    spec = open_data(source, ctx)
+    model = build_detector(run.model_spec, len(run.names), names=run.names, channels=spec.pixels.channels)
     model = model.to(ctx.device).to(memory_format=torch.channels_last)
-    if model.head.anchors is not None and setup.anchors is not None:
-        model.head.anchors.copy_(setup.anchors)
-    criterion = build_criterion(ctx, settings, model, setup.class_weights)
-    reader = open_run_val_reader(ctx, config, settings.hyp, spec)
-    loader, evaluator = open_evaluation(ctx, config, reader, model, criterion)
-    for name, value in common_facts(loader.index).items():
-        if setup.facts.get(name) != value:
-            raise UserError(f"{name} differs from that of the training processes")
+    class_weights = torch.tensor(run.class_weights) if run.class_weights else None
+    reader = open_run_val_reader(ctx, config, run.hyp, spec)
+    if reader.sample_index.label_digest() != run.identity.val_labels:
+        raise UserError(f"{spec.source}: the validation images or labels differ from those of the training processes")
+    criterion, loader, evaluator = open_evaluation(
+        ctx, RunSettings(config, run.hyp), reader, model, class_weights=class_weights
+    )
 
-    def score(ema: dict[str, Tensor], is_closing: bool) -> Evaluation | None:
-        model.load_state_dict(ema)
+    def score(weights: Path, is_closing: bool) -> Evaluation | None:
+        model.load_state_dict(read_checkpoint(weights)["ema"])
         criterion.set_closing(is_closing)
-        evaluation = evaluator.run(model, loader)
-        if evaluation is None or config.plots:
-            return evaluation
-        none = DetectionTable.concatenate([])  # only plots show the detections
-        return replace(evaluation, matches=evaluation.matches.above(np.inf), for_ap=none, detected=none, preview=None)
+        return evaluator.run(model, loader, should_stop=control.should_stop)
 
     return score
+
+
+def serve(ctx: DistributedContext, folder: Path, score: Score, control: RunControl) -> None:
+    """Scores what the training processes submit, until the run ends. After a signal it only waits for that: if this
+    process ended before they have saved the run, the launcher would kill them."""
+    store = ctx.store
+    assert store is not None
+
+    def comes(is_there: Callable[[], bool]) -> bool:
+        """Waits. Returns False, on all evaluating processes, if the run ends or a signal comes before."""
+        while True:
+            is_over = store.check(["ended"]) or control.should_stop()
+            if is_over or is_there():
+                return not max_over_ranks(ctx, int(is_over))
+            time.sleep(POLL_S)
+
+    with control.training():
+        for turn in itertools.count(1):
+            if not comes(partial(store.check, [f"epoch/{turn}"])):
+                break
+            number, is_closing = json.loads(store.get(f"epoch/{turn}"))
+            weights = weights_path(folder, number)
+            scores = scores_path(folder, number)
+            if not comes(weights.exists):
+                break
+            if not broadcast_object(ctx, scores.exists()):  # an earlier start may have scored it
+                evaluation = score(weights, is_closing)
+                if control.after_validation() is not Action.CONTINUE:
+                    break
+                if evaluation is not None:
+                    write_evaluation(evaluation, scores)
+            if ctx.is_main:
+                store.set(f"scored/{number}", "")
+        while not store.check(["ended"]):
+            control.should_stop()
+            time.sleep(POLL_S)

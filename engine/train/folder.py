@@ -37,7 +37,7 @@ LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 # What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
 _FILES_OF_RUN = (
-    "last.pt", "best.pt", "epoch*.pt", "unscored*.pt", RESULTS_CSV, SETTINGS_YAML, STARTED_BY, REPORT,
+    "last.pt", "best.pt", "epoch*.pt", "unscored*", RESULTS_CSV, SETTINGS_YAML, STARTED_BY, REPORT,
     "events.out.tfevents.*",
 )  # fmt: skip
 

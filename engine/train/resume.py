@@ -27,7 +27,6 @@ from typing import Any
 from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
 from engine.optim.schedule import epochs_in_time, step_plan
-from engine.parallel.eval_ranks import dismiss
 from engine.train.checkpoint import (
     RESULTS_CSV,
     Checkpoint,
@@ -36,6 +35,7 @@ from engine.train.checkpoint import (
     RunDescription,
     TrainState,
     UnscoredEpoch,
+    scores_path,
 )
 from engine.train.folder import REPORT, find_folder, is_read_only
 from utils.config.epochs import is_closing_epoch
@@ -337,10 +337,8 @@ def _lacks_report(last: Path) -> bool:
 
 
 def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
-    """Logs why a run has ended, and returns its outcome. Ends the evaluating processes, if there are any. Every rank
-    must call this."""
+    """Logs why a run has ended, and returns its outcome. Every rank must call this."""
     configure_logging(ctx.is_main)
-    dismiss(ctx)
     folder = plan.folder or Path()
     if ctx.is_main and plan.checkpoint is not None and not is_read_only(folder):  # a kill may have lost the last row
         ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)
@@ -369,8 +367,11 @@ def restore_run(
         return Progress(), []
     checkpoint.restore(ctx, state)
     progress = continue_at(checkpoint, plan.settings.config, epoch_batches, fingerprint)
-    if plan.work_left is WorkLeft.STEPS and checkpoint.description.identity.val_labels != fingerprint.val_labels:
-        progress.reset_best()  # the scores are not comparable
+    if checkpoint.description.identity.val_labels != fingerprint.val_labels:
+        for epoch in checkpoint.header.unscored if ctx.is_main else ():
+            scores_path(checkpoint.path.parent, epoch.number).unlink(missing_ok=True)
+        if plan.work_left is WorkLeft.STEPS:
+            progress.reset_best()  # the scores are not comparable
     # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
     has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
     if progress.best_epoch >= 0 and not has_best:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from data.dataset.spec import DatasetSpec
-from data.index.index import DatasetIndex
-from data.loading.build import build_run_val_loader, build_train_loader, data_facts
+from data.loading.build import build_run_val_loader, build_train_loader
 from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.samples.readers import SampleReader
@@ -21,7 +17,6 @@ from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
 from engine.optim.build import RULES
-from engine.parallel.eval_ranks import EvalRanks, EvalSetup
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.advice import Facts, advise
 from engine.train.callbacks import UserCallbacks
@@ -37,7 +32,7 @@ from engine.train.resume import RunPlan, WorkLeft, restore_run
 from engine.train.scoring import LocalScorer, RemoteScorer, Scorer
 from engine.train.sources import RunData, Sources, open_run_data, open_sources
 from engine.train.starting_model import StartingModel, build_starting_model
-from engine.train.step import TrainStep, build_step
+from engine.train.step import build_step
 from engine.train.trackers import Tracker, open_services
 from engine.train.trainer import Feed, Hook, Trainer, TrainingRun
 from models.detector import Detector
@@ -47,7 +42,6 @@ from models.postprocess.detections import select_for_validation
 from models.postprocess.nms import load_nms
 from models.postprocess.selection import ValidationSettings
 from utils.config.settings import RunSettings, TrainConfig
-from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
 from utils.process.signals import StopSignals
@@ -96,6 +90,9 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         is_kept=lambda: progress.updates > 0 or control.has_stopped,
     )
     description = describe_run(plan, sources, data, start, choices, run_id=run_id)
+    scorer: Scorer = LocalScorer(folder, step, feed.evaluator, feed.val_loader)
+    if ctx.eval_ranks:
+        scorer = RemoteScorer(ctx, folder, run_id, control)
     run = TrainingRun(
         ctx=ctx,
         folder=folder,
@@ -111,7 +108,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         checkpointer=Checkpointer(
             folder, ctx=ctx, description=description, save_period=settings.config.save_period, rows=plan.rows
         ),
-        scorer=build_scorer(ctx, plan, sources, choices, feed, step, folder=folder, stack=stack),
+        scorer=scorer,
     )
     if plan.work_left is WorkLeft.STEPS:
         log_start(run, sources)
@@ -170,8 +167,9 @@ def build_feed(
     if choices.anchors is not None and model.head.anchors is not None:
         model.head.anchors.copy_(choices.anchors)
     loader = build_train_loader(ctx, config, hyp, data.samples.with_hyp(hyp), stride=model.stride)
-    criterion = build_criterion(ctx, choices.settings, model, choices.class_weights, start.teacher)
-    val_loader, evaluator = open_evaluation(ctx, config, data.val, model, criterion)
+    criterion, val_loader, evaluator = open_evaluation(
+        ctx, choices.settings, data.val, model, class_weights=choices.class_weights, teacher=start.teacher
+    )
     return Feed(
         loader=loader,
         val_loader=val_loader,
@@ -184,29 +182,28 @@ def build_feed(
     )
 
 
-def build_criterion(
+def open_evaluation(
     ctx: DistributedContext,
     settings: RunSettings,
+    reader: SampleReader,
     model: Detector,
+    *,
     class_weights: Tensor | None,
     teacher: Teacher | None = None,
-) -> Criterion:
-    """Builds the loss of the model's head, with its current anchors, on the device. ``class_weights``: (C,)."""
-    criterion = model.head.build_loss(
-        settings.hyp, teacher=teacher, label_smoothing=settings.config.label_smoothing, class_weights=class_weights
-    )
-    return criterion.to(ctx.device)
-
-
-def open_evaluation(
-    ctx: DistributedContext, config: TrainConfig, reader: SampleReader, model: Detector, criterion: Criterion
-) -> tuple[ValidationLoader, Evaluator]:
-    """Builds the loader and the evaluator of a run's validation split. Every process that validates must call this.
+) -> tuple[Criterion, ValidationLoader, Evaluator]:
+    """Builds the loss of the model's head, and the loader and the evaluator of a run's validation split. Every process
+    that trains or validates must call this.
 
     It validates as val.py does, and also computes the loss. It runs in float32 whatever the precision of training,
     because the threshold that it finds will be used in float32.
+
+    ``class_weights``: (C,) in the loss.
     """
     load_nms()  # a torchvision that does not fit ends the run before its folder is made
+    config = settings.config
+    criterion = model.head.build_loss(
+        settings.hyp, teacher=teacher, label_smoothing=config.label_smoothing, class_weights=class_weights
+    ).to(ctx.device)
     canvases = CanvasRule(config.imgsz, model.stride, model.head.square_letterbox)
     loader = build_run_val_loader(ctx, config, reader, canvases)
     evaluator = Evaluator(
@@ -219,7 +216,7 @@ def open_evaluation(
         fuses=True,
         protocol=protocol_text(canvases, box_voting=model.nms_iou is not None, tile=loader.index.tile),
     )
-    return loader, evaluator
+    return criterion, loader, evaluator
 
 
 def describe_run(
@@ -250,27 +247,6 @@ def describe_run(
         origin=start.origin,
         teacher={"path": teacher.path, "sha256": teacher.sha256} if teacher else {},
     )
-
-
-def build_scorer(
-    ctx: DistributedContext,
-    plan: RunPlan,
-    sources: Sources,
-    choices: Choices,
-    feed: Feed,
-    step: TrainStep,
-    *,
-    folder: Path,
-    stack: ExitStack,
-) -> Scorer:
-    """Builds what validates the epochs of a run: its own processes, or others (``--eval-ranks``), which ``stack``
-    dismisses."""
-    if not ctx.eval_ranks:
-        return LocalScorer(folder, step, feed.evaluator, feed.val_loader)
-    setup = describe_for_evaluators(plan, choices, step, spec=sources.spec, val=feed.val_loader.index)
-    eval_ranks = EvalRanks(ctx, setup)
-    stack.callback(eval_ranks.close)
-    return RemoteScorer(folder, eval_ranks)
 
 
 def build_hooks(run: TrainingRun, sources: Sources, user_hooks: UserHooks, stack: ExitStack) -> list[Hook]:
@@ -357,30 +333,3 @@ def loaded_weights_text(factor: float, new_factor: float) -> str:
     if factor > new_factor:
         return f"loaded weights learn {factor / new_factor:.3g} times faster"
     return f"loaded weights learn {new_factor / factor:.3g} times slower"
-
-
-def describe_for_evaluators(
-    plan: RunPlan, choices: Choices, step: TrainStep, *, spec: DatasetSpec, val: DatasetIndex
-) -> EvalSetup:
-    """Describes a run to its evaluating processes. ``val``: the validation split."""
-    model = step.ema.module
-    weights = step.criterion.class_weights
-    return EvalSetup(
-        config=choices.settings.config,
-        hyp=choices.settings.hyp,
-        source=replace(plan.data_source, val_images=tuple(sorted(spec.held_out))),
-        finds_own_data="data" in plan.local,
-        names=list(model.names),
-        model_spec=model.spec,
-        anchors=None if model.head.anchors is None else model.head.anchors.cpu(),
-        class_weights=None if weights is None else weights.cpu(),
-        device=step.ctx.device.type,
-        threads=torch.get_num_threads(),
-        facts=common_facts(val),
-    )
-
-
-def common_facts(val: DatasetIndex) -> dict[str, str]:
-    """Returns properties that training and evaluating processes must have in common, by their names in messages."""
-    facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", val)
-    return {name: str(value) for name, value in facts.items()}

@@ -1,35 +1,63 @@
-"""Who scores the epochs of a run: the training processes themselves, or others while they train (``--eval-ranks``)."""
+"""Who scores the epochs of a run: its training processes, or with ``--eval-ranks`` the last processes of the job, while
+the others train the next epochs.
+
+The two sides have process groups of their own, and meet in the run's folder. The training processes write last.pt, from
+which the evaluating processes build themselves (`engine.train.eval_process`), and the averaged weights of an epoch
+into ``unscoredN.pt``. These write its scores into ``unscoredN.scores``, which the training processes read at the end of
+a later epoch. The run's store only has messages (`evaluation_store`):
+
+    run         [folder, id of the run]: last.pt describes it
+    epoch/K     [N, whether it is a closing epoch]: the K-th epoch to score
+    scored/N    unscoredN.scores is written
+    stop        exit code of a signal to an evaluating process
+    failed      why an evaluating process has failed
+    ended       the run has ended, however it has
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+
+import torch.distributed as dist
 
 from data.loading.loader import ValidationLoader
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.result import Evaluation
-from engine.parallel.eval_ranks import EvalRanks
-from engine.train.checkpoint import weights_path
+from engine.evaluation.stored import read_evaluation
+from engine.train.checkpoint import scores_path, weights_path
+from engine.train.control import STOP_KEY, RunControl
 from engine.train.step import TrainStep
-from utils.distributed.context import broadcast_object
+from utils.distributed.context import MAX_WAIT_S, DistributedContext, broadcast_object
+from utils.distributed.join import evaluation_store
+from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint
+from utils.logger import get_logger
+from utils.strings import rank_list
 
-MAX_LATE = 4  # epochs whose scores other processes may still owe when the next one begins
+MAX_PENDING = 4  # epochs whose scores other processes may still owe when the next one begins
+POLL_S = 0.05  # seconds between checks for a message
 
 
 class Scorer(Protocol):
     """Scores the averaged weights of epochs. Every training process has one and makes the same calls."""
 
-    max_late: int  # epochs that may wait for their scores while the run goes on; 0: scores are there at once
+    max_pending: int  # epochs whose scores the run does not wait for; 0: scores are there at once
+
+    def open(self) -> None:
+        """Begins, once last.pt describes the run."""
 
     def submit(self, epoch: int, *, is_closing: bool) -> None:
-        """Begins to score an epoch, whose weights are in `weights_path`, or will be soon. Not called if `max_late` is
-        0."""
+        """Begins to score an epoch, whose weights are in `weights_path`, or will be soon. Not called if `max_pending`
+        is 0."""
 
     def is_ready(self, epoch: int) -> bool:
-        """Returns whether the scores of an epoch have come."""
+        """Returns whether the scores of an epoch are there."""
 
     def read(
         self, epoch: int, *, is_closing: bool, is_newest: bool, should_stop: Callable[[], bool]
@@ -46,13 +74,15 @@ class Scorer(Protocol):
 class LocalScorer:
     """The training processes validate an epoch when its scores are read."""
 
-    max_late = 0
+    max_pending = 0
 
     def __init__(self, folder: Path, step: TrainStep, evaluator: Evaluator, loader: ValidationLoader) -> None:
         self._folder = folder
         self._step = step
         self._evaluator = evaluator
         self._loader = loader
+
+    def open(self) -> None: ...
 
     def submit(self, epoch: int, *, is_closing: bool) -> None: ...
 
@@ -64,7 +94,10 @@ class LocalScorer:
     ) -> Evaluation | None:
         ctx = self._step.ctx
         model = self._step.ema.module
-        if not is_newest:  # a run with --eval-ranks continues without
+        scores = scores_path(self._folder, epoch)  # a run with --eval-ranks continues without
+        if broadcast_object(ctx, ctx.is_main and scores.exists()):
+            return read_evaluation(scores) if ctx.is_main else None
+        if not is_newest:
             content = read_checkpoint(weights_path(self._folder, epoch)) if ctx.is_main else {}
             model = copy.deepcopy(model)
             model.load_state_dict(broadcast_object(ctx, content.get("ema")))
@@ -75,19 +108,52 @@ class LocalScorer:
 class RemoteScorer:
     """Other processes of the job validate an epoch while the training goes on."""
 
-    max_late = MAX_LATE
+    max_pending = MAX_PENDING
 
-    def __init__(self, folder: Path, eval_ranks: EvalRanks) -> None:
+    def __init__(self, ctx: DistributedContext, folder: Path, run_id: str, control: RunControl) -> None:
+        if ctx.store is None:
+            raise ValueError("evaluating processes need the store of a distributed run")
+        self._ctx = ctx
         self._folder = folder
-        self._eval_ranks = eval_ranks
+        self._run_id = run_id
+        self._control = control
+        self._store = evaluation_store(ctx.store)
+        self._submitted = 0
+
+    def open(self) -> None:
+        ctx = self._ctx
+        if ctx.is_main:
+            self._store.set("run", json.dumps([str(self._folder), self._run_id]))
+            ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
+            get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(ranks))
 
     def submit(self, epoch: int, *, is_closing: bool) -> None:
-        self._eval_ranks.send(epoch, weights_path(self._folder, epoch), is_closing=is_closing)
+        self._submitted += 1
+        if self._ctx.is_main:
+            self._store.set(f"epoch/{self._submitted}", json.dumps([epoch, is_closing]))
 
     def is_ready(self, epoch: int) -> bool:
-        return self._eval_ranks.has_scores(epoch)
+        if self._store.check(["failed"]):
+            raise UserError(f"--eval-ranks: {self._store.get('failed').decode()}")
+        if self._store.check([STOP_KEY]):
+            self._control.receive(int(self._store.get(STOP_KEY)))
+        return self._store.check([f"scored/{epoch}"])
 
     def read(
         self, epoch: int, *, is_closing: bool, is_newest: bool, should_stop: Callable[[], bool]
     ) -> Evaluation | None:
-        return self._eval_ranks.wait(epoch, should_stop)
+        deadline = time.monotonic() + MAX_WAIT_S
+        while not self.is_ready(epoch):
+            if time.monotonic() > deadline:
+                raise UserError(f"--eval-ranks: no scores of epoch {epoch} in {MAX_WAIT_S / 3600:g} hours")
+            if should_stop():
+                return None
+            time.sleep(POLL_S)
+        return read_evaluation(scores_path(self._folder, epoch)) if self._ctx.is_main else None
+
+
+def release_evaluators(ctx: DistributedContext) -> None:
+    """Tells the evaluating processes, if there are any, that the run has ended, however it has."""
+    if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
+        with suppress(dist.DistError):
+            evaluation_store(ctx.store).set("ended", "")

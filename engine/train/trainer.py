@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.prefetcher import Prefetcher
@@ -29,7 +30,7 @@ from engine.train.checkpoint import (
     RunDescription,
     SaveContext,
     UnscoredEpoch,
-    remove_weights,
+    remove_unscored,
     weights_path,
 )
 from engine.train.choices import Choices
@@ -226,7 +227,7 @@ class Trainer:
                     while not self._stopped and self.progress.epoch < self.epochs:
                         self._train_epoch(batches)
                 if not self.control.agree_on_abort():
-                    self._record_scores(late=0)
+                    self._record_scores(max_pending=0)
                 self.checkpointer.flush()
                 self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
                 return self._finish()
@@ -242,19 +243,23 @@ class Trainer:
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         was_ended = started_from is not None and started_from.header.ended_by_callback
-        # A run has its record before its first step, and one that trains on is no longer ended.
-        if started_from is None or (self._takes_steps and was_ended):
+        # A run has its record before its first step, and before other processes score it; if it trains on, it is no
+        # longer ended.
+        if started_from is None or (self._takes_steps and was_ended) or self.run.scorer.max_pending:
             self.save_last()
         self._call_hooks("start")
         if self.run.work_left is WorkLeft.REPORT and not self._unscored:  # the weights are newer than their scores
             self._call_hooks("epoch_saved", self._newest)
-        if self.ctx.is_main:  # a kill may have left weights of an epoch that is trained again
-            remove_weights(self.run.folder, keep={epoch.number for epoch in self._unscored})
+        if self.ctx.is_main:  # a kill may have left files of an epoch that is trained again
+            remove_unscored(self.run.folder, keep={epoch.number for epoch in self._unscored})
         if Action.SKIP_REST not in self._follow(self.control.agree()):
+            self.checkpointer.flush()
+            self.run.scorer.open()
             for epoch in self._unscored:
                 self._submit(epoch)
             # The earlier start may have ended before it saved the end of the newest epoch.
-            self._record_scores(late=self._max_late(), is_epoch_end=any(map(self._has_current_weights, self._unscored)))
+            is_epoch_end = any(map(self._has_current_weights, self._unscored))
+            self._record_scores(max_pending=self._max_pending(), is_epoch_end=is_epoch_end)
         self.checkpointer.flush()
         return not self._stopped
 
@@ -284,17 +289,17 @@ class Trainer:
         # --time may have changed the number of epochs.
         epoch.is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
         self._submit(epoch)
-        self._record_scores(late=self._max_late(), is_epoch_end=True)
+        self._record_scores(max_pending=self._max_pending(), is_epoch_end=True)
         self._follow(self.control.agree())
 
-    def _max_late(self) -> int:
+    def _max_pending(self) -> int:
         """Returns how many epochs may still wait for their scores: none after the last epoch, nor where ``--patience``
         would end the run if none of them were better than the best epoch, or than the first."""
         progress = self.progress
         patience = self.run.config.patience
         is_last = self._stopped or progress.epoch >= self.epochs
         is_decisive = is_last or 0 < patience <= progress.epoch - max(progress.best_epoch, 0)
-        return 0 if is_decisive else self.run.scorer.max_late
+        return 0 if is_decisive else self.run.scorer.max_pending
 
     def _train_step(self, batches: Prefetcher) -> None:
         """Takes one step of the optimizer, and follows what hooks and other ranks request."""
@@ -361,15 +366,16 @@ class Trainer:
     def _submit(self, epoch: Epoch) -> None:
         """Lets other processes score an epoch, if they do (``--eval-ranks``), by its weights in a file."""
         scorer = self.run.scorer
-        if scorer.max_late and epoch.is_validated:
+        if scorer.max_pending and epoch.is_validated:
             scorer.submit(epoch.number, is_closing=epoch.is_closing)
             if self._has_current_weights(epoch):  # otherwise an earlier start has written them
                 self.checkpointer.save_weights(self.step, self._header(), epoch.number)
 
-    def _record_scores(self, *, late: int, is_epoch_end: bool = False) -> None:
-        """Reads the scores of the epochs that have none, but for the newest, of which at most ``late`` may wait longer;
-        records, saves and reports these epochs. A signal leaves the rest to a resumed run, which begins here."""
-        if not late and any(epoch.is_validated for epoch in self._unscored):
+    def _record_scores(self, *, max_pending: int, is_epoch_end: bool = False) -> None:
+        """Reads the scores of the epochs that have none, but for the newest, of which at most ``max_pending`` may wait
+        longer. Records, saves and reports these epochs. A signal leaves the rest to a resumed run, which begins
+        here."""
+        if not max_pending and any(epoch.is_validated for epoch in self._unscored):
             every_s = min(self.run.config.save_minutes * 60, SAVE_BEFORE_VALIDATION_S)
             is_due = self.ctx.is_main and self._is_save_due(every_s)
             if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
@@ -377,7 +383,7 @@ class Trainer:
         scored: list[Epoch] = []
         best: dict[str, Any] | None = None  # content of best.pt, if it is of an epoch before the newest
         is_interrupted = False
-        left = self._num_without_scores(late)
+        left = self._num_pending(max_pending)
         while len(self._unscored) > left and not is_interrupted:
             epoch = self._unscored[0]
             if epoch.is_validated:
@@ -402,15 +408,15 @@ class Trainer:
         for epoch in scored:
             self._call_hooks("epoch_saved", epoch)
 
-    def _num_without_scores(self, late: int) -> int:
-        """Returns how many epochs, at most ``late``, are left without scores because these have not come."""
-        if not late:
+    def _num_pending(self, max_pending: int) -> int:
+        """Returns how many epochs, at most ``max_pending``, are left without scores because these have not come."""
+        if not max_pending:
             return 0
         num_ready = 0
         if self.ctx.is_main:
             is_ready = [not one.is_validated or self.run.scorer.is_ready(one.number) for one in self._unscored]
             num_ready = [*is_ready, False].index(False)
-        return min(len(self._unscored) - broadcast_object(self.ctx, num_ready), late)
+        return min(len(self._unscored) - broadcast_object(self.ctx, num_ready), max_pending)
 
     def _content_of_best(self, epoch: Epoch) -> dict[str, Any] | None:
         """Returns the content of best.pt with the weights of an epoch and its scores, on rank 0; None if they are those
@@ -500,6 +506,7 @@ class Trainer:
                 seconds=self.seconds(),
                 epoch_batches=len(self.loader),
                 images=len(self.loader.samples),
+                threads=torch.get_num_threads(),
             ),
             metrics=self._newest.metrics if self._has_current_weights(self._newest) else {},
             unscored=[

@@ -12,7 +12,7 @@ from utils.batches import Batch
 from utils.files.torch_file import read_checkpoint
 
 # What may differ between runs that must give the same weights: settings, and results with their times.
-SETTINGS = ("config", "hyp", "run", "run_id", "rows")
+SETTINGS = ("config", "command", "hyp", "run", "run_id", "rows")
 
 
 def assert_same_content(a, b, location: str = "") -> None:

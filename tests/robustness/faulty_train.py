@@ -11,11 +11,13 @@
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
 - ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
 - ``replace:FILE:NUMBER``: the same, for the calls by which files that are complete replace others.
+- ``snapshot:RUN:FOLDER``: before each such call in the folder RUN, keeps what a kill would leave there, in FOLDER.
 - ``set:MODULE:NAME:NUMBER``: another value of a constant.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import itertools
@@ -125,6 +127,19 @@ def kill_at(counts: str, number: int, calls_counted: Collection[str] = FILE_CALL
     sys.addaudithook(hook)
 
 
+def keep_snapshots(run: str, folder: str) -> None:
+    def hook(event: str, given: tuple) -> None:
+        if event == "os.rename" and os.fsdecode(given[1]).startswith(run):
+            kept = Path(folder, str(time.monotonic_ns()))  # the same clock in all processes
+            kept.mkdir(parents=True)
+            for path in Path(run).iterdir():
+                if path.suffix in (".pt", ".scores", ".csv", ".yaml"):  # files that are replaced, never changed
+                    with contextlib.suppress(FileNotFoundError):
+                        os.link(path, kept / path.name)
+
+    sys.addaudithook(hook)
+
+
 def inject_process_fault(kind: str, *args: str) -> bool:
     """Applies a kind that concerns the whole process. Returns False for any other kind."""
     if kind == "set":
@@ -133,11 +148,13 @@ def inject_process_fault(kind: str, *args: str) -> bool:
         kill_at(args[0], int(args[1]))
     elif kind == "replace":
         kill_at(args[0], int(args[1]), ["os.rename"])
+    elif kind == "snapshot":
+        keep_snapshots(*args)
     elif kind == "save":
         save_every(int(args[0]))
     elif kind == "holdsave":
         hold_writes(args[0])
-    return kind in ("set", "kill", "replace", "save", "holdsave")
+    return kind in ("set", "kill", "replace", "snapshot", "save", "holdsave")
 
 
 def main(argv: list[str] | None = None) -> None:

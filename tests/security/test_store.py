@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from data.dataset.spec import DataSource
 from data.open import open_data
-from engine.parallel.eval_ranks import serve
 from tests.data.data_set import DataSet, voc
 from tests.helpers.hostile_files import Touch
 from utils.distributed.context import DistributedContext, max_over_ranks
@@ -37,16 +36,6 @@ class _Hostile(dist.HashStore):
 
 def _touching(path: Path) -> bytes:
     return pickle.dumps(Touch((os.system, (f"touch '{path}'",))), 2)
-
-
-def test_a_message_to_evaluating_processes_runs_nothing(tmp_path):
-    program = _touching(tmp_path / "ran")
-    store = dist.HashStore()
-    store.set("setup/0", program)  # type: ignore[arg-type]
-    store.set("setup", "1")
-    with pytest.raises(pickle.UnpicklingError):
-        serve(replace(DistributedContext.single(), store=store), lambda setup: pytest.fail("used"))
-    assert not (tmp_path / "ran").exists()
 
 
 def test_what_a_process_is_given_of_a_folder_runs_nothing(tmp_path):

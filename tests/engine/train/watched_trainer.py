@@ -21,7 +21,7 @@ from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch, w
 from engine.train.choices import Choices
 from engine.train.control import Action, RunControl
 from engine.train.resume import WorkLeft
-from engine.train.scoring import MAX_LATE
+from engine.train.scoring import MAX_PENDING
 from engine.train.trainer import Feed, Hook, Trainer, TrainingRun
 from models.detector import build_detector
 from tests.helpers.run_checkpoints import checkpoint_of
@@ -137,12 +137,14 @@ class Scores:
         ap50: float | None = None,
     ) -> None:
         self._ap50 = ap50
-        self.max_late = MAX_LATE if late else 0
+        self.max_pending = MAX_PENDING if late else 0
         self._ap = ap or {}
         self._during = during
         self._late = late
         self._submitted: list[int] = []
         self.reads: list[tuple[int, bool]] = []  # epochs, and whether the run still has their weights
+
+    def open(self) -> None: ...
 
     def submit(self, epoch: int, *, is_closing: bool) -> None:
         self._submitted.append(epoch)

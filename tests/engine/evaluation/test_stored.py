@@ -1,0 +1,61 @@
+"""An evaluation in a file: all of it comes back, and reading the file runs nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from engine.evaluation.metrics import score_detections
+from engine.evaluation.result import Evaluation, Preview
+from engine.evaluation.stored import read_evaluation, write_evaluation
+from tests.helpers.hostile_files import Touch, zip_around
+from tests.helpers.scoring import random_case
+from tests.helpers.tiny import make_batch
+from utils.detections import Detections
+from utils.errors import UserError
+
+
+def assert_equal(a, b, location: str) -> None:
+    assert type(a) is type(b), location
+    if isinstance(a, np.ndarray | torch.Tensor):
+        assert a.dtype == b.dtype, location
+        np.testing.assert_array_equal(a, b, location)  # nan is nan
+    elif is_dataclass(a):
+        for field in fields(a):
+            assert_equal(getattr(a, field.name), getattr(b, field.name), f"{location}.{field.name}")
+    elif isinstance(a, tuple):
+        assert len(a) == len(b), location
+        for number, items in enumerate(zip(a, b)):
+            assert_equal(*items, f"{location}[{number}]")
+    elif isinstance(a, dict):
+        assert list(a) == list(b), location
+        for key in a:
+            assert_equal(a[key], b[key], f"{location}.{key}")
+    else:
+        assert a == b or a != a, location
+
+
+def test_an_evaluation_comes_back_bit_for_bit(tmp_path):
+    truth, table, num_classes = random_case(1)
+    result, *rest = score_detections(truth, table, num_classes)
+    result.extras["val/box"] = 0.1
+    boxes = torch.rand(2, 3, 4)
+    preview = Preview.of(make_batch(2), Detections(boxes, boxes[..., 0], torch.ones(2, 3).long(), torch.ones(2).long()))
+    evaluation = Evaluation(result, *rest, for_ap=table, detected=table.take(slice(5)), preview=preview)
+    write_evaluation(evaluation, tmp_path / "scores")
+    read = read_evaluation(tmp_path / "scores")
+    (tmp_path / "scores").unlink()  # as a run does, before it has used all of it
+    assert_equal(read, evaluation, "evaluation")
+
+
+def test_a_file_in_the_place_of_scores_runs_nothing(tmp_path):
+    ran = tmp_path / "ran"
+    path = zip_around(pickle.dumps(Touch((os.system, (f"touch '{ran}'",))), 2), tmp_path / "unscored1.scores")
+    with pytest.raises(UserError):
+        read_evaluation(path)
+    assert not ran.exists()
