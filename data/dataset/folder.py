@@ -79,7 +79,7 @@ def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any
     values |= {"path": folder, **known}
     folders = Folders(folder)
     places = _find_images(folder)
-    sources = _find_sources(places, folders)
+    sources, has_labels = _find_sources(places, folders)
     annotations = {split: source.annotations for split, source in sources.items() if source.annotations is not None}
     if annotations:
         sources = {split: source for split, source in sources.items() if split in annotations}
@@ -93,7 +93,7 @@ def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any
         named = [folder / name for name in (*_IMAGE_FOLDERS, "labels")]
         values.setdefault("names", _listed_names([folder, *images, *named]))
         layout = "YOLO txt"
-        is_labeled = any(path.is_file() for path in images) or any(_count(s, folders)[0] for s in sources.values())
+        is_labeled = has_labels or any(path.is_file() for path in images)
         if not values["names"] or not is_labeled:
             raise UserError(f"data set {folder}: {_way(folder, folders, is_labeled=is_labeled)}")
     used = ", ".join(f"{split} {source.images.relative_to(folder)}" for split, source in sources.items())
@@ -183,23 +183,25 @@ def _images_in(path: Path) -> Path:
 # Labels
 
 
-def _find_sources(places: dict[str, list[Path]], folders: Folders) -> dict[str, _Source]:
+def _find_sources(places: dict[str, list[Path]], folders: Folders) -> tuple[dict[str, _Source], bool]:
     """Returns the source of each split: folders or, if none has labels, lists, which may be those of another export or
-    of a part of a folder."""
+    of a part of a folder. Also returns whether one has labels."""
     sources: dict[str, _Source] = {}
+    has_labels = False
     for is_kind in (Path.is_dir, Path.is_file):
         of_kind = {split: [path for path in places.get(split, ()) if is_kind(path)] for split in SPLITS}
         chosen = {split: _choose(split, paths, folders) for split, paths in of_kind.items() if paths}
         sources = chosen or sources
-        if any(source.is_coco or _count(source, folders)[0] for source in sources.values()):
+        has_labels = any(source.is_coco or _count(source, folders)[0] for source in sources.values())
+        if has_labels:
             break
-    return sources
+    return sources, has_labels
 
 
 def _choose(split: str, places: list[Path], folders: Folders) -> _Source:
     """Returns the source of a split: of several with labels, the one that has them for each image. Raises UserError if
     it is not known which counts."""
-    sources = [_Source(images, path) for images in places for path in _find_annotations(folders.root, split, images)]
+    sources = [_Source(images, path) for images in places for path in _find_annotations(folders, split, images)]
     counts = {source: _count(source, folders) for source in sources if not source.is_coco}
     counts = {source: count for source, count in counts.items() if count[0]}
     of_json = [source for source in sources if source.is_coco]
@@ -218,11 +220,12 @@ def _choose(split: str, places: list[Path], folders: Folders) -> _Source:
     return chosen or _Source(places[0], None)
 
 
-def _find_annotations(folder: Path, split: str, images: Path) -> Iterator[Path | None]:
+def _find_annotations(folders: Folders, split: str, images: Path) -> Iterator[Path | None]:
     """Yields the COCO JSON of a split, if there is one; the folders that may be its Pascal VOC; and None, for YOLO txt.
     Raises UserError if several JSONs may be that of the split."""
+    folder = folders.root
     for place in _json_folders(folder, images):
-        files = sorted(place.glob("*.json"))
+        files = [place / name for name in folders.entries(str(place)) if name.endswith(".json")]
         of_split = [path for path in files if _split_in(path) == split]
         of_all = [path for path in files if not _split_in(path) and path.name.startswith(_JSON_NAMES)]
         candidates = of_split or of_all
@@ -240,7 +243,7 @@ def _find_annotations(folder: Path, split: str, images: Path) -> Iterator[Path |
             if voc_folder.is_dir() and voc_folder.is_relative_to(folder):
                 below = voc_folder / above.name
                 yield below if below.is_dir() else voc_folder
-    if images.is_dir():
+    if images.is_dir() and any(folders.stems(path, [".xml"]) for path in folders.walk(str(images))):
         yield images
     yield None
 
