@@ -57,7 +57,7 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
 
 
 def protocol_text(canvases: CanvasRule, *, box_voting: bool, tile: int = 0, tta: bool = False) -> str:
-    """Words how an AP is measured, because a model has others on other canvases or without box voting: "640 px
+    """Formats the protocol of an AP, which differs on other canvases and without box voting: "640 px
     rectangles, box voting". ``tile``: side of tiles, pixels; 0: whole images."""
     if tile:
         canvas = f"tiles of {tile} px"
