@@ -139,7 +139,7 @@ class UnscoredEpoch:
 
     number: int  # from 1
     row: dict[str, float]  # its row of results.csv
-    is_closing: bool  # see `models.losses.base.Criterion.set_closing`
+    is_closing: bool  # see `models.losses.base.Criterion.set_no_mosaic`
     is_validated: bool  # it gets scores; otherwise ``--val-every`` leaves it out
     has_own_file: bool  # steps have been taken since: its averaged weights are those in `weights_path`
 

@@ -131,7 +131,7 @@ def build_score(
 
     def score(weights: Path, is_closing: bool) -> Evaluation | None:
         model.load_state_dict(read_checkpoint(weights)["ema"])
-        criterion.set_closing(is_closing)
+        criterion.set_no_mosaic(is_closing)
         return evaluator.run(model, loader, should_stop=control.should_stop)
 
     return score

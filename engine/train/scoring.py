@@ -66,7 +66,7 @@ class Scorer(Protocol):
         ``should_stop`` returns True.
 
         Args:
-            is_closing: see `models.losses.base.Criterion.set_closing`.
+            is_closing: see `models.losses.base.Criterion.set_no_mosaic`.
             is_newest: the averaged weights of the run are still those of the epoch.
         """
 
@@ -101,7 +101,7 @@ class LocalScorer:
             content = read_checkpoint(weights_path(self._folder, epoch)) if ctx.is_main else {}
             model = copy.deepcopy(model)
             model.load_state_dict(broadcast_object(ctx, content.get("ema")))
-        self._step.criterion.set_closing(is_closing)
+        self._step.criterion.set_no_mosaic(is_closing)
         return self._evaluator.run(model, self._loader, should_stop=should_stop)
 
 

@@ -117,7 +117,7 @@ class Epoch:
 
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
-    is_closing: bool = False  # see `models.losses.base.Criterion.set_closing`
+    is_closing: bool = False  # see `models.losses.base.Criterion.set_no_mosaic`
     is_validated: bool = False  # see `UnscoredEpoch`
     has_own_file: bool = False  # see `UnscoredEpoch`
     # Results of its validation, if there was one:
@@ -267,7 +267,7 @@ class Trainer:
         """Takes the remaining steps of an epoch, and ends it, unless a signal or a request stops the run before."""
         self.epoch_started = time.monotonic()
         is_closing = is_closing_epoch(self.progress.epoch + 1, self.epochs, self.run.hyp.close_mosaic)
-        self.step.criterion.set_closing(is_closing)
+        self.step.criterion.set_no_mosaic(is_closing)
         while self.progress.batch < len(self.loader) and not self._stopped:
             self._train_step(batches)
         if not self._stopped:

@@ -37,7 +37,7 @@ class DetectionHead(nn.Module):
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     unused_hyperparameters: ClassVar[frozenset[str]] = frozenset()  # loss hyper-parameters that its loss does not read
     square_letterbox: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
-    refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_closing`
+    refines: ClassVar[bool] = False  # whether the loss differs in the last epochs, see `Criterion.set_no_mosaic`
     distills: ClassVar[bool] = False  # whether the head can be a teacher, and its loss can learn from one
     anchors: Tensor | None  # buffer (L, A, 2), widths and heights in strides; training fits it to the boxes
     reg_max: int = 1  # R, bins of a box side's distribution; 1: sides are predicted directly

@@ -89,7 +89,7 @@ class Criterion(nn.Module):
         Does nothing by default. ``has_regions``: whether batches may have ignore regions.
         """
 
-    def set_closing(self, closing: bool) -> None:
+    def set_no_mosaic(self, no_mosaic: bool) -> None:
         """Begins (True) or ends the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 
@@ -133,9 +133,9 @@ class DualAssignmentLoss(Criterion):
         self.many.compile_terms(has_regions=has_regions)
         self.one.compile_terms(has_regions=has_regions)
 
-    def set_closing(self, closing: bool) -> None:
-        self.many.set_closing(closing)
-        self.one.set_closing(closing)
+    def set_no_mosaic(self, no_mosaic: bool) -> None:
+        self.many.set_no_mosaic(no_mosaic)
+        self.one.set_no_mosaic(no_mosaic)
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None

@@ -37,7 +37,7 @@ _L1_GAIN = 2 / 3
 class YOLOXLoss(BranchLoss):
     """1 - IoU^2 and class BCE on positive cells, objectness BCE on all cells (YOLOX, Ge et al. 2021).
 
-    The class target of a positive cell is its IoU, the objectness target 1. In the last epochs (`set_closing`) the L1
+    The class target of a positive cell is its IoU, the objectness target 1. In the last epochs (`set_no_mosaic`) the L1
     distance of a positive's four outputs is added. The normalizer is the number of positive cells.
     """
 
@@ -51,10 +51,10 @@ class YOLOXLoss(BranchLoss):
         self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN, hyp.dfl * _L1_GAIN)
         self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = SimOtaAssigner(one_to_one=settings.one_to_one)
-        self.closing = False
+        self.no_mosaic = False
 
-    def set_closing(self, closing: bool) -> None:
-        self.closing = closing
+    def set_no_mosaic(self, no_mosaic: bool) -> None:
+        self.no_mosaic = no_mosaic
 
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
@@ -76,7 +76,7 @@ class YOLOXLoss(BranchLoss):
             picked[..., 5:], assigned.class_targets, self.class_weights, reduction="none"
         ).sum(-1)
         l1 = torch.zeros_like(box)
-        if self.closing:
+        if self.no_mosaic:
             target_offsets = cxcywh_to_offsets(xyxy_to_cxcywh(assigned.boxes), cell_center, cell_stride)
             l1 = (weight * (picked[..., :4] - target_offsets).abs().sum(-1)).sum()
         return self.weighted((box, obj, (weight * cls).sum(), l1), weight.sum())

@@ -225,7 +225,7 @@ def test_both_branches_of_yolox_refine_their_boxes_in_the_closing_epochs() -> No
     terms = [number for number, name in enumerate(criterion.names) if name.startswith("l1")]
     assert len(terms) == 2
     for closing in (False, True, False):
-        criterion.set_closing(closing)
+        criterion.set_no_mosaic(closing)
         assert ((criterion(raw, targets).parts[terms] > 0) == closing).all()
 
 

@@ -269,7 +269,7 @@ def test_non_finite_steps_in_a_row_end_the_run(tmp_path, monkeypatch):
 def test_the_last_epochs_refine():
     seen: list[bool] = []
     trainer = build(epochs=4, hyp=Hyperparameters(close_mosaic=1))
-    trainer.step.criterion.set_closing = seen.append
+    trainer.step.criterion.set_no_mosaic = seen.append
     trainer.fit()
     assert seen == [False, False, False, True]
 

@@ -43,7 +43,7 @@ def test_the_loss_equals_loops(eps: float, closing: bool) -> None:
     targets = some_targets((3, 0, 5, 1))
     classes = 3
     criterion = tiny_head("yolox").build_loss(HYP, label_smoothing=eps)
-    criterion.set_closing(closing)
+    criterion.set_no_mosaic(closing)
     output = criterion(raw, as_targets(targets))
     images = cells_by_hand(raw)
     shapes = tuple((CANVAS // s, CANVAS // s) for s in STRIDES)
