@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from unittest import mock
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "repeat_interleave", "lift_fresh"}
@@ -20,34 +18,13 @@ def _is_indexed_by_mask(name: str, args: tuple) -> bool:
     return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in places)
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Returns whether ``tensor`` is a block of memory without gaps or overlaps."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-def _takes_fast_route(lists: Sequence[Sequence[Tensor]]) -> bool:
-    """Returns whether CUDA computes a foreach operation in few kernels (`can_use_fast_route` of ATen's ForeachUtils.h):
-    tensors are dense, and those at one position of all ``lists`` have equal strides. Otherwise each takes a kernel."""
-    return all(
-        _is_dense(tensor) and tensor.stride() == tensors[0].stride() for tensors in zip(*lists) for tensor in tensors
-    )
-
-
 class KernelCount(TorchDispatchMode):
     """Counts operations by name while active. Views and allocations launch nothing; a foreach kernel processes up to 64
     tensors. Waits are reads of values, shapes that depend on values, and tensors created from Python numbers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.slow_lists: Counter[str] = Counter()  # tensors of foreach operations that take a kernel each
         self.kernels: Counter[str] = Counter()
-        self.operations: Counter[str] = Counter()  # views and allocations too: what the host has to do
         self.waits: Counter[str] = Counter()
 
     def __enter__(self) -> KernelCount:
@@ -69,7 +46,6 @@ class KernelCount(TorchDispatchMode):
         namespace, name = func.name().split("::")
         name = name.split(".")[0]
         if namespace == "aten":
-            self.operations[name] += 1
             is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
             if not is_view and "empty" not in name:
                 self.kernels[name] += self._launches(name, args)
@@ -80,12 +56,7 @@ class KernelCount(TorchDispatchMode):
 
     def _launches(self, name: str, args: tuple) -> int:
         """Returns the number of kernels that an operation launches."""
-        if name.startswith("_foreach"):
-            lists = [values for values in args if isinstance(values, list | tuple) and isinstance(values[0], Tensor)]
-            if not _takes_fast_route(lists):
-                self.slow_lists[name] += len(lists[0])
-                return len(lists[0])
-        elif name not in ("cat", "stack"):
+        if not name.startswith("_foreach") and name not in ("cat", "stack"):
             return 1
         return math.ceil(len(args[0]) / _TENSORS_A_KERNEL)
 

@@ -5,7 +5,6 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from engine.optim.build import (
@@ -16,13 +15,10 @@ from engine.optim.build import (
     resolve_optimizer,
     split_parameters,
 )
-from engine.optim.muon import orthogonalize
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import Schedule, step_plan
 from engine.train.checkpoint import copy_to_cpu
-from tests.helpers.ranks import run_ranks
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext
 
 
 def network() -> nn.Module:
@@ -119,17 +115,6 @@ def test_groups_contain_each_trained_parameter_once():
     }
 
 
-def test_orthogonalize_flattens_singular_values():
-    torch.manual_seed(0)
-    x = torch.randn(3, 12, 40)
-    values = torch.linalg.svdvals(orthogonalize(x))
-    assert values.min() > 0.5
-    assert values.max() < 1.4
-    u, _, vh = torch.linalg.svd(x, full_matrices=False)
-    cosine = torch.nn.functional.cosine_similarity((u @ vh).flatten(1), orthogonalize(x).flatten(1))
-    assert cosine.min() > 0.97
-
-
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("done", [0, 2])
 def test_a_non_finite_step_changes_nothing(name, done):
@@ -200,36 +185,6 @@ def test_known_and_new_rows_have_rates_of_their_own(name, before, after, known_f
         torch.testing.assert_close(change, expected, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_new_layers_may_learn_faster_unless_a_rate_is_given(name):
-    """Twice the rule's rate for new parameters; that of pretrained ones and of models without any stays."""
-
-    def rates(lr: float | None, pretrained: dict[str, tuple[int, ...]]) -> dict[str, float]:
-        options = {"momentum": 0.9, "weight_decay": 0.0, "lr_mult": 0.25, "new_lr_mult": 2.0}
-        return build(network(), name, lr=lr, new_rows=pretrained, **options).rates()
-
-    lr = RULES[name].lr
-    assert set(rates(None, {}).values()) == {lr}
-    assert set(rates(0.1, {"0.weight": ()}).values()) == {0.1, 0.1 * 0.25}
-    found = rates(None, {"0.weight": (), "1.bias": ()})
-    assert {key: value / lr for key, value in found.items() if "new" in key} == pytest.approx(
-        {"lr/new_weight": 2.0, "lr/new_norm": 2.0, "lr/new_bias": 2.0}
-    )
-    assert found["lr/weight"] == found["lr/bias"] == pytest.approx(0.25 * lr)
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.0])
-def test_pretrained_biases_begin_at_the_same_rate_however_fast_new_layers_learn(factor):
-    known = {"1.bias": ()}
-    options = {"new_rows": known, "lr_mult": 0.25, "new_lr_mult": factor}
-    optimizer = build(network(), "Muon", lr=None, momentum=0.9, weight_decay=0.0, **options)
-    warm = {"final": 0.01, "cosine": False, "momentum": 0.9, "warmup_momentum": 0.8, "warmup_bias_lr": 0.1}
-    optimizer.set_rates(Schedule(total_steps=50, warmup_steps=9, **warm), 0)
-    rates = optimizer.rates()
-    assert rates["lr/bias"] == pytest.approx(0.25 * (0.1 + (RULES["Muon"].lr - 0.1) / 10))
-    assert rates["lr/new_bias"] == pytest.approx(rates["lr/bias"] * 4 * factor)
-
-
 @pytest.mark.parametrize("settings", [{"lr": None}, {"lr": None, "lr_factor": 0.1}, {"lr": 0.5}])
 def test_biases_begin_at_an_absolute_rate(settings):
     """Neither lr0 nor lr_factor multiplies ``warmup_bias_lr``, as in YOLOv5."""
@@ -274,33 +229,3 @@ def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
         return [p.detach().clone() for p in model.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))
-
-
-def _sharded_and_whole(ctx: DistributedContext, name: str) -> tuple[bool, int, bool]:
-    """Returns whether parameters equal those without sharding and keep their strides, and the messages of a step."""
-    ours, theirs = (network().to(memory_format=torch.channels_last) for _ in range(2))
-    strides = [p.stride() for p in ours.parameters()]
-    broadcast = dist.broadcast
-    messages = []
-
-    def counted(*args, **options):
-        messages.append(args)
-        return broadcast(*args, **options)
-
-    dist.broadcast = counted
-    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
-    sharded = build(ours, name, sharded=True, **settings)
-    messages.clear()
-    take_steps(ours, sharded, 3)
-    take_steps(theirs, build(theirs, name, **settings), 3)
-    equal = all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
-    dist.broadcast = broadcast
-    return equal, len(messages) // 3 // len(sharded.optimizers), strides == [p.stride() for p in ours.parameters()]
-
-
-def _sharded_by_rule(ctx: DistributedContext) -> list[tuple[bool, int, bool]]:
-    return [_sharded_and_whole(ctx, name) for name in ("SGD", "Muon")]
-
-
-def test_each_process_sends_its_parameters_in_one_message():
-    assert run_ranks(2, _sharded_by_rule) == [[(True, 2, True)] * 2] * 2

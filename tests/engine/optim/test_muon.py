@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.optim import muon
-from engine.optim.build import split_parameters
 from engine.optim.muon import Muon, iteration_dtype, orthogonalize
-from models.detector import build_detector
-from tests.helpers.kernel_count import KernelCount
 
 SHAPES = [
     (8, 3, 3, 3), (16, 8, 1, 1), (8, 16, 1, 1), (16, 1, 3, 3), (5, 24), (24, 5), (16, 8, 3, 3), (8, 16), (1, 7), (8, 8),
@@ -114,24 +111,6 @@ def test_the_type_of_the_iteration_changes_only_rounding(monkeypatch):
     assert errors[1] < 1e-5 < errors[0] < 0.03
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_padding_changes_only_rounding(monkeypatch, channels_last):
-    results = []
-    for is_padded in (False, True):
-        monkeypatch.setattr(muon, "pads_matrices", lambda device, is_padded=is_padded: is_padded)
-        parameters = make_parameters(channels_last)
-        optimizer = Muon(parameters, **OPTIONS)
-        take_steps(optimizer, parameters, range(5), bad=3)
-        results.append((parameters, [optimizer.state[p]["momentum_buffer"] for p in parameters]))
-    for start, exact, padded, a, b in zip(
-        make_parameters(), results[0][0], results[1][0], results[0][1], results[1][1]
-    ):
-        assert (exact - padded).norm() < 0.01 * (exact - start).norm()
-        assert torch.equal(a, b)
-        assert padded.stride() == exact.stride()
-        assert b.stride() == padded.stride()
-
-
 @pytest.mark.parametrize("shapes", [[(8, 32)], [(32, 8), (8, 30), (16, 16), (30, 7)]])
 @pytest.mark.usefixtures("padded")
 def test_muon_equals_torch_on_matrices(shapes):
@@ -179,19 +158,3 @@ def test_gradients_may_have_another_memory_layout():
     for parameters in (a, b):
         Muon(parameters, **OPTIONS).step()
     assert all(torch.equal(p, q) for p, q in zip(a, b))
-
-
-def test_a_padded_step_launches_few_kernels(monkeypatch):
-    """With small batches a GPU is limited by their number: without padding, yolov8n's 63 matrices take about 900."""
-    monkeypatch.setattr(muon, "pads_matrices", lambda device: True)
-    parameters = split_parameters(build_detector("yolov8n", 80).to(memory_format=torch.channels_last))["weight"]
-    optimizer = Muon(parameters, **OPTIONS)
-    optimizer.found_inf = torch.zeros(())
-    for p in parameters:
-        p.grad = torch.ones_like(p)
-    optimizer.step()  # state and plan are made here
-    with KernelCount() as count:
-        optimizer.step()
-    # Copies to and from the padded batches are views, which take a kernel each.
-    assert count.kernels.total() <= 320
-    assert not count.waits

@@ -13,7 +13,6 @@ from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.parallel.ddp import DataParallel, average_buffers, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
 from tests.engine.train.steps import global_batch, make_step, weights_of
-from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.ranks import run_ranks
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, run_python
@@ -64,17 +63,6 @@ def test_unused_parameters_are_frozen():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_unused_parameters_of_a_model_on_a_gpu_are_found_on_the_cpu():
-    seen = []
-    with fake_gpu(), torch.device("cuda"):
-        model = _Forked()
-        model.register_forward_pre_hook(lambda module, images: seen.append(images[0].device.type))
-        freeze_unused(model, torch.ones(2, 3, 8, 8, device="cpu"))
-        assert not model.dropped.weight.requires_grad
-        assert all(p.device.type == "cuda" for p in model.parameters())
-    assert seen == ["cpu"]
 
 
 def _forked_step(ctx) -> list[torch.Tensor | None]:

@@ -11,17 +11,12 @@ import itertools
 import pytest
 import torch
 
-from engine.optim.schedule import StepPlan
-from engine.train.starting_model import freeze_layers
-from engine.train.step import build_step
 from models.detector import build_detector
-from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion
 from tests.engine.train.steps import MODELS, global_batch, make_step, weights_of
-from tests.helpers.kernel_count import KernelCount, NoSync
+from tests.helpers.kernel_count import NoSync
 from tests.helpers.ranks import run_ranks
-from tests.helpers.tiny import TINY_MODEL, make_batch
-from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from tests.helpers.tiny import make_batch
 from utils.distributed.context import DistributedContext
 
 
@@ -168,53 +163,3 @@ def test_the_step_has_no_host_sync(kind, optimizer):
     step([global_batch()], [6], 1)  # optimizer states are made here
     with NoSync():
         step([global_batch(), make_batch(3)], [6, 3], 2)
-
-
-def test_norms_count_their_batches_in_one_kernel(monkeypatch):
-    """torch's own norms add to one counter after another. A frozen norm counts none."""
-    counters = []
-    kernels = []
-    for kind in (BatchNorm2d, torch.nn.BatchNorm2d):
-        monkeypatch.setattr("models.layers.conv.BatchNorm2d", kind)
-        step, model = make_step(DistributedContext.single(), "anchor_free")
-        freeze_layers(model, {1})
-        with KernelCount() as count:
-            step([global_batch(), make_batch(3)], [6, 3], 1)
-        counters.append([int(v) for name, v in model.named_buffers() if name.endswith("num_batches_tracked")])
-        kernels.append(count.kernels)
-    assert counters[0] == counters[1]
-    assert set(counters[0]) == {0, 2}
-    assert kernels[1]["add_"] - kernels[0]["add_"] == 2 * (len(counters[0]) - 1)
-    assert kernels[0]["_foreach_add_"] - kernels[1]["_foreach_add_"] == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "batches", "searches"),
-    [
-        ({}, 2000, [True, False, True]),  # the second batch is the last, smaller one of an epoch
-        ({"quad": True}, 2000, [True, False, True]),
-        ({}, 1999, [False] * 3),
-        ({"rect": True}, 2000, [False] * 3),
-        ({"multi_scale": 0.5}, 2000, [False] * 3),
-        ({"deterministic": True}, 2000, [False] * 3),
-    ],
-)
-def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, searches):
-    seen = []
-    run_settings = RunSettings(TrainConfig(imgsz=64, amp="off", optimizer="SGD", **settings), Hyperparameters())
-    model = build_detector(TINY_MODEL, 2, seed=1)
-    model.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
-    next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
-    step = build_step(
-        DistributedContext.single("cpu"),
-        run_settings,
-        model,
-        model.head.build_loss(Hyperparameters()),
-        StepPlan(1, per_epoch=1, epochs=batches),
-        amp_dtype=None,
-        full_batch=4,
-    )
-    for images in (4, 2, 4):
-        step([make_batch(images)], [images], 1)
-        assert not torch.backends.cudnn.benchmark
-    assert seen == [flag for flag in searches for _ in range(2)]

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from models.postprocess import nms
-from tests.helpers.dense_detections import make_detections
-from tests.helpers.kernel_count import KernelCount
 from tests.helpers.messages import refused
 from tests.helpers.selection import select
 from tests.models.postprocess.references import brute_force
@@ -131,17 +129,6 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det
         assert torch.equal(detections.boxes_xyxy[b, : len(expected)], boxes[expected])
 
 
-def test_a_group_keeps_the_same_boxes_alone_and_with_others():
-    boxes, _ = crowd(6, 80, 1, seed=3)
-    boxes[0, 3] = torch.tensor([-torch.inf, -5, torch.inf, 1e7])
-    boxes[1, 4] = torch.tensor([10.0, 10, 10, 50])  # no area
-    group = torch.arange(6)[:, None].expand(6, 80)
-    together = nms.nms_keep(boxes.flatten(0, 1), group.flatten(), 0.5, 3)
-    alone = [nms.nms_keep(boxes[number], group[number], 0.5, 3) for number in range(6)]
-    assert torch.equal(together, torch.cat(alone))
-    assert together.view(6, 80)[[0, 1], [3, 4]].all()
-
-
 def test_a_torchvision_for_another_torch_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").touch()
@@ -151,16 +138,6 @@ def test_a_torchvision_for_another_torch_is_one_line(tmp_path, monkeypatch):
     nms.load_nms.cache_clear()
     with refused("torchvision in ... was not built for torch ...; pip install --upgrade torch torchvision"):
         nms.load_nms()
-
-
-@pytest.mark.parametrize("classes", [80, 1])
-def test_a_batch_takes_few_kernels_and_host_syncs(classes):
-    """The bounds are far below what one call per class would take."""
-    given = make_detections(batch=16, boxes=8400, classes=classes, objects=30)
-    with KernelCount() as count:
-        select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
-    assert count.kernels.total() <= 300, count.kernels
-    assert count.waits.total() <= 25, count.waits
 
 
 def test_the_number_of_threads_is_what_it_was():
