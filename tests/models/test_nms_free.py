@@ -8,7 +8,6 @@ import torch
 from models.detector import build_detector
 from models.heads.base import ONE_TO_ONE
 from tests.helpers.kernel_count import NoSync
-from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, as_targets, make_batch
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
@@ -103,24 +102,6 @@ def test_a_fused_copy_has_the_requested_branch(kind: str) -> None:
         assert torch.equal(pair.decode(raw)[0], pair.head.decode_branch(raw[3:])[0])
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters())
     assert (pair.nms_iou, one.nms_iou, many.nms_iou) == (None, None, many.head.validation_iou)
-
-
-def test_yolo26_trains_and_detects() -> None:
-    model = build_detector("yolo26n", 2, seed=1)
-    assert not any("dfl" in key for key in model.state_dict())
-    batch = make_batch(4)
-    images = batch.images.float() / 255
-    raw = model(images)
-    assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
-    model.head.build_loss(HYP)(raw, batch.targets).total.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    with torch.inference_mode():
-        fused = model.eval().fuse()
-        whole = model.decode(model(images))
-        alone = fused.decode(fused(images))
-    for a, b in zip(whole, alone):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
-    assert whole[0].shape == (4, 84, 4)
 
 
 # The best anchor
@@ -250,32 +231,3 @@ def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
     x1, y1, x2, y2 = (v * CANVAS / stride for v in (0.35, 0.3, 0.65, 0.7))
     error = (abs(left - x + x1) + abs(top - y + y1) + abs(right - x2 + x) + abs(bottom - y2 + y)) / 4
     assert output.parts[2].item() == pytest.approx(HYP.dfl * weight * error, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
-def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> None:
-    """The raw maps are optimized directly: above a threshold each target has one detection, at its position."""
-    model = build_detector(MODELS[kind], 2, seed=1)
-    raw = [torch.zeros_like(level) for level in raw_maps(model, 2)]
-    for level in raw if kind == "no bins" else ():
-        level[:, :4] = 2.0  # the initial values of the head
-    raw = [level.requires_grad_() for level in raw]
-    rows = [0, 0, 0.3, 0.35, 0.3, 0.3, 0, 1, 0.4, 0.4, 0.35, 0.3, 1, 1, 0.7, 0.6, 0.4, 0.6, 1, 0, 0.2, 0.8, 0.2, 0.2]
-    targets = torch.tensor(rows).view(4, 6)
-    criterion = model.head.build_loss(HYP)
-    optimizer = torch.optim.Adam(raw, lr=0.1)
-    for _ in range(300):
-        output = criterion(raw, as_targets(targets))
-        optimizer.zero_grad()
-        (output.total / output.normalizer).backward()
-        optimizer.step()
-    boxes, scores = model.decode([level.detach() for level in raw])
-    detections = select(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
-    assert detections.counts.tolist() == [2, 2]
-    for image, label, *place in targets.tolist():
-        overlap = iou(detections.boxes_xyxy[int(image), :2], cxcywh_to_xyxy(torch.tensor(place)) * CANVAS)
-        assert detections.classes[int(image), overlap.argmax()] == label
-        assert overlap.max() > 0.8
-    _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
-    assert (scores > 0.5).sum() > 8, "the other branch needs NMS"

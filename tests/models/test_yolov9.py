@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from models.detector import Detector, build_detector, build_on_meta
+from models.detector import Detector, build_detector
 from models.layers.conv import Conv, RepConv
 from models.layers.gelan import AConv, ADown
-from models.spec import load_spec
-from models.weights.layouts import from_mit_yolov9, ungrouped
+from models.weights.layouts import ungrouped
 from models.weights.load import load_detector
 from tests.helpers.public_layouts import grouped, in_mit_names
 from tests.helpers.tiny import randomize_batch_norms
@@ -92,13 +91,6 @@ def test_mit_licensed_names_are_recognized(tmp_path: Path) -> None:
         if kernels.fullmatch(key):
             expected = ungrouped(grouped(expected, 4), 64)
         assert torch.equal(tensor, expected), key
-
-
-@pytest.mark.parametrize("name", ["yolov9s", "yolov9m", "yolov9c"])
-def test_every_name_of_every_size_is_mapped(name: str) -> None:
-    original = build_on_meta(load_spec(name), 80).state_dict()
-    found = from_mit_yolov9(in_mit_names(build_on_meta(load_spec(name), 80)))
-    assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in original.items()}
 
 
 def test_an_expanded_grouped_kernel_gives_the_same_convolution() -> None:

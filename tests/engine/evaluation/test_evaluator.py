@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from engine.evaluation import evaluator as evaluator_module
-from engine.evaluation.evaluator import Evaluator, is_channels_last
+from engine.evaluation.evaluator import Evaluator
 from models.losses.base import Criterion, LossOutput
 from models.postprocess.detections import Selected
 from tests.helpers.scoring import make_ground_truth
@@ -198,25 +198,6 @@ def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
             assert losses["val/box"] == pytest.approx(value.sum() / 7.4, rel=1e-5)
             assert losses["val/cls"] == pytest.approx((value**2).sum() / 7.4, rel=1e-5)
             assert losses["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / 7.4, rel=1e-5)
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_modes_and_memory_layout_are_preserved(channels_last):
-    gt, letterbox = make_split(3)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model = TinyNet().to(memory_format=layout)
-    model.train()
-    model.frozen.eval()
-    assert is_channels_last(model) == channels_last
-    make_evaluator(gt, letterbox, DistributedContext.single(CPU)).run(model, make_batches(gt, letterbox))
-    assert model.training
-    assert model.conv.training
-    assert not model.frozen.training
-    for training, nhwc, highest in model.calls:
-        assert not training
-        assert nhwc == channels_last
-        assert highest <= 3 / 255
-    assert model.conv.weight.grad is None
 
 
 def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored():

@@ -269,18 +269,6 @@ def test_matching_equals_a_greedy_loop(seed):
     np.testing.assert_array_equal(match_by_overlap(pairs, scores[d], detections, targets), expected)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_matches_above_a_confidence_are_those_of_the_detections_above_it(seed):
-    gt, table, num_classes = random_case(seed, crowd_share=0.3)
-    matches = match_detections(gt, table, num_classes)
-    for confidence in (0.0, 0.35, 0.9, 1.0):
-        alone = match_detections(gt, table.take(table.scores > confidence), num_classes)
-        above = matches.above(confidence)
-        for columns, expected in zip((above.ranked, above.assignment), (alone.ranked, alone.assignment)):
-            for column, reference in zip(columns, expected, strict=True):
-                np.testing.assert_array_equal(column, reference)
-
-
 def empty_table():
     return make_table()
 

@@ -6,17 +6,8 @@ import torch
 
 from models.assigners.candidates import resolve_conflicts
 from models.assigners.simota import cells_inside
-from models.assigners.task_aligned import Assignment, CandidatePairs, TaskAlignedAssigner, best_pairs
-from tests.models.assigners.scenes import (
-    CANVAS,
-    Scene,
-    assign,
-    cell_centers_px,
-    empty_scene,
-    is_inside,
-    list_pairs_of,
-    random_scene,
-)
+from models.assigners.task_aligned import Assignment, TaskAlignedAssigner
+from tests.models.assigners.scenes import CANVAS, Scene, assign, cell_centers_px, empty_scene, is_inside, random_scene
 from utils.boxes import cxcywh_to_xyxy, iou
 
 ALPHA = 0.5
@@ -64,34 +55,6 @@ def test_task_aligned_assignment_equals_loops(topk, seed):
     np.testing.assert_allclose([found[k] for k in expected], list(expected.values()), rtol=2e-3, atol=1e-7)
     assert len({(b, n) for b, _, n in found}) == len(found), "a cell answers for one target"
     assert not assignment.scores[~scene.mask].any()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_pairs_list_the_cells_inside_each_target_in_order(seed):
-    scene = random_scene(3, 9, 2, seed)
-    boxes = scene.boxes
-    boxes[0, 0] = torch.tensor([0.0, 0.0, CANVAS, CANVAS])
-    boxes[0, 1] = torch.tensor([CANVAS, CANVAS, CANVAS, CANVAS])  # at the far corner, with no area left
-    boxes[0, 2] = torch.tensor([4.0, 12.0, 36.0, 44.0])  # edges on centers of cells
-    expected = (cells_inside(cell_centers_px(), boxes, 8.0) & scene.mask[..., None]).flatten(0, 1)
-    pairs = list_pairs_of(scene)
-    assert torch.equal(pairs.ends, expected.sum(1).cumsum(0))
-    slot, cell = expected.nonzero(as_tuple=True)
-    assert torch.equal(pairs.slot[: len(slot)], slot)
-    assert torch.equal(pairs.cell[: len(cell)], cell)
-    assert not pairs.slot[len(slot) :].any()
-    assert not pairs.cell[len(slot) :].any()
-
-
-def test_selecting_the_best_pairs_equals_repeated_maximum():
-    ends = torch.tensor([4, 4, 9, 10])
-    metric = torch.tensor([0.5, 0.0, 0.7, 0.5, 1e-20, 3e-20, 2.0, 2.0, 0.0, 0.25, 9.0, 9.0])
-    slot = torch.tensor([0, 0, 0, 0, 2, 2, 2, 2, 2, 3, 3, 3])  # the last two are no pairs
-    best, exists = best_pairs(CandidatePairs(slot, slot, ends), metric, 3)
-    assert exists.sum(1).tolist() == [3, 0, 3, 1]
-    assert best[0].tolist() == [2, 0, 3]
-    assert best[2].tolist() == [6, 7, 5]
-    assert best[3, 0] == 9
 
 
 def test_every_small_target_has_a_candidate_and_large_ones_have_only_cells_inside():

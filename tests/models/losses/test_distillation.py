@@ -26,10 +26,6 @@ def old_maps(seed: int = 1) -> list[torch.Tensor]:
     return [level.detach() for level in raw_maps("anchor_free", 2, classes=OLD, seed=seed)]
 
 
-def same_as(raw: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [level[:, : 4 * REG_MAX + OLD].detach() for level in raw]
-
-
 class OldModel(nn.Module):
     """Stands in for a `Teacher` of the first classes, with outputs that the tests make."""
 
@@ -94,16 +90,6 @@ def test_boxes_of_unsure_teachers_are_no_targets(score, is_target):
     found = distill(student, (torch.ones(1, 1, 4), classes), None, torch.ones(1, 2), torch.ones(1))
     assert found.weight.item() == pytest.approx(score if is_target else 0)
     assert (found.sides > 0) == is_target
-
-
-def test_an_equal_model_has_nothing_to_learn_from():
-    raw = raw_maps("anchor_free", 2)
-    output = criterion()(raw, as_targets(TARGETS, EVERYWHERE), same_as(raw))
-    plain = tiny_head("anchor_free").build_loss(HYP)(raw, as_targets(TARGETS, EVERYWHERE))
-    torch.testing.assert_close(output.parts, torch.cat((plain.parts, torch.zeros(1))))
-    for ours, theirs in zip(gradients(output, raw), gradients(plain, raw)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    assert output.normalizer > plain.normalizer  # confident boxes count like labeled objects
 
 
 def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from models.assigners.anchor import match_anchors
-from models.box_coding import expected_distances, flatten_levels
+from models.box_coding import flatten_levels
 from models.layers.ops import sparse_cross_entropy, split_rows
 from models.losses.anchor_free import distribution_focal_loss
-from models.losses.base import LossSettings, class_weights, pad_targets, smooth_labels
-from tests.models.losses.cases import HYP, REG_MAX, raw_maps
+from models.losses.base import class_weights, pad_targets
+from tests.models.losses.cases import REG_MAX, raw_maps
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)], ids=["", "weighted"])
@@ -59,22 +59,6 @@ def test_dfl_equals_its_closed_form_and_its_gradient_finite_differences():
     assert torch.autograd.gradcheck(lambda x: distribution_focal_loss(x, distance), (logits,))
     beyond = distribution_focal_loss(logits, torch.full((50,), 99.0, dtype=torch.float64))
     torch.testing.assert_close(beyond, -logits.log_softmax(-1)[:, -1])
-
-
-def test_the_expected_distance_is_the_mean_of_the_distribution():
-    logits = torch.randn(5, 4, REG_MAX, dtype=torch.float64)
-    by_hand = (logits.exp() / logits.exp().sum(-1, keepdim=True)) @ torch.arange(REG_MAX, dtype=torch.float64)
-    torch.testing.assert_close(expected_distances(logits), by_hand)
-    assert torch.equal(expected_distances(logits[..., :1]), logits[..., 0]), "one bin is the distance itself"
-
-
-def test_label_smoothing_keeps_the_sum_and_does_nothing_for_one_class():
-    scores = torch.tensor([0.8, 0.0])
-    labels = torch.tensor([2, 1])
-    smooth = smooth_labels(scores, labels, LossSettings((8,), 4, HYP, 0.1))
-    torch.testing.assert_close(smooth[0], torch.tensor([0.02, 0.02, 0.74, 0.02]))
-    assert not smooth[1].any()
-    torch.testing.assert_close(smooth_labels(scores, labels * 0, LossSettings((8,), 1, HYP, 0.1))[:, 0], scores)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])

@@ -78,17 +78,6 @@ def test_a_vote_moves_a_box_as_in_the_paper_and_raises_its_score_by_a_tenth_of_a
     assert select(boxes, scores, conf_thres=0.4, iou_thres=0.5, max_det=5, box_voting=False).counts.tolist() == [1]
 
 
-@pytest.mark.parametrize(("low", "is_raised"), [(0.005, False), (0.02, True)])
-def test_a_box_of_a_low_score_is_not_raised(low, is_raised):
-    """The middle one of three boxes in a row is suppressed by the first, and votes for both others."""
-    left = torch.tensor([0.0, 30, 60])
-    boxes = torch.stack((left, left * 0, left + 100, left * 0 + 100), -1)[None]
-    scores = torch.tensor([0.9, 0.5, low])[None, :, None]
-    found = select(boxes, scores, conf_thres=0.001, iou_thres=0.5, max_det=300)
-    assert found.counts[0] == 2
-    assert (found.scores[0, 1] > scores[0, 2, 0]) == is_raised
-
-
 @pytest.mark.parametrize("multi_label", [True, False])
 @pytest.mark.parametrize("agnostic", [True, False])
 @pytest.mark.parametrize("count", [60, 2000])

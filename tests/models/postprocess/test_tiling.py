@@ -87,29 +87,6 @@ def test_one_object_is_one_box(place, whole):
     assert_exact(stitched(box, np.array([2]), (2560, 2560), whole=whole), box, np.array([2]))
 
 
-@pytest.mark.parametrize("overlap", [0.05, 0.2, 0.6])
-@pytest.mark.parametrize("seed", range(3))
-def test_many_objects_are_stitched_exactly(seed, overlap):
-    """Objects of all sizes; those of a class do not overlap, as NMS would ask of any detector."""
-    rng = np.random.default_rng(seed)
-    height, width = (int(v) for v in rng.integers(640, 3000, 2))
-    boxes = []
-    classes = []
-    for _ in range(400):
-        size = np.exp(rng.uniform(np.log(4), np.log(1500), 2)).clip(max=(width, height))
-        corner = rng.uniform(0, 1, 2) * ((width, height) - size)
-        box = np.float32([*corner, *(corner + size)])
-        kind = int(rng.integers(CLASSES))
-        others = np.array([b for b, k in zip(boxes, classes) if k == kind]).reshape(-1, 4)
-        if not ((np.minimum(others[:, 2:], box[2:]) > np.maximum(others[:, :2], box[:2])).all(1)).any():
-            boxes.append(box)
-            classes.append(kind)
-    boxes = np.array(boxes, np.float64)
-    classes = np.array(classes)
-    result = stitched(boxes, classes, (height, width), overlap=overlap, whole=seed % 2 == 1)
-    assert_exact(result, boxes, classes)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_random_detections_are_stitched_by_the_rule(seed):
     """Noisy parts of objects, whose scores differ by more than the factor of 10 that makes a whole noise."""

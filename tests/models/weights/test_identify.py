@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector, recognize
-from models.weights.read import METADATA_KEY, read_weights
+from models.weights.read import read_weights
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
@@ -87,15 +85,6 @@ def test_strides_that_do_not_match_the_model_are_refused(tmp_path):
         load_detector(path)
 
 
-def test_four_levels_imply_larger_images(tmp_path):
-    deeper = {**TINY_MODEL, "backbone": [*TINY_MODEL["backbone"], [-1, 1, "Conv", [32, 3, 2]]]}
-    deeper["head"] = [[[2, 3, 4, 5], 1, "Detect", ["nc"]]]
-    strides = torch.tensor([8.0, 16.0, 32.0, 64.0])
-    path = save_module(tmp_path / "p6.pt", build_detector(deeper, 2).model, yaml=deeper, stride=strides)
-    detector, content = load_detector(path)
-    assert (detector.strides, content["imgsz"]) == ((8, 16, 32, 64), 1280)
-
-
 def test_eighty_classes_without_names_get_cocos_names(tmp_path, caplog):
     torch.save(build_detector("yolov5n", 80, seed=1).state_dict(), tmp_path / "bare.pt")
     with caplog.at_level("INFO", logger="lockstep"):
@@ -116,22 +105,3 @@ def test_safetensors_of_other_programs_are_recognized(tmp_path):
     detector, content = load_detector(tmp_path / "x.safetensors")
     assert (detector.spec["name"], content["imgsz"]) == ("yolov8n", 640)
     assert all(t.dtype != torch.float16 for t in detector.state_dict().values())
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ({"names": []}, "damaged checkpoint: lockstep: has no model_spec, names"),
-        ({"names": [1]}, "damaged checkpoint: lockstep: names: element 1: must be text, got 1"),
-        ({"names": None}, "damaged checkpoint: lockstep: names: must be a list, got None"),
-        ({"imgsz": "64"}, "damaged checkpoint: lockstep: imgsz: must be a whole number, got '64'"),
-        ({"model_spec": []}, "damaged checkpoint: lockstep: model_spec: must be 'key: value' lines, got []"),
-        ({"version": "x"}, "damaged checkpoint: lockstep: version: must be a whole number, got 'x'"),
-        ({"version": 99}, "written by a newer version (format 99); update this program"),
-    ],
-)
-def test_damaged_metadata_of_our_safetensors_is_refused(tmp_path, damage, message):
-    content = {"version": 1, "model_spec": {}, "names": ["a"], "imgsz": 64, **damage}
-    write_safetensors(tmp_path / "x.safetensors", {"w": torch.zeros(1)}, {METADATA_KEY: json.dumps(content)})
-    with refused(f"x.safetensors: {message}"):
-        load_detector(tmp_path / "x.safetensors")
