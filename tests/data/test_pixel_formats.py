@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import cv2
 import numpy as np
 import pytest
-import torch
 import yaml
 
-from data.augment import plan
-from data.augment.transforms import ColorJitter
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
-from data.loading.build import build_run_val_loader, build_train_loader, open_run_val_reader, open_train_samples
-from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.synthetic_index import GEOMETRIES, render_samples, write_rectangles
 from utils.batches import SampleKey
-from utils.config.settings import Hyperparameters, TrainConfig
-from utils.distributed.context import DistributedContext
+from utils.config.settings import Hyperparameters
 from utils.pixels import PixelFormat
 
 SIZES = [(60, 80), (200, 100), (64, 64), (90, 300), (150, 150), (97, 131)]
@@ -93,23 +86,6 @@ def test_colors_of_16_bits_are_changed_as_those_of_8_bits(rgb, made):
     assert all(np.array_equal(a.image, b.image) for a, b in zip(gray, same))
 
 
-def test_an_added_operation_says_whether_it_needs_colors(rgb, made, monkeypatch):
-    class Black(ColorJitter):
-        name = "black"
-        is_active = True
-
-        @staticmethod
-        def apply(image, parameters, out):
-            image[:] = 0
-            return image
-
-    monkeypatch.setattr(plan, "PIXEL", (Black,))
-    assert not rendered(rgb, keys(1))[0].image.any()
-    assert rendered(made[PixelFormat(1)], keys(1))[0].image.any()
-    Black.color_settings = ()
-    assert not rendered(made[PixelFormat(1)], keys(1))[0].image.any()
-
-
 def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
     y, x = np.mgrid[:64, :64]
     dark = np.where((x // 16 + y // 16) % 2, 100, 60).astype(np.uint16)  # both are 0 in 8 bits
@@ -127,43 +103,6 @@ def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
         assert set(np.unique(sample.image[sample.image > 100])) <= {29298}  # padding: 114 of 255
     (narrow,) = rendered(index, [SampleKey(0, 0, 0, (64, 64))], hyp=hyp)
     assert set(np.unique(narrow.image)) <= {0, 114}
-
-
-class Spec:
-    source = "synthetic.yaml"
-    tile = 0
-
-
-@pytest.fixture
-def batches_of(monkeypatch, tmp_path):
-    """The first two training batches and the first validation batch of an index."""
-
-    def batches(index, **options):
-        monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
-        defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
-        config = TrainConfig(**(defaults | options))
-        ctx = DistributedContext.single("cpu")
-        hyp = Hyperparameters(mixup=0.5)
-        samples = open_train_samples(ctx, config, hyp, Spec(), stride=32)
-        loader = build_train_loader(ctx, config, hyp, samples, stride=32)
-        found = [replace(batch, images=batch.images.clone()) for batch in islice(loader, 2)]
-        loader.close()
-        reader = open_run_val_reader(ctx, config, Hyperparameters(), Spec())
-        return [*found, next(iter(build_run_val_loader(ctx, config, reader, CanvasRule(config.imgsz, 32))))]
-
-    return batches
-
-
-@pytest.mark.parametrize(
-    "more", [{"workers": 1}, {"cache": "ram"}, {"quad": True}, {"rect": True}, {"multi_scale": 0.5}]
-)
-def test_batches_are_those_of_this_process_without_a_cache(made, batches_of, more):
-    alone = {name: value for name, value in more.items() if name not in ("workers", "cache")}
-    for batch, wanted in zip(batches_of(made[SEVEN16], **more), batches_of(made[SEVEN16], **alone)):
-        assert batch.images.dtype is torch.uint16
-        assert batch.images.shape[1] == 7
-        assert torch.equal(batch.images, wanted.images)
-        assert torch.equal(batch.targets.rows, wanted.targets.rows)
 
 
 def write_set(folder, content, image, name="a.npy", count=2):
@@ -192,16 +131,3 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
     path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
     with refused("images/train/0a.npy: 5 channels, but ...4..."):
         load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
-
-
-def test_joined_data_sets_have_one_format(tmp_path):
-    part = write_set(tmp_path / "set", {"channels": 4}, np.zeros((8, 8, 4), np.uint8))
-    joined = tmp_path / "joined.yaml"
-    joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part)}))
-    with refused(
-        "joined.yaml: has images of 3 channels of 8 bits, but .../set/data.yaml of 4 channels of 8 bits; make them "
-        "agree"
-    ):
-        load_dataset_spec(joined)
-    joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part), "channels": 4}))
-    assert load_dataset_spec(joined).pixels == PixelFormat(4)

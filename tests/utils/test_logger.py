@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from utils import logger as logger_module
-from utils.logger import configure_logging, get_logger, progress, terminal_bars, terminal_columns
+from utils.logger import configure_logging, get_logger, terminal_bars, terminal_columns
 
 
 def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
@@ -71,18 +71,3 @@ def test_a_terminal_that_states_no_width_gets_plain_lines():
         termios.tcsetwinsize(terminal, (24, 100))
         assert terminal_bars(stream) is not None
         assert terminal_columns(stream) == 100
-
-
-def test_progress_yields_every_item_and_prints_plain_lines(capsys, monkeypatch):
-    configure_logging(True)
-    assert list(progress(iter("abc"), desc="x", enabled=False)) == ["a", "b", "c"]
-    assert capsys.readouterr().out == ""
-    assert list(progress(range(7), desc="scan")) == list(range(7))
-    assert capsys.readouterr().out == ""  # short work has no line
-    monkeypatch.setattr("utils.logger.MIN_LOGGED_S", 0.0)
-    assert list(progress(range(7), desc="scan")) == list(range(7))
-    captured = capsys.readouterr()
-    assert "scan: 7 images in " in captured.out
-    assert not {"\r", "\x1b"} & {*captured.out, *captured.err}
-    with pytest.raises(ZeroDivisionError):
-        list(progress((1 // number for number in (1, 0)), desc="x"))

@@ -196,30 +196,3 @@ def test_labels_are_hulls_clipped_to_region_and_canvas_and_dropped_if_little_is_
     patch = {"source_hw": [(100, 100)], "regions": [region], "matrices": [matrix]}
     rows, _ = transform_labels(np.array([label]), np.zeros(1, int), **patch, canvas_hw=(100, 100))
     np.testing.assert_allclose(rows, np.zeros((0, 5)) if expected is None else [expected], atol=1e-9)
-
-
-def test_the_labels_of_a_patch_do_not_depend_on_other_patches():
-    rng = np.random.default_rng(1)
-    matrices = np.stack([np.diag([x, y, 1.0]) for x, y in rng.uniform(0.5, 2, (4, 2))])
-    matrices[:, :2, 2] = rng.uniform(0, 100, (4, 2))
-    matrices[2, 2, 0] = 1e-3
-    patch = np.repeat(np.arange(4), (3, 0, 5, 1))
-    labels = np.concatenate([rng.integers(0, 9, (9, 1)), rng.uniform(0.1, 0.5, (9, 4))], 1)
-    regions = np.tile([10, 20, 290, 180], (4, 1))
-    source_hw = np.tile([200, 300], (4, 1))
-    together, owner = transform_labels(
-        labels, patch, source_hw=source_hw, regions=regions, matrices=matrices, canvas_hw=(256, 320)
-    )
-    alone = [
-        transform_labels(
-            labels[patch == m],
-            np.zeros((patch == m).sum(), int),
-            source_hw=source_hw[:1],
-            regions=regions[:1],
-            matrices=matrices[m : m + 1],
-            canvas_hw=(256, 320),
-        )[0]
-        for m in range(4)
-    ]
-    np.testing.assert_array_equal(together, np.concatenate(alone))
-    assert owner.tolist() == [m for m, rows in enumerate(alone) for _ in rows]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.data.data_set import DataSet, boxes, coco, load, open_set, refusal, voc
-from tools.convert.to_coco import convert
 
 # Class (0: a, 1: b), x, y, w, h in pixels of 80 x 60, by split and stem.
 OBJECTS = {
@@ -330,59 +327,6 @@ def test_nothing_outside_a_folder_is_read(tmp_path, annotations):
         photos.file(f"{stem}.txt", "0 0.5 0.5 0.5 0.5\n")
     photos.file("classes.txt", "own\n")
     assert boxes(load(open_set(photos.root)))["s0"] == [("own", 20, 15, 40, 30)]
-
-
-LABELME = '{"shapes": [{"label": "own", "points": [[1, 1], [9, 9]], "shape_type": "rectangle"}], "imagePath": "a.png"}'
-CVAT = '<annotations><image name="a.png"><box label="own" xtl="1" ytl="1" xbr="9" ybr="9"/></image></annotations>'
-NAMED = coco([("a.png", [(1, 1, 1, 8, 8)])], categories=[{"id": 1, "name": "own"}])
-WAYS = {  # files, and the beginning of the line to type
-    "LabelMe": ({"a.json": LABELME}, "python -m tools.convert "),
-    "CVAT": ({"annotations.xml": CVAT}, "python -m tools.convert "),
-    "CVAT beside a folder of images": ({"cvat/annotations.xml": CVAT}, "python -m tools.convert "),
-    "a COCO JSON of any name": ({"result.json": NAMED}, "write a YAML: "),
-    "VOC in a folder of any name": ({"xml/a.xml": voc(("own", 1, 1, 9, 9))}, "write a YAML: "),
-}
-
-
-@pytest.mark.parametrize("case", WAYS)
-def test_a_refusal_names_the_way_that_works(tmp_path, case):
-    export = DataSet(tmp_path / "my set")
-    files, line = WAYS[case]
-    export.images("a.png")
-    for name, content in files.items():
-        export.file(name, content)
-    _, found, way = refusal(lambda: open_set(export.root)).rpartition(line)
-    assert found
-    if line.startswith("write"):
-        values = dict(entry.split(": ", 1) for entry in re.findall(r"'([^']*)'", way))
-        text = "".join(f"{key}: {value.replace('<class>, ...', 'own')}\n" for key, value in values.items())
-        yaml = DataSet(tmp_path).file("data.yaml", text)
-    else:
-        convert(Path(shlex.split(way)[0]), tmp_path / "out.json")
-        yaml = tmp_path / "out.yaml"
-    assert boxes(load(open_set(yaml))) == {"a": [("own", 1, 1, 8, 8)]}
-
-
-@pytest.mark.parametrize(("images", "labels"), [("Tungro", "labels"), ("images", "txt"), ("cat_images", "cat_labels")])
-def test_a_refusal_says_which_folders_to_rename(tmp_path, images, labels):
-    """The last two folders are those of darknet#67."""
-    export = DataSet(tmp_path / "set")
-    export.images(f"{images}/a.png", f"{images}/b.png")
-    for stem in "ab":
-        export.file(f"{labels}/{stem}.txt")
-    export.file("classes.txt", "own\n")
-    _, _, renames = refusal(lambda: open_set(export.root)).partition("rename ")
-    for old, new in re.findall(r"(\S+) to (\w+)", renames):
-        (export.root / old).rename(export.root / new)
-    assert len(load(open_set(export.root)).classes) == 2
-
-
-def test_the_keys_of_roboflow_are_not_named_in_each_run(tmp_path):
-    export = DataSet(tmp_path / "set")
-    roboflow_yolo(export)
-    with (export.root / "data.yaml").open("a") as file:
-        file.write("roboflow:\n  workspace: mine\n  version: 3\n")
-    assert not any("not used" in note for note in open_set(export.root).notes)
 
 
 def test_a_yaml_in_a_folder_decides(tmp_path):

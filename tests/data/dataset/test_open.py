@@ -10,24 +10,11 @@ import pytest
 import train
 import val
 from tests.data.data_set import BOX, DataSet, coco, counts, load, num_boxes, open_set, refusal, voc
-from tests.helpers.repository import ROOT
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
 from tools.kfold.__main__ import main as kfold
 from tools.shard.__main__ import main as shard
-
-
-@pytest.mark.parametrize("name", ["coco128", "coco128.yaml"])
-def test_a_bare_name_is_one_in_configs_unless_there_is_a_file(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "datasets/coco128/images/train2017").mkdir(parents=True)
-    assert open_set(name, ["train"]).source == str(ROOT / "configs/data/coco128.yaml")
-    own = DataSet(tmp_path)
-    own.pairs("train/x")
-    own.yaml(train="images/train").rename(tmp_path / name)
-    if name.endswith(".yaml"):
-        assert open_set(name, ["train"]).names == ("a", "b")
 
 
 @pytest.mark.parametrize("state", ["missing", "empty"])

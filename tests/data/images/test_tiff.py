@@ -11,7 +11,7 @@ import pytest
 
 from data.images.decode import read_image, read_reduced
 from data.images.verify import check_image
-from tests.data.images.pictures import encoded, gradient, noise
+from tests.data.images.pictures import noise
 from tests.helpers.messages import refused
 from utils.pixels import PixelFormat
 
@@ -59,24 +59,6 @@ def test_usual_kinds_are_read_as_8_bit_rgb(
         assert check_image(tmp_path / "a.tif")[::2] == (expected.shape[:2], orientation)
 
 
-@pytest.mark.parametrize("compression", ["tiff_lzw", "packbits", "jpeg", "group4"])
-@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK"])
-def test_files_of_pillow_are_read(tmp_path: Path, mode: str, compression: str):
-    if (mode == "1") != (compression == "group4") or (compression == "jpeg" and mode in ("P", "CMYK")):
-        pytest.skip("there is no such file")
-    path = tmp_path / "a.tif"
-    path.write_bytes(encoded(gradient(), "tiff", mode, compression=compression))
-    expected = tifffile.imread(path)
-    if mode == "P":
-        expected = np.asarray(tifffile.TiffFile(path).pages[0].colormap >> 8).T[expected]
-    elif mode == "CMYK":
-        expected = np.rint((255.0 - expected[..., :3]) * (255.0 - expected[..., 3:]) / 255)
-    elif mode == "1":
-        expected = expected * 255
-    expected = expected if expected.ndim == 3 else np.repeat(expected[..., None], 3, 2)
-    np.testing.assert_allclose(read_image(path).astype(int), expected.astype(int), atol=2)
-
-
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("channels", [1, 2, 4, 5, 12])
 def test_channels_are_read_from_one_page_from_planes_and_from_pages(tmp_path: Path, channels: int, bits: int):
@@ -96,14 +78,6 @@ def test_channels_are_read_from_one_page_from_planes_and_from_pages(tmp_path: Pa
         np.testing.assert_array_equal(read_image(path, pixels), samples, path.name)
         assert check_image(path, pixels=pixels).size_hw == (20, 30)
         assert read_reduced(path, (10, 10), pixels)[1] == (20, 30)
-
-
-def test_values_of_12_bits_fill_the_range(tmp_path: Path):
-    values = noise(1, 12)[..., 0]
-    tifffile.imwrite(tmp_path / "a.tif", values, bitspersample=12, photometric="minisblack")
-    np.testing.assert_allclose(read_image(tmp_path / "a.tif")[..., 0], values * (255 / 4095), atol=1)
-    wide = read_image(tmp_path / "a.tif", PixelFormat(1, 12))[..., 0]
-    np.testing.assert_allclose(wide, values * (65535 / 4095), atol=0.5)
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.loading.build import data_facts, loader_workers
+from data.loading.build import data_facts
 from data.loading.prefetcher import Prefetcher
-from tests.data.loading.small_loader import SINGLE
 from tests.helpers.tiny import make_batch
-from utils.batches import Batch, map_tensors
+from utils.batches import Batch
 from utils.config.settings import TrainConfig, ValConfig
-
-
-@pytest.mark.parametrize(("device", "cores", "processes", "expected"), [
-    ("cpu", 2, 1, 2), ("cpu", 2, 4, 1), ("cpu", 16, 1, 8), ("cpu", 7, 2, 3), ("mps", 8, 1, 8),
-    ("cuda", 16, 1, 14), ("cuda", 16, 4, 3), ("cuda", 1, 2, 1), ("cuda", 128, 1, 16), ("cuda", 128, 8, 15),
-])  # fmt: skip
-def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(monkeypatch, device, cores, processes, expected):
-    monkeypatch.setattr("data.loading.build.available_cores", lambda: cores)
-    ctx = replace(SINGLE, local_world_size=processes, device=torch.device(device))
-    assert loader_workers(-1, ctx) == expected
-    assert loader_workers(5, ctx) == 5
 
 
 @pytest.mark.parametrize("squares", [False, True])
@@ -85,13 +73,3 @@ def test_errors_in_the_data_are_raised():
     next(prefetcher)
     with pytest.raises(ZeroDivisionError):
         prefetcher.prefetch(1)
-
-
-def test_the_allocator_knows_the_stream_that_uses_a_batch(monkeypatch):
-    told = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
-    batch = make_batch(2).to("meta")
-    batch.record_stream("stream")
-    moved = []
-    map_tensors(batch, lambda tensor: tensor.device.type == "meta" and moved.append(tensor))
-    assert {id(tensor) for tensor, _ in told} == set(map(id, moved))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from types import FunctionType
 
@@ -24,18 +21,13 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from data.loading import loader as loader_module
-from data.loading.loader import InfiniteDataLoader, WorkerIterator
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
+from data.loading.loader import WorkerIterator
 from data.loading.worker import collate_quad, new_pixels
-from data.samples.dataset import AugmentedImages
-from data.samples.readers import ImageReader
 from tests.data.loading.small_loader import SINGLE
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_batch
 from utils.batches import BatchRequest, Sample, SampleKey
-from utils.config.settings import Hyperparameters
-from utils.errors import UserError
 
 
 def rank_of(rank, world):
@@ -182,50 +174,6 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
                 assert_same_batch(batch, batches[batch.indices[0].item()])
 
 
-SEMAPHORE = "multiprocessing.synchronize.SemLock._make_name"
-
-
-def failing_after(successes: int, function: Callable[[], object], error: Exception) -> Callable[..., object]:
-    """Replaces ``function``, ignoring its arguments, and raises ``error`` after some calls."""
-    remaining = iter(range(successes))
-
-    def call(*_: object) -> object:
-        if next(remaining, None) is None:
-            raise error
-        return function()
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("place", "successes", "number", "message"),
-    [
-        (SEMAPHORE, (0, 1, 10), errno.ENOSPC, "/dev/shm, which is full; make it larger"),
-        (SEMAPHORE, (0, 1, 10), errno.EROFS, r"cannot be used \(read-only file system\)"),
-        (SEMAPHORE, (0, 1, 10), errno.ENOSYS, "or use --workers 0"),
-        ("os.fork", (0, 2), errno.EAGAIN, None),  # explained by `run_main`
-    ],
-)
-def test_workers_that_cannot_be_started_leave_no_process_and_no_traceback(
-    open_loader, monkeypatch, place, successes, number, message
-):
-    """A worker needs 3 semaphores, and all three workers need 5 more."""
-    gc.collect()  # what earlier tests have left
-    ignored = []
-    monkeypatch.setattr("sys.unraisablehook", ignored.append)
-    original = os.fork if place == "os.fork" else staticmethod(SemLock._make_name)
-    for count in successes:
-        with monkeypatch.context() as patches:
-            patches.setattr(place, failing_after(count, original, OSError(number, os.strerror(number))))
-            loader = open_loader(workers=3)
-            with pytest.raises(UserError if message else BlockingIOError, match=message):
-                next(iter(loader))
-        del loader
-        gc.collect()
-        assert not multiprocessing.active_children()
-    assert not ignored
-
-
 def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader, monkeypatch):
     """In a notebook, the trainer and the hooks of a training refer to each other."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 60.0)  # torch's longest wait for a worker
@@ -253,21 +201,6 @@ def test_quad_puts_four_samples_into_one_image():
     tiled = [[0, 1, 0.25, 0.25, 0.5, 0.25], [0, 1, 0.25, 0.75, 0.5, 0.25], [0, 1, 0.75, 0.75, 0.5, 0.25]]
     np.testing.assert_allclose(batch.targets.rows, [*tiled, [1, 1, 0.5, 0.5, 1, 0.5]])
     assert (batch.indices.tolist(), batch.paths, batch.targets.counts) == ([1, 5], ("1", "5"), (3, 1))
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted):
-    weights = np.where(np.arange(len(index)) % 2, 1.5, 0.0)
-    hyp = Hyperparameters(mosaic=1.0, mixup=1.0, mosaic_block=0)
-    samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, weights=weights)
-    order = EpochOrder(samples.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
-    sampler = KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=20)
-    loader = InfiniteDataLoader(samples, sampler, weighted=weighted)
-    assert loader.global_images(0) == 8
-    plans = [plan for request in sampler.requests(0) for plan in samples.planner.draw(request.keys, request.run_epochs)]
-    assert len(plans) == len(order) == 16
-    drawn = {patch.index for plan in plans for layer in plan.layers for patch in layer.patches}
-    assert drawn == set(range(1, len(index), 2))
 
 
 _INTERRUPTED = """

@@ -182,14 +182,6 @@ def test_a_validation_has_each_image_once_and_the_canvas_of_an_image_is_its_own(
     assert LoadImagesAndLabels(ImageReader(nothing, imgsz=320)).requests(8, canvases) == []
 
 
-def test_the_most_frequent_canvas_of_a_validation_comes_first():
-    """The plots show the first batch of a validation."""
-    image_hw = np.array([(100, 200), (100, 100), (200, 100), (101, 101), (300, 300)])
-    samples = LoadImagesAndLabels(ImageReader(SimpleNamespace(image_hw=image_hw), imgsz=320))
-    requests = samples.requests(2, CanvasRule(320, 32))
-    assert [[k.index for k in r.keys] for r in requests] == [[1, 3], [4], [0], [2]]
-
-
 def test_rect_shapes_follow_the_convention():
     def shape(low, high):
         return rect_shapes(np.array([low]), np.array([high]), 640, 32)[0].tolist()

@@ -174,17 +174,6 @@ def test_boxes_match_their_objects(geometry, canvas):
     assert seen >= 8
 
 
-@pytest.mark.parametrize("degrees", [0.0, 3.0])
-def test_a_read_only_image_that_shrinks_a_lot_is_antialiased(degrees):
-    stripes = np.zeros((640, 640, 3), np.uint8)
-    stripes[:, ::2] = 255
-    stripes.flags.writeable = False
-    hyp = Hyperparameters(**(NONE | {"degrees": degrees}))
-    plan = draw_plan(SampleKey(0, 0, 0, (128, 128)), source_hw=np.array([[640, 640]]), hyp=hyp, seed=0, epochs=9)
-    picture, _ = drawn(plan, [stripes])
-    assert np.abs(picture[32:96, 32:96].astype(int) - 127).max() < 40
-
-
 def test_without_jitter_pixels_do_not_change_and_mixup_keeps_the_labels_of_both():
     image = smooth_image(np.random.default_rng(0), 64, 64)
     label = np.array([[1, 0.5, 0.5, 0.5, 0.5]], np.float32)

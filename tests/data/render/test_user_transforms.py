@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from data.render.user_transforms import UserTransforms
-from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python
 from tests.helpers.synthetic_index import OBJECT
 from utils.batches import SampleKey
@@ -59,27 +58,6 @@ def test_every_visible_piece_of_an_ignore_region_is_kept():
     np.testing.assert_allclose(kept, expected, atol=1e-4)
     _, none = transformed([crop], labels=np.zeros((0, 5)))
     assert (none.shape, none.dtype) == ((0, 5), np.float32)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"name": "Blurr"},
-        {"name": "Blur", "blur_limits": 3},
-        {"name": "Blur", "p": 2},
-        {"name": "RandomCrop"},
-        {"name": "OneOf"},
-        {"name": "OneOf", "transforms": [{"name": "Nope"}]},
-        {"name": "DualTransform"},
-        "Blur",
-        {"p": 1},
-        {"name": "RandomCrop", "height": 4000, "width": 4000, "p": 1},  # cannot work on the image
-        {"name": "ToFloat", "p": 1},
-    ],
-)
-def test_mistakes_are_one_line(entry):
-    with refused("hyper-parameter albumentations: ..."):
-        transformed([entry])
 
 
 def test_importing_albumentations_opens_no_connection(monkeypatch):

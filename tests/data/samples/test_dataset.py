@@ -13,7 +13,7 @@ import torch
 from data.samples import readers
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader
-from tests.helpers.synthetic_index import OBJECT, open_cache, render_sample, write_rectangles
+from tests.helpers.synthetic_index import OBJECT, render_sample, write_rectangles
 from utils.batches import SampleKey
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.config.settings import Hyperparameters
@@ -65,16 +65,6 @@ def test_a_sample_depends_on_its_key_and_not_on_order_or_global_generators(index
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-@pytest.mark.parametrize("augment", [True, False])
-@pytest.mark.parametrize("kind", ["ram", "disk"])
-def test_a_cache_does_not_change_pixels(index, tmp_path, kind, augment):
-    cache = open_cache(kind, index, 96, tmp_path)
-    plain = dataset_of(index, augment=augment)
-    cached = dataset_of(index, augment=augment, image_cache=cache)
-    for key in keys():
-        assert_same(render_sample(plain, key), render_sample(cached, key))
-
-
 def test_training_samples_are_well_formed(index):
     dataset = dataset_of(index, hyp=Hyperparameters(degrees=10, shear=5, perspective=0.001, mixup=0.5, flipud=0.5))
     samples = [render_sample(dataset, key) for key in keys(40, canvas=(96, 128))]
@@ -100,18 +90,6 @@ def test_each_image_of_a_block_is_decoded_once(index, monkeypatch, options, expe
     assert len(decoded) == expected
     for key, sample in zip(block_keys, samples):
         assert_same(sample, render_sample(dataset_of(index, hyp=hyp, **options), key))
-
-
-@pytest.mark.parametrize("max_images", [0, 1, 2.5])
-def test_recent_images_are_bounded_in_bytes(index, monkeypatch, max_images):
-    reader = ImageReader(index, imgsz=64)
-    expected = [reader.read(i, 0) for i in range(3)]
-    max_bytes = int(max_images * max(image.nbytes for image in expected))
-    monkeypatch.setattr(readers, "MAX_RECENT_BYTES", max_bytes)
-    recent = readers.RecentImages(reader, max_images=32)
-    for i in (0, 1, 2, 2, 0, 1, 1):
-        np.testing.assert_array_equal(recent.read(i, 0), expected[i])
-        assert sum(image.nbytes for image in recent._images.values()) <= max_bytes
 
 
 @pytest.mark.parametrize("canvas", [(96, 96), (128, 160), (64, 96)])

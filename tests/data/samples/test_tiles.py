@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.loading.build import build_run_val_loader, build_train_loader, open_run_val_reader, open_train_samples
+from data.loading.build import build_run_val_loader, open_run_val_reader
 from data.render.letterbox import CanvasRule
 from data.samples.tiles import TiledIndex, crop_tile
 from data.samples.weights import check_tiles, tile_weights
@@ -127,35 +127,6 @@ def data(tmp_path) -> Path:
     """A YAML with ``tile: 128`` and five images, of which one is smaller than a tile."""
     sizes_hw = [(300, 420), (400, 200), (90, 100), (128, 512), (260, 260)]
     return write_tiled_dataset(tmp_path, sizes_hw, tile=128, squares=6, seed=1)
-
-
-def train_loader(data: Path, hyp: Hyperparameters | None = None, **more: object):
-    config = TrainConfig(data=str(data), imgsz=128, batch_size=4, workers=0, **more)
-    hyp = hyp or Hyperparameters()
-    ctx = DistributedContext.single()
-    samples = open_train_samples(ctx, config, hyp, load_dataset_spec(data), stride=32)
-    return build_train_loader(ctx, config, hyp, samples, stride=32)
-
-
-def test_training_batches_show_the_objects_that_their_labels_name(data):
-    """Red squares are at the labels in every epoch. The seed of another run moves the tiles."""
-    loader = train_loader(data, Hyperparameters(hsv_h=0, hsv_s=0, hsv_v=0, mosaic=0.5))
-    assert len(loader.index) == 5
-    assert len(loader.samples) > 20
-    checked = 0
-    for epoch in (0, 1):
-        for number in range(len(loader)):
-            batch = loader.render(epoch, number)
-            for image, _, cx, cy, w, h in batch.targets.rows.tolist():
-                if min(w, h) * 128 < 8:
-                    continue
-                red, green, _ = batch.images[int(image), :, int(cy * 128), int(cx * 128)].tolist()
-                assert red - green > 100
-                checked += 1
-    assert checked > 100
-    first = loader.render(0, 0)
-    assert (first.images == loader.render(0, 0).images).all()
-    assert not (first.images == loader.render(1, 0).images).all()
 
 
 def test_validation_batches_are_tiles_of_whole_images(data):

@@ -78,18 +78,6 @@ def test_samples_come_as_often_as_their_weights_say(weights):
     np.testing.assert_allclose(counts.mean(0), whole, atol=0.1)
 
 
-def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
-    """A tile that must not occur as background is never drawn."""
-    repeats = np.array([1, 1, 0.25, 0.25, 0, 1] * 10)
-    order = order_of(repeats)
-    order.draw_weights = np.array([3, 1, 2, 2, 2, 2] * 10) * repeats
-    assert len(order) == 35
-    drawn = np.concatenate([order.indices(epoch) for epoch in range(400)])
-    fractions = np.bincount(drawn % 6, minlength=6) / len(drawn)
-    assert fractions[4] == 0
-    np.testing.assert_allclose(fractions, np.array([3, 1, 0.5, 0.5, 0, 2]) / 7, atol=0.02)
-
-
 def test_image_weights_sum_class_weights_and_handle_backgrounds_crowds_and_zeros():
     labels = SimpleLabels(np.array([0, 2, 2, 3, 4]), np.array([0, 1, 1, 0]), np.array([False, False, False, True]))
     np.testing.assert_allclose(image_weights(np.array([1.0, 3.0]), labels), [4, 3.5, 3, 3.5])

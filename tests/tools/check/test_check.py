@@ -14,13 +14,13 @@ import yaml
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import BAD_IMAGE, FITTED, KINDS, NO_LABEL, ORPHAN, UNKNOWN_CLASS
+from data.labels.findings import BAD_IMAGE, FITTED, NO_LABEL, UNKNOWN_CLASS
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.scripts import error_of
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.three_formats import write_three_formats
-from tests.helpers.tiny import write_dataset, write_weights
+from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
 from tools.check.boxes import box_pairs
 from tools.check.dataset_check import scan_issues, scan_split
@@ -30,7 +30,6 @@ from tools.check.issue_kinds import (
     DUPLICATES_ACROSS_SPLITS,
     DUPLICATES_WITHIN_SPLIT,
     IMBALANCE,
-    MISSING_SPLIT,
     NO_OBJECTS,
     NOT_TRAINED,
     REFUSED,
@@ -183,63 +182,11 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     assert "'dog': 4 boxes in 4 of 34 images of train, 32 in 32 of 32 of val" in issue["text"]
 
 
-def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path, capsys):
-    data.write("train/x\x1b[2Jy", ROWS)
-    (data.root / "labels/train/3.txt").rename(data.root / "labels/train/3_old.txt")
-    status, out = check(capsys, data.yaml, "--out", tmp_path / "out")
-    assert status == 1
-    assert f"{ORPHAN}: 2 (" in out
-    assert "labels/train/3_old.txt: " in out
-    html = (tmp_path / "out" / "report.html").read_text()
-    page = check_self_contained(html)
-    rows = [row for table in page.tables.values() for row in table if row[0] == ORPHAN]
-    assert any(KINDS[ORPHAN].remedy in row for row in rows)
-    assert {"labels/train/3_old.txt", "labels/train/x\ufffd[2Jy.txt"} <= {cell for row in rows for cell in row}
-    assert "\x1b" not in html + out
-
-
 def test_a_finding_in_the_folder_of_two_splits_is_one_issue(data, capsys):
     data.write("train/0", "2 0.5 0.5 0.3 0.3\n" + ROWS)
     data.yaml.write_text(yaml.safe_dump({"train": "images/train", "val": "images/train", "names": NAMES}))
     (issue,) = (issue for issue in issues_of(capsys, data) if issue["kind"] == UNKNOWN_CLASS)
     assert issue["where"] == "labels/train/0.txt:1"
-
-
-def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
-    assert "no such file" in error_of(capsys, main, tmp_path / "none.yaml")
-    line = error_of(capsys, main, data.yaml, "--split", "test")
-    assert line.endswith("has no 'test' split, only train, val; add 'test: <folder>'")
-    line = error_of(capsys, main, data.yaml, "--split", "vla")  # a YAML cannot have this key
-    assert line.endswith("has no 'vla' split, only train, val (did you mean 'val'?)")
-    weights = write_weights(tmp_path / "other.pt", ["one", "two", "three"])
-    line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
-    assert "the classes of the model and of the data set differ (3 classes against 2)" in line
-    assert not (tmp_path / "runs").exists()
-    shutil.rmtree(data.root / "images" / "val")
-    assert "images/val: not found" in error_of(capsys, main, data.yaml, "--split", "val", "train")
-    shutil.rmtree(data.root / "images" / "train")
-    assert "images/train: not found" in error_of(capsys, main, data.yaml)
-
-
-@pytest.mark.parametrize(
-    ("content", "missing"),
-    [
-        ("train: images/train", {"val": "or train with --val-fraction 0.2 or python -m tools.kfold"}),
-        ("val: images/train", {"train": "only val; add 'train: <folder>'"}),
-        (
-            "test: images/train",
-            {"train": "only test; add 'train: <folder>'", "val": "or train with --val-fraction 0.2"},
-        ),
-    ],
-)
-def test_a_split_that_training_needs_is_an_issue_if_it_is_missing(data, capsys, content, missing):
-    data.yaml.write_text(f"{content}\nnames: {NAMES}\n")
-    issues = issues_of(capsys, data)
-    assert [issue["kind"] for issue in issues] == [MISSING_SPLIT] * len(missing)
-    for issue, (split, advice) in zip(issues, missing.items()):
-        assert f"has no '{split}' split" in issue["text"]
-        assert advice in issue["text"]
-    assert issues_of(capsys, data, "--split", content.partition(":")[0]) == []
 
 
 def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
@@ -294,28 +241,6 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotation
     assert (doubled.kind, [box.class_name for box in doubled.boxes]) == (DOUBLED, ["cat", "cat"])
     where = split.parts[0].source.where(0, int(trained.row_number[1]))
     assert doubled.where == where
-
-
-def test_joined_sets_are_checked_with_the_places_in_each(tmp_path):
-    for name in "ab":
-        write_dataset(tmp_path / name, train=4, val=3)
-    (tmp_path / "b" / "data.yaml").write_text("train: images/train\nnames: [dark, glow]\n")
-    (tmp_path / "b/labels/train/001.txt").write_text("1 0.5 0.5 0.25 0.25\n0 0.9 0.5 0.4 0.2\n1 0.5 0.5 0.25 0.251\n")
-    (tmp_path / "both.yaml").write_text("train: [a/data.yaml, b/data.yaml]\n")
-    spec = load_dataset_spec(tmp_path / "both.yaml")
-    split = scan_split(spec, "train", workers=0)
-    trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
-    np.testing.assert_array_equal(split.index.boxes_xywh_px, trained.boxes_xywh_px)
-    assert list(trained.report.findings) == list(split.index.report.findings)
-    (clipped,) = scan_issues(split)
-    assert (clipped.where, clipped.images) == ("b/labels/train/001.txt:2", ("b/images/train/001.png",))
-    assert clipped.boxes[0].class_name == "dark"
-    assert trained.report.findings[0].where == "b/labels/train/001.txt:2"
-    doubled = box_pairs(split)[-1]
-    assert [(box.where, box.class_name) for box in doubled.boxes] == [
-        ("b/labels/train/001.txt:1", "glow"),
-        ("b/labels/train/001.txt:3", "glow"),
-    ]
 
 
 @pytest.mark.parametrize("annotations", [{}, {"annotations": "instances.json"}])

@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from data.dataset.yaml_file import load_dataset_spec
@@ -21,12 +20,11 @@ from tests.helpers.synthetic_index import smooth_image
 from tools.check.boxes import box_pairs, box_sizes
 from tools.check.dataset_check import CheckResult, scan_issues, scan_splits
 from tools.check.duplicates import image_issues
-from tools.check.issue_kinds import DOUBLED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT, TINY, TWO_CLASSES
+from tools.check.issue_kinds import DOUBLED, TINY, TWO_CLASSES
 from tools.check.page import FILE_NAME, write_page
 from utils.boxes import scale_boxes
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-MAX_REPORT_BYTES = 5_000_000
 
 
 def page_of(data: EditableSet, out: Path, more=(), imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
@@ -82,21 +80,6 @@ def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data
     assert [(box.class_name, box.class_id) for box in found] == [("class 5 of 0 to 1", -1)] * 2
     np.testing.assert_allclose(found[0].xyxy_px, [40, 44.8, 88, 83.2])
     assert read.sections["Images and boxes"].count("class 5 of 0 to 1") >= 2
-
-
-def test_near_duplicates_are_pairs_from_both_splits(data, tmp_path):
-    image = cv2.imread(str(data.image("train/0")))
-    for name in ("train/copy", "val/copy", "val/copy2"):
-        data.add(name, cv2.resize(image, None, fx=0.7, fy=0.7, interpolation=cv2.INTER_AREA))
-    other = cv2.imread(str(data.image("train/1")))
-    data.add("train/again", cv2.convertScaleAbs(other, alpha=1, beta=15))
-    read, _ = page_of(data, tmp_path / "out")
-    assert cards(read, "Near-duplicates") == {DUPLICATES_ACROSS_SPLITS: 1, DUPLICATES_WITHIN_SPLIT: 1}
-    text = read.sections["Near-duplicates"]
-    assert "1 group of near-duplicates across splits; 1 group of near-duplicates within a split" in text
-    assert "train: images/train/0.png" in text
-    assert "val: images/val/copy.png" in text
-    assert "2 more like these." in text
 
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):

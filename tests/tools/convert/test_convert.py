@@ -300,22 +300,3 @@ def test_an_image_whose_boxes_are_lost_is_no_background(export, tmp_path):
     (export / "two.json").write_text(json.dumps(content))
     convert(export, tmp_path / "out.json", max_bad=0.5)
     assert images_of(tmp_path / "out.json") == ["my sét/one é.png", "my sét/three.png"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("annotations.xml", "<annotations><image>", "annotations.xml:1: malformed XML..."),
-        ("metadata.jsonl", '{"file_name": "two.png"', "metadata.jsonl:1: not a row with 'file_name'..."),
-        ("a.parquet", "PAR1", "a.parquet: not a parquet file..."),
-        ("annotations.xml", '<annotations><image id="0" name="two.png"/></annotations>', "...have no box"),
-        ("a.txt", "cat 1 2 3 4", "my sét: expected annotations of CVAT, LabelMe, CSV..."),
-    ],
-)
-def test_a_malformed_export_is_refused_in_one_line(name, content, message, export, tmp_path):
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
-    (export / name).write_text(content)
-    with refused(message):
-        convert(export, tmp_path / "out.json")
-    assert list(tmp_path.glob("out*")) == []

@@ -17,7 +17,6 @@ from tests.helpers import scripts
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scoring import coco_evaluate, random_case
-from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
 from tools.kfold.scores import ScoredFold, join_folds, read_fold
@@ -104,32 +103,3 @@ def test_a_killed_cross_validation_continues(root_and_flags, whole, tmp_path):
     for number in (1, 2):
         weights = [read_checkpoint(folder / f"fold{number}" / "best.pt")["ema"] for folder in (whole[0], killed)]
         assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--time", "1"], "--time: leave it out"),
-        (["--export", "onnx"], "--export: leave it out"),
-        (["--resume"], "the same command continues"),
-        (["--fitness", "AP5"], "neither a metric"),
-    ],
-)
-def test_a_setting_that_cannot_be_had_is_refused_before_a_folder_is_made(
-    root_and_flags, tmp_path, capsys, words, message
-):
-    _, flags = root_and_flags
-    assert message in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "folds", *words)
-    assert not (tmp_path / "folds").exists()
-
-
-def test_a_fold_without_objects_is_refused_before_any_is_trained(root_and_flags, tmp_path, capsys):
-    _, flags = root_and_flags
-    data = write_dataset(tmp_path / "set", train=8, val=4)
-    for number, labels in enumerate(sorted((tmp_path / "set" / "labels").rglob("*.txt"))):
-        labels.write_text("0 0.5 0.5 0.3 0.3\n" + ("1 0.3 0.3 0.3 0.3\n" if number < 2 else ""))
-    flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "few", "--fitness", "dark"]
-    line = error_of(capsys, main, *flags, "--folds", "3", "--no-near-duplicates")
-    assert "fold 3 has no object" in line
-    assert "2 of 12 groups of images have one; use fewer folds" in line
-    assert not [*tmp_path.glob("few/fold*")]

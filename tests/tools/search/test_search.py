@@ -13,7 +13,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
 from tests.helpers.searches import RANGES, SMALL, read_trials
-from tests.helpers.tiny import write_dataset, write_model, write_weights
+from tests.helpers.tiny import write_weights
 from tools.search.__main__ import main
 from train import main as train
 from utils.config.recipes import hyperparameters_from
@@ -27,19 +27,6 @@ pytestmark = pytest.mark.usefixtures("preloaded")
 def created(folder) -> int:
     """Returns the trials that the journal has created."""
     return sum('"op_code":4' in line for line in (folder / "journal.log").read_text().splitlines())
-
-
-def test_wrong_settings_end_the_search_at_once(root_and_flags, capsys):
-    root, flags = root_and_flags
-    line = error_of(capsys, main, *flags, "--name", "wrong", "--model", "yolov9z")
-    assert "yolov9z" in line
-    assert not (root / "wrong").exists()  # the corrected command may use it
-    assert "no class of this name" in error_of(capsys, main, *flags, "--fitness", "AP:x", "--name", "typo")
-    assert "no such file" in error_of(capsys, main, *flags, "--data", "nowhere.yaml", "--name", "typo")
-    assert "known: all, augment, loss, optimizer" in error_of(capsys, main, *flags, "--hyp", "nothing")
-    assert "the same command continues" in error_of(capsys, main, *flags, "--resume")
-    assert "none.pt: no such" in error_of(capsys, main, *flags, "--weights", "a/none.pt", "--name", "typo")
-    assert not (root / "typo").exists()
 
 
 @pytest.mark.slow
@@ -164,27 +151,6 @@ def test_failed_trials_do_not_end_the_search(root_and_flags, capsys):
         assert row["state"] == ("complete" if row["cls"] == "0.5" else "failed")
         assert ("not finite" in row["reason"]) == (row["state"] == "failed")
     assert {row["state"] for row in rows} == {"complete", "failed"}
-
-
-@pytest.mark.slow
-def test_a_training_that_cannot_begin_fails_its_trial_only_if_another_has_succeeded(tmp_path, capsys, monkeypatch):
-    """No tile shows a whole object, so the trainings of some trials cannot begin."""
-    monkeypatch.chdir(tmp_path)
-    data = write_dataset(tmp_path / "set", train=2, val=1)
-    for labels in (tmp_path / "set").rglob("labels/**/*.txt"):
-        labels.write_text("0 0.5 0.5 0.9 0.9\n")
-    data.write_text(f"{data.read_text()}\ntile: 32\n")
-    model = write_model(tmp_path / "tiny.yaml")
-    flags = ["--data", str(data), "--model", str(model), *SMALL, "--epochs", "1", "--project", "."]
-    (tmp_path / "ranges.yaml").write_text("tile_visibility: [0.98, 1.0]\n")
-    line = error_of(capsys, main, *flags, "--hyp", "ranges.yaml", "--name", "none")
-    assert "no tile shows" in line
-    (tmp_path / "ranges.yaml").write_text("tile_visibility: {choice: [0.3, 1.0]}\n")  # the recipe has 0.3
-    main([*flags, "--hyp", "ranges.yaml", "--name", "some", "--trials", "4"])
-    rows = read_trials(tmp_path / "some")
-    assert rows[0]["state"] == "complete"
-    for row in rows:
-        assert (row["state"] == "failed") == (row["tile_visibility"] == "1.0") == ("no tile shows" in row["reason"])
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 
 from data.dataset.yaml_file import load_dataset_spec
 from data.images.decode import read_bytes
@@ -19,13 +18,11 @@ from data.index.load import load_index
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
-from tests.helpers.scripts import call
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
 from utils.errors import UserError
-from utils.files.array_file import open_arrays, write_arrays
 
 ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
 
@@ -48,23 +45,6 @@ def index_of(data: Path, split: str = "train", **options: object) -> DatasetInde
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ((), "train: python train.py --data {out}"),
-        (
-            ("--split", "train", "--max-bad", "0.2"),
-            "train: python train.py --data {out} --val-fraction 0.2 --max-bad 0.2",
-        ),
-        (("--split", "val"), "training needs a 'train' split, but {out} has only val"),
-    ],
-)
-def test_the_last_line_is_a_command_that_training_accepts(source: Path, tmp_path: Path, capsys, flags, expected):
-    out = tmp_path / "out"
-    call(main, source, out, "--cache-dir", tmp_path / "cache", *flags)
-    assert capsys.readouterr().out.splitlines()[-1] == expected.format(out=out)
 
 
 @pytest.mark.parametrize("most", [10**9, 30_000])
@@ -177,34 +157,3 @@ def test_a_changed_or_missing_image_is_one_line(source: Path, tmp_path: Path):
     tar.unlink()
     with refused("out/train-00000.tar: not found (named by .../out/train.shards)"):
         read_bytes(path)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-20] ^= 1
-    path.write_bytes(content)
-
-
-def of_another_version(path: Path) -> None:
-    meta, arrays = open_arrays(path)
-    write_arrays(path, meta | {"version": 1}, arrays)
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        flip,
-        of_another_version,
-        lambda path: os.truncate(path, path.stat().st_size // 2),
-        lambda path: path.write_bytes(b"tar -cf train.shards"),
-        lambda path: save_file({"x": np.zeros(3)}, path),
-        lambda path: write_arrays(path, {"fingerprint": "x"}, {"x": np.zeros(3)}),
-    ],
-    ids=["flipped bit", "other version", "truncated", "text", "safetensors", "other cache file"],
-)
-def test_a_damaged_or_foreign_index_is_one_line(source: Path, tmp_path: Path, harm: Callable[[Path], object]):
-    out = written(source, tmp_path / "out")
-    harm(out / "train.shards")
-    with refused("out/train.shards: ...; write it again"):
-        index_of(out)
-    assert len(index_of(out, "val"))

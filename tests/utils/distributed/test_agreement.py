@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.processes import Processes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed.agreement import check_agreement
 from utils.errors import PeerFailure, UserError
 
@@ -89,16 +89,6 @@ def test_two_machines_with_different_data_end_with_one_line(inputs, tmp_path, wh
     (error,) = errors_of(tmp_path, [[*flags(inputs, tmp_path), "--data", "set/data.yaml"]] * 2, apart=True)
     wanted = "the train labels is " if what == "labels" else "the number of train images is 8 on rank 0, but 7"
     assert wanted in error
-
-
-@pytest.mark.slow
-def test_two_machines_with_different_model_files_end_with_one_line(inputs, tmp_path):
-    for rank, channels in enumerate((16, 24)):
-        (tmp_path / f"machine{rank}").mkdir()
-        layers = [*TINY_MODEL["backbone"][:1], [-1, 1, "Conv", [channels, 3, 2]], *TINY_MODEL["backbone"][2:]]
-        write_model(tmp_path / f"machine{rank}" / "m.yaml", TINY_MODEL | {"backbone": layers})
-    (error,) = errors_of(tmp_path, [[*flags(inputs, tmp_path), "--model", "m.yaml"]] * 2, apart=True)
-    assert error.startswith("error: the processes of this run differ: the model is ")
 
 
 @pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])

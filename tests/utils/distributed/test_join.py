@@ -194,7 +194,7 @@ run_main(main)
 
 
 def test_a_process_whose_peer_is_killed_in_a_collective_ends_with_one_line(tmp_path):
-    with Processes(tmp_path / "log", real=True) as run:
+    with Processes(tmp_path / "log") as run:
         (tmp_path / "loses.py").write_text(LOSES)
         port = free_port()
         for rank in range(2):

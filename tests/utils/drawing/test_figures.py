@@ -1,34 +1,14 @@
-import cv2
 import numpy as np
-import pytest
 
 from tests.helpers.messages import refused
 from utils.config.settings import MAX_LINE_WIDTH
-from utils.drawing.draw import class_colors, draw_boxes, tile_images
-from utils.drawing.figures import AxisLabels, Chart, Line, Mark, Picture, bar_chart_picture, chart_picture
+from utils.drawing.draw import class_colors, draw_boxes
+from utils.drawing.figures import AxisLabels, Chart, Line, bar_chart_picture, chart_picture
 
 NAMES = ("Katze", "größer", "снег", "猫")
 
 
 X = np.arange(5.0)
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("low", "high"), [(0, 1e-7), (1e5, 1e5), (np.nan, np.nan)])
-def test_a_line_of_any_values_is_drawn_and_joins_those_that_are_known(low: float, high: float):
-    y = np.array([low, high, np.nan, high, low])
-    known = np.isfinite(y)
-
-    def drawn(x: np.ndarray, y: np.ndarray) -> Picture:
-        lines = [Line("a", x, y), Line("猫", X, X / 4, is_strong=True)]
-        return chart_picture(Chart("t", lines, "epoch", "loss", (0, 4), mark=Mark(3.0, "m"), note="n"))
-
-    picture = drawn(X, y)
-    assert picture.pixels.dtype == np.uint8
-    assert picture.pixels.std() > 5
-    assert np.array_equal(picture.pixels, drawn(X[known], y[known]).pixels)
-    read = cv2.imdecode(np.frombuffer(picture.png, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
-    assert np.array_equal(read, picture.pixels)
 
 
 def test_names_are_drawn_as_text(recwarn):
@@ -80,12 +60,3 @@ def test_labels_in_any_script_stay_inside_the_image():
     draw_boxes(image, boxes, thickness=MAX_LINE_WIDTH)
     with refused(f"line_width {MAX_LINE_WIDTH + 1}: must be at most {MAX_LINE_WIDTH}"):  # OpenCV refuses it
         draw_boxes(image, boxes, thickness=MAX_LINE_WIDTH + 1)
-
-
-def test_tiles_fill_the_sheet_row_by_row():
-    tiles = [np.full((4, 6, 3), i, np.uint8) for i in range(2)] + [np.full((3, 5, 3), 2, np.uint8)]
-    sheet = tile_images(tiles, 2)
-    assert sheet.shape == (10, 14, 3)
-    assert (sheet[6:9, 0:5] == 2).all()
-    assert (sheet[9, 0:6] == 255).all()
-    assert (sheet[6:10, 8:] == 255).all()

@@ -12,16 +12,9 @@ from utils.files.xml_files import XmlError, parse_xml
 CHINESE = "names: [行人, 自行车, 红绿灯, 公共汽车]"
 TEXTS = [
     (CHINESE.encode("gbk"), "GBK"),
-    ("貓 狗 汽車 紅綠燈".encode("gbk"), "GBK"),  # characters that GB2312 does not have
     ("猫 狗 汽车".encode("gbk"), "GBK or EUC-KR"),  # the bytes are also valid Korean
-    ("고양이 자동차".encode("euc_kr"), "GBK or EUC-KR"),
-    ("貓 狗 汽車 紅綠燈".encode("big5"), "Big5"),
-    ("犬とねこ カメラ".encode("shift_jis"), "Shift-JIS"),
     ("Müller, café, Straße: 3".encode("latin-1"), "Windows-1252"),
     ("0 0.5 0.5 0.2 0.3\n".encode("utf-16"), "UTF-16"),
-    ("0 0.5 0.5 0.2 0.3\n".encode("utf-16-le"), "UTF-16"),
-    ("0 0.5 0.5 0.2 0.3\n".encode("utf-16-be"), "UTF-16"),
-    (CHINESE.encode("utf-32"), "UTF-32"),
 ]
 
 
@@ -41,16 +34,15 @@ def test_utf8_is_read(text):
     assert decode_utf8(text.encode()) == text.removeprefix("\ufeff")
 
 
-OF_SEVERAL_BYTES = ["GB2312", "gb2312", "GBK", "GB18030", "Big5", "Shift_JIS", "EUC-KR", "EUC-JP"]
+OF_SEVERAL_BYTES = ["GB2312", "Big5", "Shift_JIS", "EUC-KR"]
 WORDS = {"GB": "行人", "gb": "行人", "Bi": "行人", "Sh": "ねこ", "EU": "車"}
 
 
 @pytest.mark.parametrize("encoding", [*OF_SEVERAL_BYTES, "UTF-8", "UTF-16", "ISO-8859-1", "windows-1251"])
-@pytest.mark.parametrize("quote", ['"', "'"])
-def test_xml_is_read_in_the_encoding_that_it_declares(encoding, quote):
+def test_xml_is_read_in_the_encoding_that_it_declares(encoding):
     word = {"ISO-8859-1": "caf\u00e9", "windows-1251": "\u043a\u043e\u0448\u043a\u0430"}.get(encoding)
     word = word or WORDS.get(encoding[:2], "行人")
-    text = f"<?xml version={quote}1.0{quote} encoding={quote}{encoding}{quote}?>\n<a>\n<b c='{word}'>{word}</b></a>"
+    text = f'<?xml version="1.0" encoding="{encoding}"?>\n<a>\n<b c="{word}">{word}</b></a>'
     root = parse_xml(text.encode(encoding))
     (child,) = root
     assert (child.text, child.attrib) == (word, {"c": word, "line": "3"})

@@ -5,30 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from tests.helpers.messages import refused
 from utils.files.paths import check_new_path, is_inside
-
-
-@pytest.fixture
-def folders(tmp_path) -> list[Path]:
-    """Every way into a tree of folders with links of all directions, also through ``..``."""
-    for name in ("a/b/c", "a/images/train", "store/x/images/train"):
-        (tmp_path / name).mkdir(parents=True)
-    links = {"a/b/up": "..", "a/out": "../store/x", "store/x/back": tmp_path / "a", "far": "a/b/c", "a/pics": "images"}
-    for name, target in links.items():
-        (tmp_path / name).symlink_to(target)
-    ways = []
-    last = [tmp_path]
-    for _ in range(4):
-        parts = ["..", *os.listdir(tmp_path), *(path.name for path in tmp_path.rglob("*"))]
-        last = [way / part for way in last for part in sorted(set(parts)) if (way / part).is_dir()]
-        rng = np.random.default_rng(0)
-        last = [last[i] for i in rng.permutation(len(last))[:60]]
-        ways += last
-    return ways
 
 
 def test_what_is_inside_a_folder_is_found_behind_links(tmp_path):
