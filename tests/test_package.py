@@ -206,21 +206,6 @@ def test_editors_know_the_keyword_arguments_of_an_installed_package(function, wh
     assert annotations.get("offline", annotations.get("trust")) == bool | None
 
 
-@pytest.mark.parametrize(
-    ("text", "installed"),
-    [
-        ("python train.py --data a", "lockstep train --data a"),
-        ("use export.py.", "use lockstep export."),
-        ("torchrun --nproc_per_node 2 val.py --tta", "torchrun --nproc_per_node 2 -m lockstep val --tta"),
-        ("as tools.check finds them, or python -m tools.kfold.", "as lockstep check finds them, or lockstep kfold."),
-        ("python launch/ray_train.py -- --data a", "python -m lockstep.launch.ray_train -- --data a"),
-        ("/home/me/train.py my_train.py data.checks tools.search.trial", None),
-    ],
-)
-def test_texts_name_the_command_that_is_installed(text, installed):
-    assert load_hook().with_commands(text) == (installed or text)
-
-
 class Installed:
     """Runs the installed package in a folder of a user whose own modules have the names of our folders."""
 

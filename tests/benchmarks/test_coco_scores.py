@@ -6,16 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.coco_scores import average_precision, read_detections
-from engine.evaluation.coco_classes import COCO_IDS
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import write_predictions
 from tests.helpers.scoring import random_case
-from utils.config.yaml_files import load_yaml
-from utils.program_folders import CONFIGS
 
 pytestmark = pytest.mark.benchmarks
 
@@ -38,13 +34,3 @@ def test_the_detections_of_either_side_are_scored(tmp_path: Path, side: str):
     assert average_precision(path, gt, names) == pytest.approx(expected, abs=1e-9)
     read = read_detections(path, gt, names)
     assert score_detections(gt, read, classes).result.ap == pytest.approx(expected, abs=1e-9)
-
-
-def test_cocos_ids_of_its_80_classes_are_read(tmp_path: Path):
-    gt, table, _ = random_case(0)
-    last = table.classes.max()
-    table = replace(table, classes=79 - last + table.classes)
-    path = tmp_path / "predictions.json"
-    write_predictions(path, table, replace(gt, category_ids=COCO_IDS))
-    read = read_detections(path, gt, list(load_yaml(CONFIGS / "data" / "coco.yaml")["names"].values()))
-    assert np.array_equal(read.classes, table.classes[np.argsort(table.image_index, kind="stable")])

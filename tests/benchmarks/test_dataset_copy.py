@@ -13,7 +13,6 @@ from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.listing.listing import list_split
 from tests.helpers.tiny import write_dataset
-from utils.errors import UserError
 
 pytestmark = pytest.mark.benchmarks
 
@@ -25,29 +24,6 @@ def test_a_copy_repeats_every_training_image(tmp_path: Path):
     train, val = (list_split(spec, split) for split in ("train", "val"))
     assert (len(train.images), len(val.images)) == (12, 3)
     assert (train.label_stamps >= 0).all()
-
-
-def test_a_folder_with_the_copy_of_another_set_is_refused(tmp_path: Path):
-    """Results of one set would otherwise be printed for another with the same name."""
-    sets = [write_dataset(tmp_path / name / "set", train=2, val=1) for name in "ab"]
-    first = copy_dataset(str(sets[0]), tmp_path / "copy")
-    assert copy_dataset(str(sets[0]), tmp_path / "copy") == first
-    with pytest.raises(UserError, match="made from"):
-        copy_dataset(str(sets[1]), tmp_path / "copy")
-
-
-def test_only_yolo_labels_are_copied(tmp_path: Path):
-    """COCO's and Pascal VOC's labels are in other files, and joined sets have several folders."""
-    original = write_dataset(tmp_path / "set", train=2, val=1)
-    content = yaml.safe_load(original.read_text())
-    (original.parent / "boxes").mkdir()
-    others = [content | {"annotations": {"train": name, "val": name}} for name in ("boxes.json", "boxes")]
-    others.append({"train": [str(original)], "val": [str(original)]})
-    for number, other in enumerate(others):
-        path = original.parent / f"{number}.yaml"
-        path.write_text(yaml.safe_dump(other))
-        with pytest.raises(UserError, match="labels must be YOLO"), copied(str(path)):
-            pass
 
 
 def contents(folder: Path) -> dict[str, bytes]:

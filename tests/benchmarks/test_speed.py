@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from argparse import Namespace
 from dataclasses import asdict
 
 import pytest
 
-from benchmarks.command import PEER_SIDE
-from benchmarks.speed import loader, step
-from benchmarks.speed.compare import PEER, Comparison, Sides, our_command
+from benchmarks.speed import loader
+from benchmarks.speed.compare import Comparison, Sides, our_command
 from utils.config.recipes import hyperparameters_from
 
 pytestmark = pytest.mark.benchmarks
-SIDE = """
-import sys
-sys.path.insert(0, {folder!r})
-from turns import take_turns
-turn = iter(range(9))
-print("noise", flush=True)
-take_turns(lambda: {{"turn": next(turn), "name": {name!r}}})
-"""
-
-
-def command(name: str) -> list[str]:
-    return [sys.executable, "-c", SIDE.format(folder=str(PEER_SIDE.parent), name=name)]
-
-
-def test_both_sides_alternate():
-    with Sides({"a": command("a"), "b": command("b")}) as sides:
-        results = sides.alternate(3)
-    assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
 
 
 @pytest.mark.parametrize(("higher", "advantage"), [(True, 0.5), (False, 2.0)])
@@ -61,17 +40,3 @@ def test_our_side_times_the_step_of_a_long_run_unless_it_is_told_otherwise(is_sh
         turn = sides.measure("ours", model="yolov8n", batch_size=2)
     assert turn["seconds"] > 0
     assert (turn["dtype"], turn["searched_batch"]) == ("float32", searched)
-
-
-def test_a_process_that_ends_is_an_error_of_its_side():
-    with Sides({"bad": our_command("step", no_such=1)}) as sides:
-        turns = [sides.measure("bad") for _ in range(2)]
-    assert all("no_such" in turn["error"] for turn in turns)
-
-
-def test_a_peer_that_fails_leaves_our_figures():
-    options = Namespace(compile=False, device="0")
-    results = {"auto SGD": [{"seconds": 1.0, "dtype": "bfloat16"}] * 2, PEER: [{"error": "out of memory"}] * 2}
-    rows, errors = step.rows_of(results, "yolov8n batch 16", options, 16)
-    assert errors == ["peer, yolov8n batch 16: out of memory"]
-    assert [row.advantage for row in rows] == [None, None]

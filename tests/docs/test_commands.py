@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -171,21 +169,3 @@ def test_the_table_for_users_of_ultralytics_has_lines_that_are_accepted(acceptan
     assert len(rows) >= 4
     for line in rows:
         check_python(line.split(), acceptance)
-
-
-def test_readme_begins_with_two_commands_that_need_only_a_clone(acceptance, tmp_path):
-    """The programs that they start accept their lines; tests/scripts/test_readme_commands.py runs them in a clone."""
-    first, second = (command.words for command in commands("README.md")[:2])
-    assert (first, second) == (("make", "demo"), ("make", "test"))
-    started = []
-    for words in (first, second):
-        dry_run = subprocess.run(
-            [*words, "--dry-run", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        lines = dry_run.stdout.replace("\\\n", " ").splitlines()
-        own = [shlex.split(line) for line in lines if line.startswith(f"{tmp_path}/bin/python")]
-        for line in own:
-            check_python(line[1:], acceptance)
-        started += [line[1:3] for line in own]
-    programs = [["-m", "tools.demo"], ["train.py", "--data"], ["val.py", "--weights"], ["detect.py", "--weights"]]
-    assert started == [*programs, ["-m", "pytest"]]

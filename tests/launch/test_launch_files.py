@@ -74,19 +74,6 @@ def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number, sta
     assert not (tmp_path / "scontrol").exists()  # a failure
 
 
-def test_several_instances_of_sagemaker_need_a_shared_folder(tmp_path, cluster):
-    """A restart would find a checkpoint on the first instance only."""
-    words, environment, _ = sagemaker(tmp_path)
-    del environment["CHECKPOINTS"]
-    done = subprocess.run(["bash", *words], env=cluster | environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("set CHECKPOINTS to a folder that all of them see")) == (2, 1)
-    one = environment | {"SM_HOSTS": '["algo-1"]', "SM_NUM_GPUS": "0"}
-    assert subprocess.run(["bash", *words], env=cluster | one, check=False).returncode == 0
-    argv = (tmp_path / "torchrun").read_text().splitlines()
-    assert "/opt/ml/checkpoints" in argv
-    assert argv[argv.index("--nproc-per-node") + 1] == "1"  # on an instance without GPUs
-
-
 def test_the_kubernetes_resources_are_consistent():
     documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8")))
     kinds = {d["kind"]: d for d in documents}

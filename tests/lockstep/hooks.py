@@ -42,7 +42,8 @@ class Fail:
 
 def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(text)
-    environment = {"PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    kept = {name: os.environ[name] for name in ("PATH", "LOCKSTEP_TEST_PYTHON") if name in os.environ}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [python(), "script.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
     )

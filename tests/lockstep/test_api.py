@@ -6,7 +6,6 @@ import inspect
 import re
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -24,16 +23,6 @@ def test_a_run_is_started_or_continued_by_its_name(replaced):
         lockstep.resume("auto")
     lockstep.resume("./auto")
     assert calls[-1] == {"resume": "./auto"}
-
-
-def test_a_project_may_be_a_number_and_auto_a_path(replaced):
-    """They were refused, and the project before the other mistakes of the call."""
-    calls = replaced()
-    lockstep.train("b.yaml", project=2024, name=1, resume=Path("auto"))
-    assert calls == [{"data": "b.yaml", "project": "2024", "name": "1", "resume": "auto"}]
-    for data in ("b.yaml", {"train": "images", "names": ["cat"]}):
-        with pytest.raises(lockstep.Error, match=r"2 mistakes: .* project: .* epochs: "):
-            lockstep.train(data, project=["a"], epochs="x")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +77,6 @@ import lockstep
 
 small = dict(imgsz=64, device="cpu", workers=0, amp="off", plots=False)
 run = lockstep.train("set/data.yaml", model="tiny.yaml", epochs=1, batch=4, spawn=2, **small)
-(file,) = lockstep.export(run.best, format="torchscript", check=False)
-assert file.is_file()
 print("finished", run.history["epoch"])
 """
 
@@ -107,12 +94,3 @@ def test_an_outcome_that_cannot_be_written_is_an_error(command, replaced, data, 
     replaced()
     with refused("result.jsonl: the outcome cannot be written (is a directory); set TMPDIR to another folder"):
         command(data=str(data))
-
-
-def test_an_outcome_that_was_removed_is_an_error(replaced, data, tmp_path, monkeypatch):
-    """As cleaners of temporary files do in a long training."""
-    monkeypatch.setattr(child, "program_temporary_folder", lambda purpose: nullcontext(tmp_path))
-    monkeypatch.setattr(child, "read_result", lambda path: {})
-    replaced()
-    with refused("the command has ended, but its outcome was removed from the folder for temporary files"):
-        lockstep.train(str(data))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import logging
 import os
 import random
@@ -144,17 +143,6 @@ def test_ctrl_c_before_anything_is_saved_and_a_second_one_are_interrupts(replace
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_of_the_program_stays(replaced):
-    seen = []
-    previous = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    try:
-        replaced(lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert lockstep.train("data.yaml").folder.name == "a"
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    assert seen == [signal.SIGINT]
-
-
 TERMINATED = """
 import lockstep
 from tests.lockstep.hooks import SMALL, Terminate
@@ -224,27 +212,6 @@ def test_the_variables_of_a_launcher_of_one_process_are_hidden(replaced, monkeyp
     lockstep.val("best.pt")
     assert found == [seen]
     assert os.environ["RANK"] == "0"
-
-
-def test_a_closed_output_does_not_stop_the_command(replaced, monkeypatch):
-    """A notebook may close it, or the reader of a pipeline may have ended."""
-    read, write = os.pipe()
-    os.close(read)
-    closed = io.StringIO()
-    closed.close()
-
-    def log() -> None:
-        from utils.logger import configure_logging, get_logger
-
-        configure_logging(True)
-        get_logger().info("a line")
-
-    replaced(log)
-    for output in (os.fdopen(write, "w", buffering=1, closefd=False), closed, None):
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", output)
-            assert lockstep.train("data.yaml").folder.name == "a"
-    os.close(write)
 
 
 def test_the_package_is_imported_without_torch():

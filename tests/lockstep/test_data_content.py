@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -61,24 +60,7 @@ def test_the_folder_of_a_data_set_is_that_of_its_yaml(replaced, tmp_path, monkey
         lockstep.train({"path": 3, "train": "images"})
 
 
-def test_the_content_may_have_numbers_of_numpy(replaced, tmp_path):
-    calls = replaced()
-    data = {"path": str(tmp_path), "train": (Path("a"), "b"), "names": {np.int64(0): np.str_("cat")}, "nc": np.int64(1)}
-    lockstep.train(data)
-    assert written(calls) == {"path": str(tmp_path), "train": ["a", "b"], "names": {0: "cat"}, "nc": 1}
-
-
 def test_a_call_with_a_mistake_writes_nothing(tmp_path):
     with pytest.raises(lockstep.Error, match="epocs"):
         lockstep.train({"train": "images", "names": ["cat"]}, epocs=3)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    for project in (tmp_path / "file", tmp_path / "file" / "runs", tmp_path / ("x" * 300)):
-        with refused(f"{project}/data-....yaml: the content of data cannot be written (...)"):
-            lockstep.train({"train": "a"}, project=project)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with refused("the content of data cannot be written (not a directory)"):
-        lockstep.check({"train": "a"})

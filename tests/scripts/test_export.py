@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 NAMES = ("light", "dark")
 KNOWN = {"config": {"weights": "", "epochs": 3}, "progress": {"best_fitness": 0.25, "epoch": 3}}
 KNOWN["progress"] |= {"confidence": 0.4}
+QUICK = [pytest.param(n, marks=() if n == "torchscript" else pytest.mark.slow) for n in EXPORT_FORMATS]
 VAL = ["--device", "cpu", "--workers", "0", "--noplots", "--trust"]
 
 
@@ -55,7 +56,8 @@ def opened(path: Path):
 @pytest.mark.parametrize(
     ("formats", "files"),
     [
-        (["torchscript", "pt2"], ["best.torchscript", "best.pt2"]),
+        (["torchscript"], ["best.torchscript"]),
+        pytest.param(["pt2"], ["best.pt2"], marks=pytest.mark.slow),
         (["onnx", "openvino"], ["best.onnx", "best_openvino_model"]),
         (["ncnn"], ["best_ncnn_model"]),
         (["litert"], ["best.tflite"]),
@@ -88,7 +90,9 @@ def test_files_are_checked_and_score_as_the_checkpoint(
         assert results_of(tmp_path / "val" / f"exp{number}") == expected
 
 
-@pytest.mark.parametrize("name", EXPORT_FORMATS)
+@pytest.mark.parametrize(
+    "name", ["torchscript", *(pytest.param(n, marks=pytest.mark.slow) for n in EXPORT_FORMATS if n != "torchscript")]
+)
 def test_a_file_names_neither_the_data_set_nor_its_images(weights: Path, data: Path, name: str):
     """Files are given to others. Beside its checkpoint, val.py knows the data set all the same."""
     for package in EXPORT_FORMATS[name].packages:
@@ -136,7 +140,7 @@ def test_canvases_and_precisions(weights: Path, data: Path, capsys: pytest.Captu
     assert (unchecked.threshold(box_voting=True), unchecked.threshold(box_voting=False)) == (0.4, 0.25)
 
 
-@pytest.mark.parametrize("name", ["onnx", "openvino", "litert"])
+@pytest.mark.parametrize("name", ["onnx", *(pytest.param(n, marks=pytest.mark.slow) for n in ("openvino", "litert"))])
 @torch.no_grad()
 def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture, name: str):
     for package in (*EXPORT_FORMATS[name].packages, "onnxruntime"):
@@ -181,19 +185,13 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format: must be one of onnx, "),
         (["--format", "onnx", "engine"], "trtexec --onnx=best.onnx --saveEngine=best.engine"),
         (["--half", "--int8", "--format", "onnx"], "choose one"),
         (["--int8"], "--int8: not for torchscript; use --format onnx or openvino or litert"),
         (["--format", "ncnn", "--dynamic"], "--dynamic: not for ncnn; use --format onnx or "),
-        (["--format", "ncnn", "--batch", "2"], "--batch: not for ncnn"),
-        (["--format", "ncnn", "--layout", "end2end"], "--layout end2end: not for ncnn"),
         (["--dynamic", "--batch", "4"], "leave --batch out"),
-        (["--imgsz", "64", "64", "64"], "one number or two"),
         (["--imgsz", "70"], "not a multiple"),
-        (["--imgsz", "32", "--dynamic"], "too small for --dynamic"),
         (["--nms"], "has one branch"),
-        (["--check-images", "0"], "--check-images: must be at least 1, got 0"),
         (["--opset", "5"], "--opset 5: torch's exporter writes no valid files below 18"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from engine.inference.model import open_model
 from engine.inference.predictor import load
 from tests.helpers.messages import refused
 from tests.helpers.same_content import assert_same_content
-from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
+from tests.helpers.scripts import PLAIN, SMALL, call, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
 from utils.files.torch_file import read_checkpoint
@@ -114,20 +113,6 @@ def test_an_exported_file_computes_the_same_and_knows_the_format(trained, tmp_pa
     found_boxes, found_scores = exported.decode(exported(images))
     torch.testing.assert_close(found_boxes, boxes, rtol=0, atol=1e-3)
     torch.testing.assert_close(found_scores, scores, rtol=0, atol=1e-4)
-
-
-def test_a_model_for_other_channels_is_one_line(trained, tmp_path, capsys):
-    other = write_dataset(tmp_path / "rgb")
-    best = ["--weights", trained[1] / "best.pt", "--device", "cpu"]
-    for main, *given in (
-        (val.main, "--data", other),
-        (train.main, "--data", other, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL),
-        (check.main, other),
-    ):
-        assert re.search("takes images of 5 channels, those of .* have 3", error_of(capsys, main, *given, *best))
-    source = other.parent / "images/val/000.png"
-    message = error_of(capsys, detect.main, *best, "--source", source, "--project", tmp_path)
-    assert "000.png: 3 channels, but the data set or model has 5" in message
 
 
 @pytest.mark.slow

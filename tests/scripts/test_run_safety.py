@@ -146,6 +146,7 @@ def test_a_second_training_is_refused_in_the_same_run_folder(inputs, tmp_path, c
         assert all(line.endswith(continues) for line in last_lines), last_lines
 
 
+@pytest.mark.slow
 def test_ranks_wait_for_the_checkpoint_of_a_signal(inputs, tmp_path):
     """A rank that ended earlier would make torchrun signal rank 0 again, which ends the write at once."""
     go_on, written, steps = tmp_path / "go on", tmp_path / "written", tmp_path / "steps"
@@ -165,19 +166,6 @@ def test_ranks_wait_for_the_checkpoint_of_a_signal(inputs, tmp_path):
     assert position(tmp_path / "exp") == (0, 5)  # step 4 carries the request, whose values are read after step 5
 
 
-@pytest.mark.slow
-def test_spawn_forwards_signals(inputs, tmp_path):
-    with Processes(tmp_path / "log.txt") as run:
-        parent = run.start(
-            [python(), "train.py", *flags(inputs, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"), "--spawn", "2"]
-        )
-        run.until(lambda: has_saved_a_step(tmp_path / "exp"))
-        parent.send_signal(signal.SIGTERM)
-        assert run.codes() == [75], run.output()
-        run.wait_gone()
-        assert "Traceback" not in run.output()
-
-
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(inputs, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
     go_on = tmp_path / "go on"
@@ -193,6 +181,7 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
     assert_same_run(whole, tmp_path / "exp")
 
 
+@pytest.mark.slow
 def test_a_refusal_before_the_first_step_leaves_nothing(inputs, tmp_path):
     """Rank 1 refuses the first batch: rank 0, which created the folder, removes it with torchrun's file."""
     with Processes(tmp_path / "log.txt", faults="refuse:1:1") as run:
@@ -282,14 +271,15 @@ def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message)
 
 def test_a_stall_prints_the_stacks_of_every_rank(inputs, tmp_path):
     go_on = tmp_path / "go on"
-    with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.train.control:STALL_S:4") as run:
+    with Processes(tmp_path / "log.txt", faults=f"hold:1:5:{go_on};set:engine.train.control:STALL_S:2") as run:
         run.ranks(2, *flags(inputs, tmp_path, "--epochs", "1"))
-        run.until(lambda: run.output().count("Timeout (0:00:04)!") >= 2)
+        run.until(lambda: run.output().count("Timeout (0:00:02)!") >= 2)
         go_on.touch()
         assert run.codes() == [0, 0], run.output()
         assert "faulty_train.py" in run.output()  # where it sleeps
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_mid_epoch_is_one_line(inputs, tmp_path):
     """A limit on file sizes stands in for a full disk; all ranks end."""
     with Processes(tmp_path / "log.txt") as run:

@@ -85,13 +85,18 @@ COMMANDS = {
 }
 
 
+QUICK = ("val", "detect", "check")
+
+
 def names_below(folder: Path) -> Iterator[str]:
     for path in folder.rglob("*"):
         if path.is_file() and not path.name.startswith("events.out"):  # names that nobody can know before
             yield str(path.relative_to(folder))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name not in QUICK)]
+)
 def test_a_file_that_a_command_writes_replaces_a_link(inputs, tmp_path, command):
     """Symbolic links and hard links in turn."""
     folder = tmp_path / "exp"

@@ -222,23 +222,6 @@ def test_mistakes_of_a_detection_are_one_line_and_leave_no_folder(weights, pictu
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, monkeypatch):
-    shown = []
-
-    class FakeWindow:
-        def show(self, image, *, wait):
-            shown.append((image.shape, wait))
-            return len(shown) < 2
-
-        def close(self):
-            shown.append("closed")
-
-    monkeypatch.setattr(detection, "Window", FakeWindow)
-    folder = run(weights, pictures, tmp_path, "--view-img")
-    assert shown == [((37, 90, 3), True), ((64, 64, 3), True), "closed"]
-    assert names_in(folder) == ["a.jpg.jpg", "a.png.png"]
-
-
 def lines_of(out, folder):
     """Returns what was printed, without times and the name of the run."""
     return re.sub(r"[\d.]+ ms", "MS", out.replace(str(folder), "RUN")).splitlines()
@@ -335,18 +318,3 @@ def test_images_of_kinds_that_are_not_read_are_counted(weights, pictures, tmp_pa
 )
 def test_words_of_other_programs_are_answered(weights, pictures, capsys, words, answer):
     assert answer in error_of(capsys, detect.main, "--weights", weights, "--source", pictures, *words)
-
-
-def test_missing_weights_name_the_checkpoints_of_their_run(weights, pictures, tmp_path, capsys):
-    for name in ("last.pt", "epoch3.pt"):
-        shutil.copy(weights, tmp_path / name)
-    for path in (tmp_path / "best.pt", tmp_path / "weights" / "best.pt"):
-        message = error_of(capsys, detect.main, "--weights", path, "--source", pictures)
-        assert message.strip().endswith(f"{path}: no such file; {tmp_path} has epoch3.pt, last.pt")
-
-
-@pytest.mark.parametrize("name", ["cams.txt", "list.streams"])
-def test_a_list_of_cameras_is_refused_with_the_way_that_works(weights, tmp_path, capsys, name):
-    (tmp_path / name).write_text("rtsp://me:secret@camera/1\nrtsp://camera/2\n")
-    message = error_of(capsys, detect.main, "--weights", weights, "--source", tmp_path / name)
-    assert "names rtsp://camera/1; a list names files: start detect.py once for each stream" in message

@@ -23,7 +23,7 @@ def write_gif(path, durations_ms):
     return path
 
 
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("stride", [2])
 def test_each_frame_of_a_gif_is_shown_at_its_time(weights, tmp_path, capsys, stride):
     durations_ms = [50, 500] * 5
     starts_s = np.cumsum([0, *durations_ms[:-1]]) / 1000
@@ -64,8 +64,7 @@ def test_only_a_video_that_ends_early_is_damaged(weights, tmp_path, capsys):
 
 
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-@pytest.mark.parametrize("stride", [1, 4])
-@pytest.mark.parametrize("suffix", [".mkv", ".webm", ".mp4", ".ts"])
+@pytest.mark.parametrize(("suffix", "stride"), [(".mp4", 1), (".mkv", 4)])
 def test_results_last_as_long_as_a_source_of_variable_frame_rate(weights, tmp_path, capsys, suffix, stride):
     source = tmp_path / f"clip{suffix}"
     varying = ["-vf", "select='lt(n,40)+not(mod(n,3))'", "-fps_mode", "vfr"]

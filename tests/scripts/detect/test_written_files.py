@@ -4,30 +4,13 @@ import shutil
 
 import cv2
 import numpy as np
-import pytest
 
-from engine.inference.detect_files import ResultFiles, result_names
+from engine.inference.detect_files import ResultFiles
 from engine.inference.results import Boxes, Results, written_suffix
 from engine.inference.sources import Frame, open_source
 from tests.helpers.http_server import serve_folder
 from tests.scripts.detect.detection import frames_of, names_in, read, read_txt, run
 from utils.config.settings import DetectConfig
-
-
-@pytest.mark.parametrize(
-    ("files", "names"),
-    [
-        (["x/a.jpg", "y/b.png", "c.mp4"], ["a", "b", "c"]),
-        (["x/a.jpg", "y/a.png", "y/v1.2.jpg"], ["x/a", "y/a", "y/v1.2"]),  # labels/train and labels/val of a data set
-        (["z/x/a.jpg", "z/x/A.png", "z/b.jpg"], ["x/a.jpg", "x/A.png", "b"]),
-        (["x.jpg", "x.png", "x.jpg.png"], ["x.jpg.jpg", "x.png", "x.jpg.png"]),
-        (["clip.mp4", "clip_000001.jpg"], ["clip.mp4", "clip_000001"]),
-        (["a.jpg", "a.mp4"], ["a", "a"]),  # whose files differ in any case
-        ([], []),
-    ],
-)
-def test_names_of_results_differ(files, names):
-    assert list(result_names(files).items()) == list(zip(files, names))
 
 
 def test_images_of_one_name_in_two_folders_keep_their_labels(weights, pictures, tmp_path):
@@ -80,14 +63,6 @@ def write_video(folder, fps, *sides):
         files.add(frame, result, image, b"")
     files.close()
     return files.folder / "clip.mp4"
-
-
-@pytest.mark.parametrize("fps", [1000 / 3, 237.457, 119.743, 30000 / 1001, 14.985, 0.002])
-def test_any_frame_rate_can_be_written(tmp_path, fps):
-    path = write_video(tmp_path, fps, 32, 32, 32)
-    assert len(frames_of(path)) == 3
-    if fps > 0.1:
-        assert cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FPS) == pytest.approx(fps, rel=1e-3)
 
 
 def test_frames_may_change_size_and_unwritable_formats_become_jpg(tmp_path):

@@ -18,14 +18,6 @@ from tests.scripts.val.validation import flags, read, render_set
 from utils.files.torch_file import read_checkpoint
 
 
-def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
-    val.main(flags(tiny, tmp_path, "--single-cls", "--noplots", "--no-save-json"))
-    results = read(tmp_path / "runs/exp", "results")
-    assert len(results["classes"]) == 1
-    assert results["classes"][0]["instances"] == 18
-    assert not (tmp_path / "runs/exp/predictions.json").exists()
-
-
 def test_a_model_of_merged_classes_is_scored_so_without_a_flag(tiny, tmp_path, capsys):
     """An exported file of the model is scored in the same way."""
     model = calibrated_detector(TINY_MODEL, (SINGLE_CLASS_NAME,))

@@ -10,10 +10,9 @@ import pytest
 
 import val
 from models.detector import build_detector
-from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_weights
-from tests.scripts.val.validation import SIZE, flags, lasting, read
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
+from tests.scripts.val.validation import flags, lasting, read
 
 
 def error_lines(printed: str) -> list[str]:
@@ -59,14 +58,3 @@ def test_tiles_score_the_same_on_1_and_2_processes(tmp_path):
     assert (boxes >= 0).all()
     assert len(boxes) > 100
     assert (boxes[:, 2:] > 64).any()  # joined
-
-
-def test_an_image_of_one_tile_scores_as_without_tiles(tmp_path):
-    data = write_dataset(tmp_path / "set", val=5, size=SIZE)
-    weights = write_weights(tmp_path / "best.pt", ("light", "dark"), imgsz=96)
-    given = [*flags((data, weights), tmp_path, "--data", data, "--noplots"), "--batch-size", "1"]
-    val.main([*given, "--name", "tiles", "--tile", str(SIZE)])
-    val.main([*given, "--name", "plain", "--imgsz", str(SIZE), "--no-rect"])
-    assert read(tmp_path / "runs/tiles") == read(tmp_path / "runs/plain")
-    with refused("--tile 70: not a multiple of the model's stride 32; use 64 or 96"):
-        val.main([*given, "--tile", "70"])
