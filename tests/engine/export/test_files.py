@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from engine.export.graphs import EndToEnd, ModelGraphs
-from engine.export.onnx import _requirements
 from engine.export.torchscript import move_constants
 from engine.inference.model import open_model
 from engine.inference.predictor import Predictor
@@ -33,7 +32,6 @@ from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL
-from utils.config.export_formats import format_of
 from utils.errors import UserError
 
 CPU = torch.device("cpu")
@@ -174,17 +172,6 @@ def test_the_devices_that_tracing_stored_follow_a_torchscript_file():
     assert stored
 
 
-@pytest.mark.parametrize(
-    ("opset", "ir", "release"), [(18, 8, "1.13.0"), pytest.param(21, 10, "1.16.0", marks=pytest.mark.slow)]
-)
-def test_a_file_has_the_lowest_ir_version_of_its_opset_and_says_what_reads_it(opset: int, ir: int, release: str):
-    """ultralytics#17378."""
-    pytest.importorskip("onnxscript")
-    proto = tiny_graph(NAMES, batch=2) if opset == 18 else tiny_graph(NAMES, opset=opset)
-    assert (proto.opset_import[0].version, proto.ir_version) == (opset, ir)
-    assert f"ONNX {release} or newer" in _requirements(proto)
-
-
 @torch.no_grad()
 def test_an_onnx_file_of_another_program(tmp_path: Path):
     """Its names tell the layout; without them it is refused."""
@@ -254,29 +241,6 @@ def test_missing_and_damaged_files_are_one_line(tmp_path: Path, name: str):
         open_model(tmp_path / name, device=CPU, trust=True)
     assert str(caught.value).startswith(f"{tmp_path / name}: ")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "files", "expected"),
-    [
-        ("a.TFLITE", None, "litert"),
-        ("a.xml", None, "openvino"),
-        ("model.ncnn.param", None, "ncnn"),
-        ("a.pt", None, None),
-        ("a.onnx", (), None),  # a folder
-        ("annotations", ("a.xml", "b.xml"), None),  # of Pascal VOC
-        ("annotations", ("a.xml", "b.bin"), None),
-        ("renamed", ("a.xml", "a.bin"), "openvino"),
-        ("a_openvino_model", (), "openvino"),
-        ("renamed", ("model.ncnn.param", "model.ncnn.bin"), "ncnn"),
-    ],
-)
-def test_the_format_of_a_path(tmp_path: Path, name: str, files: tuple[str, ...] | None, expected: str | None):
-    if files is not None:
-        (tmp_path / name).mkdir()
-        for file in files:
-            (tmp_path / name / file).touch()
-    assert format_of(tmp_path / name) == expected
 
 
 @torch.no_grad()

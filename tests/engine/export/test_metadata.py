@@ -55,24 +55,6 @@ def test_outputs_are_decoded_as_the_metadata_say(output: Tensor, metadata: Expor
     assert torch.equal(found_scores, scores.expand(2, 4, 3))
 
 
-@pytest.mark.parametrize(
-    ("output", "metadata"),
-    [
-        (COLUMNS, replace(OURS, names=("a",))),
-        (COLUMNS, replace(OURS, end2end=True)),
-        (ROWS, OURS),
-        (torch.zeros(5), OURS),
-        *(
-            (torch.cat((ROWS[:, :5], torch.full((4, 1), c)), 1), replace(OURS, end2end=True))
-            for c in (3.0, -1.0, torch.nan)
-        ),
-    ],
-)
-def test_unfit_outputs_are_refused(output: Tensor, metadata: ExportMetadata):
-    with pytest.raises(UserError, match=r"^model.onnx: "):
-        decoded(output, metadata)
-
-
 def test_the_threshold_of_a_file_is_that_of_detect_py_also_in_files_that_state_two():
     """Earlier versions stored the threshold of detect.py as voting_confidence, and in confidence that of plain NMS."""
     entries = OURS.as_strings()

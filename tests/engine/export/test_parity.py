@@ -18,11 +18,9 @@ from engine.export.formats import Session
 from engine.export.graphs import ModelGraphs
 from engine.export.images import calibration_batches, letterboxed, open_samples
 from engine.export.metadata import ExportMetadata
-from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance, difference_problems
+from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance
 from engine.inference.model import CheckpointModel, ExportedModel, InferenceModel
-from models.detector import build_detector
 from tests.helpers.exports import calibrated_detector, options
-from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset
 
 CPU = torch.device("cpu")
@@ -108,31 +106,9 @@ def test_a_broken_export_fails_also_where_ap_is_zero(intact_export, mistake: str
     assert any("differ" in problem for problem in problems_of(intact_export, mistake, allowed))
 
 
-def test_a_checkpoint_without_detections_cannot_be_compared(tmp_path: Path):
-    reader = open_samples(open_val(write_dataset(tmp_path / "set", val=2), tmp_path), count=64, imgsz=64, tile=0)
-    detector = build_detector(TINY_MODEL, 2, names=NAMES).eval().fuse()
-    with refused("a.pt: detects nothing in 2 validation images ..."):
-        Reference(CheckpointModel(detector, {"imgsz": 64}, Path("a.pt"), CPU), reader, OPTIONS)
-
-
 def test_half_passes(intact_export):
     assert problems_of(intact_export, "half", half=True)
     assert problems_of(intact_export, "half", FLOAT16, half=True) == []
-
-
-@pytest.mark.parametrize(
-    ("differences", "refusing"),
-    [
-        ((0, 0), ()),
-        ((0.002, 0), (FLOAT32,)),
-        ((0.006, 0), (FLOAT32, FLOAT16)),
-        ((0, 0.11), (FLOAT32, FLOAT16, INT8)),
-        ((np.nan, 0), (FLOAT32, FLOAT16, INT8)),
-    ],
-)
-def test_differences_are_held_to_their_tolerances(differences: tuple[float, float], refusing: tuple[Tolerance, ...]):
-    for allowed in (FLOAT32, FLOAT16, INT8):
-        assert len(difference_problems(*differences, allowed)) == (allowed in refusing)
 
 
 def test_check_images_and_labels_belong_together(tmp_path: Path):

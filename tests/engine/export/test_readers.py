@@ -144,6 +144,7 @@ def write_family(folder: Path, family: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_installed_opencv_reads_yolo11(tmp_path: Path):
     """It has all operators that OpenCV 4.7 or 4.8 misreads."""
     subprocess.run([sys.executable, "-c", READER, write_family(tmp_path, "yolo11n")], check=True)

@@ -35,16 +35,6 @@ def test_supervision_reads_results(predictor, image):
     assert len(supervision.Detections.from_ultralytics(predictor(image, conf=1.0)[0])) == 0
 
 
-def test_supervision_draws_results(predictor, image):
-    supervision = pytest.importorskip("supervision")
-    (result,) = predictor(image)
-    detections = supervision.Detections.from_ultralytics(result)
-    for annotator in (supervision.BoxAnnotator(), supervision.LabelAnnotator(), supervision.TraceAnnotator()):
-        if isinstance(annotator, supervision.TraceAnnotator):
-            detections.tracker_id = np.arange(len(detections))
-        assert annotator.annotate(image.copy(), detections).shape == image.shape
-
-
 def test_supervision_slices_images_for_a_predictor(predictor, image):
     supervision = pytest.importorskip("supervision")
     shapes = []
@@ -67,39 +57,6 @@ def test_supervision_reads_results_of_torch_hub(weights, image):
     detections = supervision.Detections.from_yolov5(results)
     np.testing.assert_array_equal(detections.xyxy, results.xyxy[0][:, :4])
     np.testing.assert_array_equal(detections.class_id, results.xyxy[0][:, 5])
-
-
-def test_masks_select_results(predictor, image):
-    """Clients select by tensors, arrays and lists."""
-    (result,) = predictor(image)
-    expected = result.boxes.data[result.boxes.conf > float(result.boxes.conf[2])].tolist()
-    mask = result.boxes.conf > result.boxes.conf[2]
-    for index in (mask, mask.numpy(), mask.tolist(), [0, 1], np.array([0, 1]), slice(2)):
-        assert result[index].boxes.data.tolist() == expected
-        assert len(result[index]) == len(list(result[index])) == 2
-
-
-def test_trackers_follow_results(predictor, image):
-    supervision = pytest.importorskip("supervision")
-    trackers = pytest.importorskip("trackers")
-    tracker = trackers.ByteTrackTracker(track_activation_threshold=0.0, high_conf_det_threshold=0.0)
-    for _ in range(3):
-        detections = tracker.update(supervision.Detections.from_ultralytics(predictor(image, max_det=1)[0]))
-    assert detections.tracker_id.tolist() == [0]
-
-
-def test_fiftyone_converts_results(predictor, image):
-    """Its conversion of Ultralytics' results; boxes are corner, width and height as fractions of the image."""
-    pytest.importorskip("fiftyone")
-    from fiftyone.utils.ultralytics import to_detections
-
-    (result,) = predictor(image)
-    detections = to_detections(result)
-    assert [d.label for d in detections.detections] == [result.names[int(c)] for c in result.boxes.cls]
-    np.testing.assert_allclose([d.confidence for d in detections.detections], result.boxes.conf, rtol=1e-6)
-    boxes = np.array([d.bounding_box for d in detections.detections])
-    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-    np.testing.assert_allclose(corners, result.boxes.xyxyn, atol=1e-5)
 
 
 def test_sahi_slices_images_for_a_predictor(predictor, image, tmp_path, monkeypatch):

@@ -55,17 +55,6 @@ def test_a_data_set_without_any_trained_class_is_refused(tmp_path):
         classes_to_score(model, spec, single_cls=True)
 
 
-def test_stored_names_that_are_digits_are_names(tmp_path):
-    """They were refused like the same digits after --classes, if another class has this number."""
-    data = write_dataset(tmp_path / "set", train=1, val=1)
-    data.write_text("names: ['1', '2', '3']\nval: images/val\n")
-    detector = build_detector(TINY_MODEL, 2, names=("1", "2")).fuse()
-    info = {"imgsz": 64, "config": {"used_classes": ["1", "2"]}}
-    model = CheckpointModel(detector, info, Path("best.pt"), torch.device("cpu"))
-    spec = open_model_data(model, DataSource(str(data), ("val",)), DistributedContext.single(), single_cls=False)
-    assert spec.classes == (0, 1)
-
-
 @pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize(
     ("splits", "empty", "has_held_out"),

@@ -147,15 +147,6 @@ def test_images_come_in_the_order_of_their_numbers(predictor, frames, tmp_path):
     assert [Path(result.path).name for result in results] == [f"frame{i}.png" for i in range(24)]
 
 
-def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
-    for name in ("a", "b"):
-        write_images(tmp_path / name, frames[:20])
-    results = list(predictor.track(f"{tmp_path}/*/*.png"))
-    half = [result.boxes.data.tolist() for result in results[:20]]
-    assert half == [result.boxes.data.tolist() for result in results[20:]]
-    assert {1.0, 2.0} <= set(results[19].boxes.id.tolist())
-
-
 def test_skipped_frames_of_live_streams_are_told(frames):
     """A tracker that knows the time follows objects over gaps in which they have moved far."""
     tracks = ObjectTracks("bytetrack", THRESHOLD)
@@ -181,17 +172,6 @@ def test_a_track_lasts_for_a_second_of_the_source(predictor, frames, tmp_path, p
     assert ids[1]
     assert not ids[2]
     assert bool(ids[1] & ids[4]) == is_same
-
-
-def test_frames_that_are_seconds_apart_are_tracked(predictor, frames, tmp_path):
-    pictures = [Image.fromarray(frame.image) for frame in frames[:4]]
-    path = tmp_path / "slow.gif"
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=2500)
-    results = list(predictor.track(path))
-    assert [result.time_s for result in results] == pytest.approx([0, 2.5, 5, 7.5])
-    ids = [set(result.boxes.id.tolist()) for result in results]
-    assert ids[1]
-    assert ids[1] <= ids[2] <= ids[3]
 
 
 def test_tracked_results(predictor, video, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -49,7 +48,7 @@ def test_a_hostile_file_is_refused_in_one_line_by_every_program(tmp_path: Path, 
             opened.run(torch.zeros(1, 3, 64, 64))
         ran |= {kind} if marker.exists() else set()
         marker.unlink(missing_ok=True)
-    assert len(ran) > len(programs) / 2, ran  # versions of torch differ
+    assert ran == programs.keys()
     foreign = tmp_path / "foreign_openvino_model"
     foreign.mkdir()
     (foreign / "a.xml").write_text("<net/>")
@@ -83,9 +82,3 @@ def test_trust_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture):
             call(path, trust=True)
     for command in commands(path, tmp_path):
         assert "a.torchscript: not an archive" in error_of(capsys, *command, "--trust")
-
-
-def test_a_pipe_is_not_opened(tmp_path: Path):
-    os.mkfifo(tmp_path / "pipe.pt2")
-    with refused("pipe.pt2: no such file"):
-        open_model(tmp_path / "pipe.pt2", device=CPU, trust=True)

@@ -11,8 +11,8 @@ import torch
 
 from engine.evaluation.analysis import BACKGROUND, MISSED
 from engine.evaluation.matching import match_detections
-from engine.report.images import COLORS, PhotoFile, draw_batch, worst_images
-from engine.report.issues import CheckedSplit, LabelBox
+from engine.report.images import COLORS, draw_batch, worst_images
+from engine.report.issues import CheckedSplit
 from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
@@ -46,23 +46,6 @@ def test_the_images_with_the_most_errors_come_first_with_each_error(tmp_path):
     pixels = next(iter(photos_of(HtmlPage(str(cards[0].pictures[0].picture))).values())).astype(int)
     for style in ("missed", "misplaced", "label"):
         assert (np.abs(pixels - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60).any()
-
-
-@pytest.mark.parametrize(
-    ("box", "window"),
-    [
-        ((100, 50, 200, 150), (40, 0, 260, 200)),
-        ((-50, 50, 50, 150), (-60, 0, 110, 200)),  # the box exceeds the image
-        ((450, 0, 900, 200), (300, 0, 520, 200)),  # it is outside
-    ],
-)
-def test_a_window_shows_the_box_and_the_image_around_it(box, window):
-    source = PhotoFile("", 200, 400)
-    low_x, low_y, high_x, high_y = source.around([LabelBox("a", 0, box)])
-    assert low_x <= max(box[0], -60)
-    assert high_x >= min(box[2], 500)
-    assert low_x < 400
-    assert low_y <= 0 < 200 <= high_y
 
 
 def make_batch(images: torch.Tensor, labels: list[np.ndarray], paths: tuple[str, ...]) -> Batch:

@@ -28,7 +28,6 @@ from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 
 HOSTILE = "<script>alert(1)</script>"
-MAX_REPORT_BYTES = 6_000_000
 HISTORY = {
     "epoch": np.array([1.0, 2.0]),
     "time": np.array([30.0, 61.0]),
@@ -169,18 +168,6 @@ def test_the_page_stays_with_the_best_epoch(tmp_path):
     assert len({*aps}) == 4
 
 
-def test_a_resumed_run_says_of_which_epoch_the_page_is(tmp_path):
-    index = make_index(tmp_path, images=12, names=("a",), boxes_per_image=2)
-    (tmp_path / FILE_NAME).write_text("of the previous process")
-    report = ReportPage(tmp_path, subject_of(index, epochs=4), keeps_earlier=True)
-    report.write({})
-    assert (tmp_path / FILE_NAME).read_text() == "of the previous process"
-    report.set_progress(epochs=4, best_epoch=1)
-    assert report.set_validation(evaluation(index, make_detections(index, false_per_image=1)), 3)
-    report.write({})
-    assert {"3.", "1:"} < set(read_page(tmp_path).text.split())  # the epochs of the validation and of best.pt
-
-
 def test_a_split_without_objects_and_a_page_without_a_validation(tmp_path):
     empty = make_index(tmp_path, images=4, names=("a",), boxes_per_image=0)
     report = ReportPage(tmp_path, subject_of(empty, empty))
@@ -203,9 +190,6 @@ def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
     assert f"report: {tmp_path / 'runs' / 'val' / FILE_NAME}\n" in capsys.readouterr().out
     assert "Training" not in read_page(tmp_path / "runs" / "val").sections
     assert (tmp_path / "runs" / "val" / "predictions.jpg").is_file()
-
-
-NAMES = ("Katze", "größer", "снег", "猫")
 
 
 @pytest.mark.filterwarnings("error")

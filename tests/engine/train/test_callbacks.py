@@ -64,11 +64,6 @@ class Breaks:
             run.step / 0
 
 
-class BreaksFirst:
-    def on_start(self, run):
-        open("/nonexistent/file")
-
-
 class BreaksLast:
     def on_end(self, run):
         sys.exit("too late")
@@ -189,7 +184,6 @@ def test_two_processes_end_together(folder, name):
     ("name", "processes", "error", "updates"),
     [
         ("Breaks", 1, "ZeroDivisionError", 3),
-        ("BreaksFirst", 1, "FileNotFoundError", 0),
         ("BreaksLast", 1, "SystemExit", 6),
         pytest.param("Breaks", 2, "ZeroDivisionError", 4, marks=pytest.mark.slow),
     ],

@@ -4,7 +4,6 @@ labels."""
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,8 @@ import yaml
 
 import train
 import val
-from data.dataset.yaml_file import load_dataset_spec
-from engine.train.teacher import TeacherFile
 from models.detector import build_detector
 from models.weights.load import load_detector
-from models.weights.origin import RANDOM
 from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
 from tests.helpers.same_content import assert_same_content
@@ -31,10 +27,7 @@ from tests.helpers.tiny import (
     write_detector,
     write_model,
 )
-from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint
-
-TEACHER = TeacherFile(build_detector(TINY_MODEL, 2), "--teacher", "teacher.pt", sha256="", origin=RANDOM)
 
 
 @pytest.fixture(scope="module")
@@ -139,69 +132,22 @@ def test_the_new_model_begins_as_the_old_one(inputs, tmp_path):
 @pytest.mark.parametrize(
     ("start", "changes", "line"),
     [
-        (flags, ["--weights", ""], "--keep-old: name the model whose classes are kept with --weights"),
         (flags, ["--model", "yolov8n"], "--keep-old and --model: the model is that of --weights"),
-        (flags, ["--single-cls"], "--keep-old and --single-cls: there are no new classes"),
-        (
-            flags,
-            ["--data", "{}/set/data.yaml", "--classes", "light"],
-            "has all classes of {}/old.pt, so none is left to keep",
-        ),
         (flags, ["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
-        (
-            flags,
-            ["--data", "{}/twice.yaml"],
-            "two of its classes map to 'light' of {}/old.pt; merge them with 'classes:'",
-        ),
         (flags, ["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
-        (
-            flags,
-            ["--weights", "{}/anchors.pt"],
-            "anchors.pt has anchors or objectness; only models with anchor-free heads",
-        ),
-        (taught, ["--teacher", "{}/absent.pt"], "{}/absent.pt"),
         (taught, ["--data", "{}/other.yaml"], "and {}/other.yaml have no class in common"),
         (taught, ["--model", "{}/anchors.yaml"], "only models with anchor-free heads without objectness can be taught"),
-        (
-            taught,
-            ["--keep-old", "--weights", "{}/old.pt", "--model", ""],
-            "--keep-old and --teacher: the teacher is the model of --weights",
-        ),
     ],
 )
 def test_impossible_combinations_are_one_line(inputs, teacher, tmp_path, capsys, start, changes, line):
     values = yaml.safe_load((inputs / "dark.yaml").read_text())
-    for name, change in {
-        "four": {"channels": 4},
-        "twice": {"names": ["Light", "light"]},
-        "other": {"names": ["glow"]},
-    }.items():
+    for name, change in {"four": {"channels": 4}, "other": {"names": ["glow"]}}.items():
         (inputs / f"{name}.yaml").write_text(yaml.safe_dump(values | change))
     write_model(inputs / "anchors.yaml", TINY_ANCHOR_MODEL)
-    write_detector(inputs / "anchors.pt", build_detector(TINY_ANCHOR_MODEL, 1, names=["light"]))
     arguments = start(inputs, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
     error = error_of(capsys, train.main, *arguments, *(change.format(inputs) for change in changes))
     assert line.format(inputs) in error
     assert not (tmp_path / "runs").exists()
-
-
-def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(inputs):
-    """Names of ``--weights`` are compared in the same way."""
-    detector = build_detector(TINY_MODEL, 3, names=["Dark ", "LIGHT", "other"], seed=3)
-    same = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
-    student = build_detector(TINY_MODEL, 2, names=["light", "dark"])
-    spec = load_dataset_spec(str(inputs / "set" / "data.yaml"))
-    teacher, expected = (replace(TEACHER, detector=each.eval()).build(spec, student) for each in (detector, same))
-    assert teacher.distilled_classes == (0, 1)
-    images = make_batch(2).images / 255
-    assert all(torch.equal(a, b) for a, b in zip(teacher(images), expected(images), strict=True))
-
-
-def test_a_teacher_of_other_strides_is_refused(inputs):
-    student = build_detector({**TINY_MODEL, "head": [[[1, 2, 3], 1, "Detect", ["nc"]]]}, 2)
-    spec = load_dataset_spec(str(inputs / "set" / "data.yaml"))
-    with pytest.raises(UserError, match="teacher has strides 8, 16, 32, the model 4, 8, 16"):
-        TEACHER.build(spec, student)
 
 
 def test_a_class_of_both_is_learned_from_labels(inputs, tmp_path):

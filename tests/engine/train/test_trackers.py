@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sqlite3
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -126,30 +124,6 @@ def test_a_missing_package_is_one_line_before_the_run_has_a_folder(name, tmp_pat
     assert f"--tracker {name}: " in line
     assert f"pip install {name}" in line
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("variables", "is_refused"),
-    [
-        ({}, True),
-        ({"WANDB_API_KEY": "short"}, True),
-        ({"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, False),  # a server is not asked yet
-        ({"WANDB_MODE": "offline"}, False),
-    ],
-)
-def test_the_key_of_wandb_is_checked_without_its_server(tmp_path, variables, is_refused):
-    pytest.importorskip("wandb")
-    code = (
-        "from engine.train.trackers import open_services\n"
-        "from utils.errors import UserError\n"
-        "try: open_services(['wandb'])\nexcept UserError as error: print(error)"
-    )
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
-    environment = kept | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)} | variables
-    done = subprocess.run(
-        [python(), "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.count("--tracker wandb: ") == done.stdout.count("\n") == int(is_refused), done.stdout
 
 
 @pytest.mark.slow
