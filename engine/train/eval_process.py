@@ -60,8 +60,7 @@ def run_evaluating_process(
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
     with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx:
         store = ctx.store  # for messages of this kind only (`evaluation_store`)
-        if store is None:
-            raise ValueError("evaluating processes need the store of a distributed run")
+        assert store is not None, "evaluating processes have been launched"
         with suppress(dist.DistError):  # the store is gone, so the run has ended
             while not store.check(["run"]):
                 if store.check(["ended"]):
@@ -73,7 +72,7 @@ def run_evaluating_process(
                 with signals.deferred():
                     checkpoint = read_record(Path(folder), run_id)
                     score = build_score(ctx, config, explicit_flags, checkpoint, control)
-                serve(ctx, Path(folder), score, control)
+                serve(ctx, store, Path(folder), score, control)
             except (dist.DistError, Stopped):
                 raise
             except Exception as error:
@@ -96,7 +95,7 @@ def read_record(folder: Path, run_id: str) -> Checkpoint:
                 f"{folder}: {platform.node()} does not have this folder; with --eval-ranks, all machines share the "
                 "run's folder (--project)"
             )
-        time.sleep(POLL_S)
+        time.sleep(1.0)
 
 
 def build_score(
@@ -137,11 +136,9 @@ def build_score(
     return score
 
 
-def serve(ctx: DistributedContext, folder: Path, score: Score, control: RunControl) -> None:
+def serve(ctx: DistributedContext, store: dist.Store, folder: Path, score: Score, control: RunControl) -> None:
     """Scores what the training processes submit, until the run ends. After a signal it only waits for that: if this
     process ended before they have saved the run, the launcher would kill them."""
-    store = ctx.store
-    assert store is not None
 
     def comes(is_there: Callable[[], bool]) -> bool:
         """Waits. Returns False, on all evaluating processes, if the run ends or a signal comes before."""

@@ -111,8 +111,7 @@ class RemoteScorer:
     max_pending = MAX_PENDING
 
     def __init__(self, ctx: DistributedContext, folder: Path, run_id: str, control: RunControl) -> None:
-        if ctx.store is None:
-            raise ValueError("evaluating processes need the store of a distributed run")
+        assert ctx.store is not None, "the evaluating processes have joined the run"
         self._ctx = ctx
         self._folder = folder
         self._run_id = run_id

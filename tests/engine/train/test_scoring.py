@@ -84,6 +84,16 @@ def test_the_files_are_those_of_a_run_that_validates_itself(alone, evaluated):
     assert not [*evaluated.glob("unscored*")]
 
 
+@pytest.mark.slow
+def test_two_evaluating_processes_share_each_validation(inputs, alone, tmp_path):
+    with Processes(tmp_path / "log.txt", faults=f"rated;scored:{tmp_path / 'scored'}") as run:
+        run.ranks(3, *flags(inputs, tmp_path, "--eval-ranks", "2"))
+        assert run.codes() == [0, 0, 0], run.output()
+    assert_same_run(alone, tmp_path / "exp")
+    validations = (tmp_path / "scored").read_text().split()
+    assert sorted(map(validations.count, set(validations))) == [4, 4]
+
+
 # What a kill leaves of epoch 1: the names of its files that are there, and whether last.pt lists it as unscored.
 MOMENTS = {
     "before its weights": ([], False),
