@@ -15,6 +15,8 @@ import yaml
 import export
 import val
 from data.samples.dataset import AugmentedImages
+from engine.report.advice import Facts, advise
+from engine.train.plots import subject_of
 from engine.train.resume import plan_run
 from engine.train.run import build_training
 from engine.train.trainer import Trainer
@@ -116,7 +118,7 @@ def check_told_settings(trainer: Trainer, data: Path) -> None:
 
 
 def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
-    with built() as trainer:
+    with built("--epochs", "2") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
         run_id = trainer.run.run_id
         trainer.control.request_stop()
@@ -124,6 +126,9 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
         assert trainer.run.run_id == run_id != ""
+        (longer,) = (line for line in advise(Facts(subject_of(trainer.run), folder)) if "longer" in line.sentence)
+        assert "--model" in longer.command
+        assert "--optimizer" not in longer.command  # the run has chosen it, not the user
 
 
 @pytest.mark.parametrize(
