@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from utils.address import with_short_addresses
+
 CHECK_FAILED = 1  # a result failed its check, or tools.check found issues
 BUG = 1  # with a traceback, as of Python itself
 USER_ERROR = 2  # a user's mistake, or a limit of the machine; also argparse's code
@@ -39,7 +41,11 @@ def os_reason(error: OSError) -> str:
 
 
 class ExplainedError(Exception):
-    """An error whose message explains it fully. It is not a bug, so no traceback is printed."""
+    """An error whose message explains it fully. It is not a bug, so no traceback is printed. The message shows URLs
+    without what may be secret in them."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(with_short_addresses(message))
 
 
 class UserError(ExplainedError):
@@ -51,6 +57,7 @@ class UserError(ExplainedError):
     """
 
     def __init__(self, message: str, *, whole: bool = False, parts: Sequence[str] = ()) -> None:
+        message = with_short_addresses(message)  # as long as they are whole
         if len(message) > MAX_MESSAGE_CHARACTERS and not whole:
             message = f"{message[: MAX_MESSAGE_CHARACTERS * 2 // 3]} ... {message[-MAX_MESSAGE_CHARACTERS // 4 :]}"
         super().__init__(message)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
+from utils.address import with_short_addresses
 from utils.errors import one_line, os_reason
 from utils.strings import counted
 
@@ -96,10 +97,11 @@ def _stated_columns(stream: TextIO) -> int:
 
 
 class _PlainLine(logging.Formatter):
-    """Formats the message as one line, prefixed by its level from WARNING upwards."""
+    """Formats the message as one line, prefixed by its level from WARNING upwards, without what may be secret in
+    URLs."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        text = one_line(super().formatMessage(record))
+        text = one_line(with_short_addresses(super().formatMessage(record)))
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 

@@ -24,6 +24,7 @@ from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, Fit, clean_rows
 from data.labels.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, Finding, ScanReport
 from data.labels.label_format import AREA, X1, Y2, LabelFileError, LabelSource, Listing, RawLabels, row_table
+from utils.address import with_short_addresses
 from utils.errors import UserError
 from utils.files.paths import path_of
 from utils.logger import get_logger, progress
@@ -69,7 +70,11 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     index = _index_of_all(source, image_hw, boxes, is_incomplete, spec, single_cls=settings.single_cls)
     if not is_used.all():
         index = index.take(np.flatnonzero(is_used))
-    findings = [*listing.findings, *source.findings, *findings]
+    # They are stored, and may quote rows of a list that are URLs.
+    findings = [
+        finding._replace(text=with_short_addresses(finding.text))
+        for finding in (*listing.findings, *source.findings, *findings)
+    ]
     report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes))
     return replace(index, report=report), Scan(spec, spec.root, source, findings)
 

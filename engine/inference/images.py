@@ -15,8 +15,8 @@ from torch import Tensor
 
 from data.images.decode import StoredImage, read_image, to_format
 from engine.inference.sources import VIDEO_SUFFIXES, Frame, FrameStream
+from utils.address import as_address
 from utils.errors import UserError
-from utils.files.address import as_address
 from utils.pixels import RGB8, PixelFormat
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from models.detector import Detector
 from models.postprocess.selection import DEFAULT_CONFIDENCE
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from utils.address import as_address
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.export_formats import EXPORT_FORMATS, format_of, titles_of_programs
 from utils.config.image_size import MAX_IMGSZ, check_image_size
@@ -30,7 +31,6 @@ from utils.config.settings import AMP_TYPES
 from utils.config.values import checked_value
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
-from utils.files.address import as_address
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices, resolve_amp
 from utils.machine.limits import explain_limit

@@ -33,8 +33,8 @@ from data.images.kinds import (
     image_suffixes,
     unread_text,
 )
+from utils.address import as_address, full_address
 from utils.errors import UserError
-from utils.files.address import as_address, full_address
 from utils.files.safe_io import read_text
 from utils.files.url import is_http, read_url, url_path
 from utils.logger import get_logger

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from data.index.index import DatasetIndex
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from models.modules import is_parallel, unwrap
+from utils.address import Address
 from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, gather_on_main
 from utils.errors import UserError, all_mistakes
-from utils.files.address import Address
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.machine.limits import DISK_FULL

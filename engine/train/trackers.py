@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
+from utils.address import as_address, full_address, with_short_addresses
 from utils.errors import UserError, first_line
-from utils.files.address import as_address, full_address, with_short_addresses
 from utils.files.safe_io import folder_below
 from utils.logger import get_logger
 from utils.machine.packages import require_package

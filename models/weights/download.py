@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, known_weights, weights_entry
 from models.weights.origin import public_origin
+from utils.address import as_address, full_address
 from utils.errors import UserError
-from utils.files.address import as_address, full_address
 from utils.files.safe_io import atomic_write
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, reason_of, url_path
 from utils.logger import get_logger

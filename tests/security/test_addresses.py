@@ -14,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import yaml
 
 import detect
 import export
@@ -23,7 +24,8 @@ import val
 from tests.helpers.http_server import serve_folder
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
-from utils.files.address import Address, with_short_addresses
+from tools.check.__main__ import main as check_main
+from utils.address import Address, with_short_addresses
 from utils.files.torch_file import read_checkpoint
 
 TOKEN = "t0ken"
@@ -115,6 +117,26 @@ def test_an_error_shows_no_secret(tmp_path, server, capsys, monkeypatch, main, f
     assert not any(secret.decode() in line for secret in SECRETS), line
 
 
+@pytest.mark.parametrize("place", ["train", "path", "list"])
+def test_an_address_in_a_data_set_is_shown_and_stored_without_secrets(tmp_path, capfd, monkeypatch, place):
+    """Also in the path that is made of it, which has one slash less."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_dataset(tmp_path / "set", train=2, val=1)
+    inputs = tmp_path / "served"
+    inputs.mkdir()
+    address = f"http://me:s%20cret@127.0.0.1/set?{TOKEN}"
+    rows = [*map(str, (tmp_path / "set" / "images" / "train").iterdir()), f"{address}/a.jpg"]
+    (inputs / "list.txt").write_text("\n".join(rows))
+    content = {"path": str(tmp_path / "set"), "train": "images/train", "val": "images/val", "names": ["light", "dark"]}
+    content |= {"train": str(inputs / "list.txt")} if place == "list" else {place: address}
+    (inputs / "data.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(SystemExit):
+        call(check_main, "--data", inputs / "data.yaml", "--out", tmp_path / "out")
+    out = capfd.readouterr()
+    assert "127.0.0.1/set" in out.out + out.err
+    assert_no_secret(tmp_path, out.out, out.err)
+
+
 def test_an_address_keeps_the_url_through_processes():
     """Those of ``--spawn`` get it pickled."""
     for url, text in (
@@ -128,6 +150,7 @@ def test_an_address_keeps_the_url_through_processes():
         address = pickle.loads(pickle.dumps(Address(url)))
         assert (str(address), address.full) == (text, url)
         assert with_short_addresses(f"no answer ('{url}')") == f"no answer ('{text}')"
+        assert with_short_addresses(str(Path(url))).replace("://", ":/") == str(Path(text))
     assert with_short_addresses("no answer (http://me:it's<1>@host/a, 2)") == "no answer (http://host/a, 2)"
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
+from utils.address import as_address, full_address
 from utils.config.commands import command_of
 from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name, words_of_settings
 from utils.config.settings import (
@@ -33,7 +34,6 @@ from utils.config.settings import (
 from utils.config.values import checked_setting, plain_value
 from utils.config.words import LEFT_OUT, MODES, WORDS
 from utils.errors import Mistakes, UserError, all_mistakes
-from utils.files.address import as_address, full_address
 from utils.schema import DataclassT, build, hints_of, parse_hint, suggestion, type_of
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import typing
 from collections.abc import KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any
 
+from utils.address import as_address
 from utils.config.settings import default_of
 from utils.errors import UserError
-from utils.files.address import as_address
 from utils.schema import check, hints_of, parse_hint, type_of
 
 if TYPE_CHECKING:

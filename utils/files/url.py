@@ -12,8 +12,8 @@ import urllib.request
 from http.client import HTTPMessage
 from typing import IO
 
+from utils.address import Address, full_address
 from utils.errors import UserError
-from utils.files.address import Address, full_address, with_short_addresses
 
 STALL_S = 30.0  # seconds without a byte
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
@@ -79,7 +79,7 @@ def _is_same_host(url: str, redirected: str) -> bool:
 def reason_of(error: BaseException) -> str:
     """Returns the reason of one of `NETWORK_ERRORS`."""
     reason = error if isinstance(error, urllib.error.HTTPError) else [type(error).__name__, *error.args][-1]
-    return with_short_addresses(str(reason))  # it may name the address of a refused redirect
+    return str(reason)
 
 
 def read_url(url: str, *, max_bytes: int) -> bytes:

@@ -9,9 +9,9 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset, write_weights
 from tools.experiment.experiment import KFOLD_YAML, Experiment, open_experiment
+from utils.address import as_address
 from utils.config.tool_settings import KfoldConfig
 from utils.errors import UserError
-from utils.files.address import as_address
 
 
 @pytest.fixture

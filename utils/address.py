@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-# Scheme, login, host and port, path. What does not fit, such as a password with a slash, is not shown at all.
+# Scheme, login, host and port, path. What does not fit, such as a password with a slash, is not shown at all. A path of
+# `pathlib` has one slash after the scheme.
 _PARTS = re.compile(
-    r"([a-z][a-z0-9+.-]*://)(?:[^/?#]*@)?((?:\[[0-9a-f:.%]*\]|[^:@/?#\[\]]*)(?::[0-9]*)?)(?=[/?#]|$)([^?#]*)",
+    r"([a-z][a-z0-9+.-]*:(?://|/(?!/)))(?:[^/?#]*@)?((?:\[[0-9a-f:.%]*\]|[^:@/?#\[\]]*)(?::[0-9]*)?)(?=[/?#]|$)([^?#]*)",
     re.IGNORECASE | re.DOTALL,
 )
-_IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]*://(?:[^\s/?#]*@)?[^\s'\"<>]+", re.IGNORECASE)  # a login may have quotes
+_IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]+:/{1,2}(?:[^/?#]*@)?[^\s'\"<>]+", re.IGNORECASE)  # a login may have quotes
 
 
 class Address(str):
@@ -20,7 +21,7 @@ class Address(str):
 
     def __new__(cls, url: str) -> Address:
         parts = _PARTS.match(url)
-        address = super().__new__(cls, "".join(parts.groups()) if parts else f"{url.partition('://')[0]}://...")
+        address = super().__new__(cls, "".join(parts.groups()) if parts else f"{url.partition(':')[0]}://...")
         address.full = url.full if isinstance(url, Address) else url
         return address
 
@@ -36,5 +37,5 @@ def full_address(text: str) -> str:
 
 
 def with_short_addresses(message: str) -> str:
-    """Returns a message of a library with each URL in it as the text of its `Address`."""
+    """Returns ``message`` with each URL in it as the text of its `Address`."""
     return _IN_TEXT.sub(lambda url: Address(url[0]), message)
