@@ -23,7 +23,7 @@ from lockstep.call import call
 from lockstep.run import Run
 from utils.config.commands import COMMANDS
 from utils.config.flags import keyword_fields, keyword_help
-from utils.config.parser import ParsedCommand, parse_keywords, settings_word
+from utils.config.parser import ParsedCommand, parse_keywords, settings_of_child
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
 from utils.config.values import checked_value, plain_value
@@ -154,10 +154,10 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     """
     parsed = _parse("export", {"weights": weights}, settings)
     # In a process of its own: torch's exporters keep each model that they have exported.
-    words = [*command_prefix("export"), settings_word(parsed.config, parsed.explicit_flags)]
+    word, variables = settings_of_child(parsed.config, parsed.explicit_flags)
     with restored_logging():
         configure_logging(True)  # for what `_parse` has left out
-        with start_child(words, stop=signal.SIGINT) as child:
+        with start_child([*command_prefix("export"), word], variables=variables, stop=signal.SIGINT) as child:
             result = child.wait()
     if result.is_stopped:
         raise KeyboardInterrupt

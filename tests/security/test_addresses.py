@@ -137,6 +137,21 @@ def test_an_address_in_a_data_set_is_shown_and_stored_without_secrets(tmp_path, 
     assert_no_secret(tmp_path, out.out, out.err)
 
 
+def test_a_process_that_is_started_has_no_secret_in_its_command_line(monkeypatch):
+    """Other users can read it; who calls from Python has typed none."""
+    started: list[list[str]] = []
+
+    def note(words: list[str], **_: object) -> None:
+        started.append(words)
+        raise InterruptedError
+
+    monkeypatch.setattr("utils.process.child.subprocess.Popen", note)
+    with pytest.raises(InterruptedError):
+        lockstep.export(f"http://me:s%20cret@127.0.0.1/w.pt?{TOKEN}")
+    (words,) = started
+    assert not any(secret.decode() in " ".join(words) for secret in SECRETS), words
+
+
 def test_an_address_keeps_the_url_through_processes():
     """Those of ``--spawn`` get it pickled."""
     for url, text in (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from utils.config.parser import settings_word
+from utils.config.parser import settings_of_child
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import Stopped
 from utils.files.results_csv import read_columns
@@ -56,6 +56,7 @@ def train(
     """
     folder_below(config.folder, folder.relative_to(config.folder))
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
+    word, variables = settings_of_child(config)
     is_ended = False
     reported: set[int] = set()
     with (
@@ -63,7 +64,8 @@ def train(
         tqdm(desc=title, total=config.epochs, unit="epoch", leave=False, disable=None) as bar,
         signals.deferred(),
         start_child(
-            [*command_prefix("train"), settings_word(config)],
+            [*command_prefix("train"), word],
+            variables=variables,
             stop=signal.SIGKILL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

@@ -11,7 +11,7 @@ from pathlib import Path
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.val import open_model_and_data, score
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
-from utils.config.parser import parse_config, settings_word
+from utils.config.parser import parse_config, settings_of_child
 from utils.config.settings import FIND_BATCH_SIZE, DataFlags, ValConfig
 from utils.config.tool_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
@@ -51,8 +51,8 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
 def run_scoring(validation: ValConfig) -> None:
     """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
     the next training. Raises `RunFailed` if it failed, and `Stopped` if a signal arrives meanwhile."""
-    words = [*command_prefix("score-fold"), settings_word(validation)]
-    with start_child(words, stop=signal.SIGKILL) as child:
+    word, variables = settings_of_child(validation)
+    with start_child([*command_prefix("score-fold"), word], variables=variables, stop=signal.SIGKILL) as child:
         child.wait().check()
 
 

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import re
 import shlex
 import sys
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _MANY_FLAGS = 50  # --help of a command with so many shows the first ones
+_STORED = "@"  # the only argument of a command whose settings are in the variable
+_VARIABLE = "LOCKSTEP_SETTINGS"  # not an argument, which every user of the machine can read: addresses may have logins
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `--set` adds to it
 
 
@@ -52,11 +55,12 @@ class ParsedCommand(Generic[DataclassT]):
 
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
-    """Parses a command line, or a single argument, a `settings_word`. ``argv`` None means this process's own. Raises
-    UserError that lists the mistakes and what to write instead."""
+    """Parses a command line, or reads the settings of `settings_of_child`. ``argv`` None means this process's own.
+    Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
-    if len(argv) == 1 and argv[0].startswith("@{"):
-        stored = {name: _with_addresses(value, as_address) for name, value in json.loads(argv[0][1:]).items()}
+    if list(argv) == [_STORED] and _VARIABLE in os.environ:
+        content = json.loads(os.environ.pop(_VARIABLE))  # not for the processes that this one starts
+        stored = {name: _with_addresses(value, as_address) for name, value in content.items()}
         return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
     end = argv.index("--") if "--" in argv else len(argv)  # from there on, no word is a flag
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv[:end]), *argv[end:]]
@@ -89,13 +93,13 @@ def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> Dataclass
     return parse_command(cls, argv).config
 
 
-def settings_word(config: DataclassInstance, names: Collection[str] | None = None) -> str:
-    """Returns the only argument, ``@{...}``, of a command that this program starts with the settings ``names`` (None:
-    all) of ``config``. Flags cannot say them all: none sets an empty list, or resets a setting of a resumed run to its
-    default without naming it."""
+def settings_of_child(config: DataclassInstance, names: Collection[str] | None = None) -> tuple[str, dict[str, str]]:
+    """Returns the only argument, and the environment variable, of a command that this program starts with the settings
+    ``names`` (None: all) of ``config``. Flags cannot say them all: none sets an empty list, or resets a setting of a
+    resumed run to its default without naming it."""
     values = dataclasses.asdict(config)
     given = {name: value for name, value in values.items() if names is None or name in names}
-    return "@" + json.dumps({name: _with_addresses(value, full_address) for name, value in given.items()})
+    return _STORED, {_VARIABLE: json.dumps({n: _with_addresses(value, full_address) for n, value in given.items()})}
 
 
 def _with_addresses(value: Any, convert: Callable[[str], str]) -> Any:

@@ -104,6 +104,7 @@ def start_child(
     *,
     stop: signal.Signals = signal.SIGTERM,
     environment: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
     cwd: str | None = None,
     stdout: int | IO[Any] | None = None,
     stderr: int | IO[Any] | None = None,
@@ -114,6 +115,7 @@ def start_child(
     Args:
         stop: signal sent to the command at the end of the block, or when this process is killed.
         environment: environment variables; None for `environment_of_child`.
+        variables: more of them.
         cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
 
     Raises UserError if there is no folder for temporary files.
@@ -124,7 +126,7 @@ def start_child(
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
-            env={**inherited, RESULT_VARIABLE: str(result_file)},
+            env={**inherited, **(variables or {}), RESULT_VARIABLE: str(result_file)},
             preexec_fn=end_with_parent(stop),
             cwd=cwd,
             stdout=stdout,

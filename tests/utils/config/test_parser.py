@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS, Command
 from utils.config.flags import flags_of, shown_name
-from utils.config.parser import build_parser, parse_command, parse_config, settings_word
+from utils.config.parser import build_parser, parse_command, parse_config, settings_of_child
 from utils.config.settings import (
     TOPICS,
     DetectConfig,
@@ -154,21 +155,25 @@ def test_flags_that_are_left_out_are_named_once_there_is_a_log(capsys):
 )
 def test_a_process_that_is_started_gets_all_settings_and_flags_say_those_that_differ_from_the_defaults(line):
     config = parse_config(TrainConfig, line)
-    word = settings_word(config)
-    assert word.isascii()  # any system can pass it on
+    word, variables = settings_of_child(config)
+    assert all(text.isascii() for text in variables.values())  # any system can pass them on
+    os.environ |= variables
     command = parse_command(TrainConfig, [word])
+    assert not variables.keys() & os.environ.keys()
     assert command.config == config
     assert command.explicit_flags == {field.name for field in dataclasses.fields(config)}  # a resumed run takes all
     assert parse_config(TrainConfig, flags_of(config)) == config
 
 
 def test_a_process_that_is_started_may_get_some_settings():
-    word = settings_word(TrainConfig(epochs=3, export=[], patience=7), ["epochs", "export"])
+    word, variables = settings_of_child(TrainConfig(epochs=3, export=[], patience=7), ["epochs", "export"])
+    os.environ |= variables
     command = parse_command(TrainConfig, [word])
     assert command.config == TrainConfig(epochs=3)
     assert command.explicit_flags == {"epochs", "export"}  # a resumed run takes these, also those at their defaults
     with refused("settings: epochs: must be at least 1, got 0"):
-        parse_command(TrainConfig, ['@{"epochs": 0}'])
+        os.environ |= dict.fromkeys(variables, '{"epochs": 0}')
+        parse_command(TrainConfig, [word])
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig, Hyperparameters])
