@@ -19,7 +19,7 @@ from utils.errors import UserError
 from utils.files.safe_io import atomic_write
 from utils.files.url import NETWORK_ERRORS, is_http, open_url, reason_of, url_path
 from utils.logger import get_logger
-from utils.program_folders import cache_folder
+from utils.program_folders import cache_folder, private_folder
 
 if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
@@ -52,7 +52,8 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
             _warn_of_namesake(path)
             return path
         entry = weights_entry(name_or_path)
-        target = _download_path(name_or_path, entry, cache_dir or cache_folder() / "weights")
+        folder = private_folder(cache_dir or cache_folder() / "weights", "the variable XDG_CACHE_HOME")
+        target = _download_path(name_or_path, entry, folder)
         if not target.is_file():
             if not ctx.is_node_leader:
                 raise UserError(

@@ -57,6 +57,14 @@ def test_a_redirect_to_an_unencrypted_address_is_refused():
     assert found is not None
 
 
+def test_weights_of_a_folder_in_which_others_can_write_are_not_used(tmp_path):
+    """SECURITY.md, "Folders"."""
+    tmp_path.chmod(0o777)
+    (tmp_path / "yolov8n.pt").write_bytes(b"of somebody else")
+    with refused(f"{tmp_path}: others may write there..."):
+        fetch_weights("yolov8n", ctx=DistributedContext.single(), offline=False, cache_dir=tmp_path)
+
+
 def test_a_download_has_a_limit_of_size(tmp_path, monkeypatch):
     """SECURITY.md, "Secrets"."""
     (tmp_path / "page.pt").write_bytes(bytes(1000))
