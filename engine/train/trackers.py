@@ -19,14 +19,16 @@ import re
 import shlex
 import threading
 import time
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
-from utils.address import as_address, full_address, with_short_addresses
+from utils.address import as_address, full_address
 from utils.errors import UserError, first_line
-from utils.files.safe_io import folder_below
+from utils.files.paths import is_inside
+from utils.files.safe_io import folder_below, open_direct
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 from utils.program_folders import cache_folder
@@ -59,12 +61,16 @@ class Mlflow:
         project = run.folder.resolve().parent
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         location = as_address(uri or f"sqlite:///{project / 'mlflow.db'}")
+        artifacts = project / "mlartifacts"
+        if not uri:  # raises where a link leads elsewhere
+            open(project / "mlflow.db", "ab", opener=open_direct).close()
+            folder_below(project, artifacts.name)
         self._client = client = MlflowClient(tracking_uri=full_address(location))
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = client.get_experiment_by_name(title)
         if experiment is None:
-            artifacts = None if uri else (project / "mlartifacts").as_uri()
-            experiment_id = client.create_experiment(title, artifact_location=artifacts)
+            location_of_files = None if uri else artifacts.as_uri()
+            experiment_id = client.create_experiment(title, artifact_location=location_of_files)
         else:
             experiment_id = experiment.experiment_id
         run_id = run.run_id.replace("'", "''")  # a checkpoint has it
@@ -76,6 +82,12 @@ class Mlflow:
             tracked = client.create_run(experiment_id, tags={RUN_ID_TAG: run.run_id}, run_name=name)
             get_logger().info("MLflow: run %s in %s", name, location)
         self._id = tracked.info.run_id
+        place = urllib.parse.urlsplit(tracked.info.artifact_uri)
+        is_here = place.scheme == "file" and is_inside(urllib.parse.unquote(place.path), artifacts)
+        self._keeps_files = is_here or bool(uri)
+        if not self._keeps_files:  # the database may be of others, and name any server and folder
+            message = "MLflow: stores no files, because %s keeps them outside %s"
+            get_logger().warning(message, project / "mlflow.db", artifacts)
         client.update_run(self._id, status="RUNNING")
         # MLflow takes no new value for a parameter that it has.
         settings = {name: value for name, value in run.settings.by_name().items() if name not in tracked.data.params}
@@ -96,7 +108,8 @@ class Mlflow:
 
     def store(self, path: Path) -> None:
         """Stores a file of the complete run."""
-        self._client.log_artifact(self._id, str(path))
+        if self._keeps_files:
+            self._client.log_artifact(self._id, str(path))
 
     def close(self, *, is_complete: bool) -> None:
         """Ends the tracked run, for now if it is not complete."""
@@ -113,7 +126,7 @@ class Wandb:
         import wandb
 
         folder = run.folder.resolve()
-        folder_below(folder, "wandb")
+        folder_below(folder, ".wandb" if os.path.lexists(folder / ".wandb") else "wandb")  # as wandb chooses
         self._run = tracked = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or folder.name,
@@ -200,7 +213,7 @@ class Tracker(Hook):
             except BaseException as error:  # any error, even SystemExit: tracking must not end a run
                 if not self._has_failed:
                     message = "%s: %s; tried again after each epoch, and results.csv has all of them"
-                    get_logger().warning(message, self._service.name, with_short_addresses(first_line(error)))
+                    get_logger().warning(message, self._service.name, first_line(error))
                 self._has_failed = True
 
 

@@ -44,9 +44,9 @@ def cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def run_train(inputs: Path, folder: Path) -> None:
+def run_train(inputs: Path, folder: Path, *more: str) -> None:
     given = ["--data", inputs / "set" / "data.yaml", "--model", inputs / "tiny.yaml", *SMALL, "--plots"]
-    given += ["--cache-dir", inputs / "cache"]
+    given += ["--cache-dir", inputs / "cache", *more]
     call(train.main, *given, "--epochs", 1, "--project", folder.parent, "--name", folder.name, "--exist-ok")
 
 
@@ -130,6 +130,29 @@ def test_a_link_that_would_be_written_through_is_refused(inputs, tmp_path, comma
     with pytest.raises(SystemExit):
         COMMANDS[command](inputs, folder)
     assert outside.read_bytes() == KEPT if outside.is_file() else not any(outside.iterdir())
+
+
+@pytest.mark.slow  # MLflow creates its tables
+@pytest.mark.parametrize("planted", ["experiment", "database", "folder"])
+def test_mlflow_is_not_led_out_of_the_folder_of_runs(inputs, tmp_path, monkeypatch, planted):
+    for package in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    project = tmp_path / "runs"
+    project.mkdir()
+    if planted == "experiment":
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=f"sqlite:///{project / 'mlflow.db'}")
+        client.create_experiment("lockstep", artifact_location=outside.as_uri())
+    else:
+        name = "mlflow.db" if planted == "database" else "mlartifacts"
+        (project / name).symlink_to(outside / "new" if planted == "database" else outside)
+    run_train(inputs, project / "exp", "--tracker", "mlflow")
+    assert not any(outside.iterdir())
 
 
 def run_kfold(inputs: Path, folder: Path) -> None:

@@ -117,6 +117,18 @@ def test_a_failing_service_costs_one_warning_and_no_epoch(tmp_path, monkeypatch,
         assert list(wandb.steps.values()) == [[1, 2, 3]]
 
 
+def test_wandb_is_not_led_out_of_the_folder_of_the_run(tmp_path, monkeypatch, flags):
+    """SECURITY.md, "Writing": it prefers a folder .wandb to wandb."""
+    folder = tmp_path / "runs" / "exp"
+    folder.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (folder / ".wandb").symlink_to(tmp_path / "outside")
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    call(train.main, *flags, "--epochs", "1", "--exist-ok", "--tracker", "wandb")
+    assert not wandb.configs
+
+
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_a_missing_package_is_one_line_before_the_run_has_a_folder(name, tmp_path, monkeypatch, capsys, flags):
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
