@@ -142,11 +142,15 @@ def serve(ctx: DistributedContext, store: dist.Store, folder: Path, score: Score
 
     def comes(is_there: Callable[[], bool]) -> bool:
         """Waits. Returns False, on all evaluating processes, if the run ends or a signal comes before."""
-        while True:
-            is_over = store.check(["ended"]) or control.should_stop()
-            if is_over or is_there():
-                return not max_over_ranks(ctx, int(is_over))
-            time.sleep(POLL_S)
+        try:
+            while True:
+                is_over = store.check(["ended"]) or control.should_stop()
+                if is_over or is_there():
+                    break
+                time.sleep(POLL_S)
+        except dist.DistError:  # the store is gone
+            is_over = True
+        return not max_over_ranks(ctx, int(is_over))
 
     with control.training():
         for turn in itertools.count(1):
