@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from models.losses.base import Criterion
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.program_folders import private_folder
+
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # without it, torch takes a folder in /tmp, whoever has made it
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,12 @@ class Compilation:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises UserError if this machine lacks what ``--compile`` needs."""
+    """Raises UserError if this machine lacks what ``--compile`` needs, or another user may write where torch keeps
+    compiled code, which it runs. Unless a variable names the folder, it is one of this program in that for temporary
+    files, because code may fit this machine only."""
+    if hasattr(os, "getuid") and not os.environ.get(_CACHE_VARIABLE):
+        folder = Path(gettempdir(), f"lockstep-inductor-{os.getuid()}")
+        os.environ[_CACHE_VARIABLE] = str(private_folder(folder, f"the variable {_CACHE_VARIABLE}"))
     needed: dict[str, object]
     if device.type == "cuda":
         header = Path(sysconfig.get_path("include"), "Python.h")

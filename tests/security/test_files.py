@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import tempfile
 import urllib.error
 import urllib.request
 from email.message import Message
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.train.compile import check_compiler
 from models.weights import download
 from models.weights.download import fetch_weights
 from models.weights.read import read_weights
@@ -63,6 +66,17 @@ def test_weights_of_a_folder_in_which_others_can_write_are_not_used(tmp_path):
     (tmp_path / "yolov8n.pt").write_bytes(b"of somebody else")
     with refused(f"{tmp_path}: others may write there..."):
         fetch_weights("yolov8n", ctx=DistributedContext.single(), offline=False, cache_dir=tmp_path)
+
+
+def test_compiled_code_of_a_folder_in_which_others_can_write_is_not_run(tmp_path, monkeypatch):
+    """SECURITY.md, "Folders"."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"lockstep-inductor-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with refused(f"{folder}: others may write there..."):
+        check_compiler(torch.device("cpu"))
 
 
 def test_a_download_has_a_limit_of_size(tmp_path, monkeypatch):
