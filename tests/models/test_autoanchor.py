@@ -83,12 +83,3 @@ def test_too_few_boxes_keep_the_anchors(boxes):
     assert fitted is None
     too_few = "too few boxes (4) to refit 9 anchors, which are kept"
     assert ("no boxes to check against; the anchors are kept" if len(boxes) < 2 else too_few) in line
-
-
-def test_the_fit_depends_only_on_the_seed_and_handles_equal_boxes():
-    boxes = clustered()
-    np.testing.assert_array_equal(fit_anchors(boxes, 9, anchor_t=4.0), fit_anchors(boxes, 9, anchor_t=4.0))
-    assert not np.array_equal(fit_anchors(boxes, 9, anchor_t=4.0, seed=1), fit_anchors(boxes, 9, anchor_t=4.0))
-    same = fit_anchors(np.full((50, 2), 30.0), 6, anchor_t=4.0)
-    assert same.shape == (6, 2)
-    assert recall_and_fitness(np.full((50, 2), 30.0), same, 4.0)[1] > 0.99

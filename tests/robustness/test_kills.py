@@ -18,25 +18,17 @@ so nothing that a kill has left stays.
 from __future__ import annotations
 
 import math
-import os
 import random
 import re
 import signal
-import subprocess
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
-import yaml
 
-from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.repository import ROOT
-from tests.helpers.same_content import assert_same_content, assert_same_run
-from tests.helpers.scripts import SMALL
+from tests.helpers.same_content import assert_same_run
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 
@@ -232,16 +224,6 @@ def test_a_kill_before_the_first_step_leaves_a_record_from_which_the_run_is_whol
     assert_same_run(tmp_path / "whole", last.parent)
 
 
-KILLER = """
-import os, signal, time
-
-def on_step(run):
-    if run.rank == run.world_size - 1 and run.step == int(os.environ.get("KILL_AT", "0")):
-        time.sleep(2)  # until the last checkpoint is written
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 @pytest.mark.slow
 def test_six_kills_do_not_change_the_result(tmp_path: Path):
     """The runs have one rank or two."""
@@ -256,38 +238,3 @@ def test_a_kill_at_a_call_that_changes_files_does_not_change_the_result(tmp_path
 @pytest.mark.slow
 def test_forty_kills_at_calls_that_change_files_do_not_change_the_result(tmp_path: Path):
     prove_calls(tmp_path, 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_joined_and_mapped_classes_of_gray_images_keep_their_bits(tmp_path: Path, processes: int):
-    """With --repeat-factor and --cls-pw: a run that is killed in its second epoch has the bits of one that is not."""
-    gray = {"channels": 1, "bits": 12}
-    for name, classes in (("a", {"ignore": ["dark"]}), ("b", {"classes": {"light": "bright"}})):
-        data = write_dataset(tmp_path / name, train=8, val=3)
-        data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | gray | classes))
-        for path in data.parent.glob("images/*/*.png"):
-            cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE).astype(np.uint16) * 16)
-    parts = ["a/data.yaml", "b/data.yaml"]
-    (tmp_path / "both.yaml").write_text(yaml.safe_dump({"train": parts, "val": parts} | gray))
-    (tmp_path / "killer.py").write_text(KILLER)
-    flags = ["--data", tmp_path / "both.yaml", "--model", write_model(tmp_path / "tiny.yaml"), "--project", tmp_path]
-    flags += [*SMALL, "--cache-dir", tmp_path, "--epochs", "3", "--virtual-ranks", "2", "--save-minutes", "1e-6"]
-    flags += ["--repeat-factor", "0.9", "--cls-pw", "1", "--callbacks", "killer:on_step"]
-    flags += ["--optimizer", "SGD"]
-    spawn = ["--spawn", str(processes)] if processes > 1 else []
-
-    def run(*command: object, kill_at: int = 0) -> int:
-        environment = os.environ | {"PYTHONPATH": str(tmp_path), "KILL_AT": str(kill_at)}
-        command = [python(), "train.py", *map(str, command)]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode
-
-    assert run(*flags, "--name", "whole") == 0
-    whole = read_checkpoint(tmp_path / "whole" / "last.pt")
-    steps = whole["progress"]["updates"] // 3
-    assert run(*flags, *spawn, "--name", "killed", kill_at=steps + 4) != 0
-    assert steps < read_checkpoint(tmp_path / "killed" / "last.pt")["progress"]["updates"] <= steps + 4
-    assert run("--resume", tmp_path / "killed", "--callbacks=", *spawn) == 0
-    killed = read_checkpoint(tmp_path / "killed" / "last.pt")
-    for part in ("model", "ema", "optimizer"):
-        assert_same_content(whole[part], killed[part])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shlex
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -22,8 +20,6 @@ from engine.export.graphs import ModelGraphs
 from engine.inference.model import open_model
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
-from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.config.export_formats import EXPORT_FORMATS
@@ -33,6 +29,7 @@ CPU = torch.device("cpu")
 NAMES = ("light", "dark")
 KNOWN = {"config": {"weights": "", "epochs": 3}, "progress": {"best_fitness": 0.25, "epoch": 3}}
 KNOWN["progress"] |= {"confidence": 0.4}
+# One format is quick, the others are long.
 QUICK = [pytest.param(n, marks=() if n == "torchscript" else pytest.mark.slow) for n in EXPORT_FORMATS]
 VAL = ["--device", "cpu", "--workers", "0", "--noplots", "--trust"]
 
@@ -90,9 +87,7 @@ def test_files_are_checked_and_score_as_the_checkpoint(
         assert results_of(tmp_path / "val" / f"exp{number}") == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["torchscript", *(pytest.param(n, marks=pytest.mark.slow) for n in EXPORT_FORMATS if n != "torchscript")]
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_a_file_names_neither_the_data_set_nor_its_images(weights: Path, data: Path, name: str):
     """Files are given to others. Beside its checkpoint, val.py knows the data set all the same."""
     for package in EXPORT_FORMATS[name].packages:
@@ -235,28 +230,6 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         assert model.nms_iou == (None if is_end2end else nms_iou)  # to follow on the output
         assert model.info["confidence"] == (None if "--nms" in flags else 0.4)
     assert "need no NMS" in error_of(capsys, export.main, *common, "--iou-thres", "0.5")
-
-
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # a full disk for every file above this size
-import export
-from utils.process.main import run_main
-run_main(export.main, sys.argv[1:])
-"""
-
-
-def test_a_full_disk_is_one_line_and_older_exports_stay(weights: Path):
-    """No temporary file stays behind, and no half file has a final name."""
-    old = weights.with_name("best.torchscript")
-    old.write_text("an older export")
-    args = ["--weights", str(weights), "--format", "torchscript", "--no-check"]
-    done = subprocess.run([python(), "-c", LIMITED, *args], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert "best.torchscript: cannot be written" in line
-    assert sorted(os.listdir(weights.parent)) == ["best.pt", "best.torchscript"]
-    assert old.read_text() == "an older export"
 
 
 def training(data: Path, tmp_path: Path, *more: str) -> list[str]:

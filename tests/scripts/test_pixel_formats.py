@@ -19,11 +19,9 @@ import val
 from engine.inference.model import open_model
 from engine.inference.predictor import load
 from tests.helpers.messages import refused
-from tests.helpers.same_content import assert_same_content
-from tests.helpers.scripts import PLAIN, SMALL, call, run_python
+from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
-from utils.files.torch_file import read_checkpoint
 from utils.pixels import PixelFormat, as_rgb8
 
 FIVE12 = {"channels": 5, "bits": 12}
@@ -113,22 +111,3 @@ def test_an_exported_file_computes_the_same_and_knows_the_format(trained, tmp_pa
     found_boxes, found_scores = exported.decode(exported(images))
     torch.testing.assert_close(found_boxes, boxes, rtol=0, atol=1e-3)
     torch.testing.assert_close(found_scores, scores, rtol=0, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_run_has_the_same_bits_on_two_processes_and_when_it_is_resumed(tmp_path):
-    data = as_arrays(write_dataset(tmp_path / "set"))
-    model = write_model(tmp_path / "tiny.yaml")
-    flags = ["train.py", "--data", data, "--model", model, "--project", tmp_path, "--cache-dir", tmp_path, *SMALL]
-    flags += ["--batch-size", "8", "--optimizer", "SGD", "--virtual-ranks", "2", "--quad"]
-    flags += ["--cache", "ram", "--save-period", "1", "--epochs", "2"]
-    run_python(*flags, "--name", "one")
-    run_python(*flags, "--name", "two", torchrun=2)
-    (tmp_path / "again").mkdir()
-    for name, copy in (("epoch1.pt", "last.pt"), ("results.csv", "results.csv")):
-        shutil.copy(tmp_path / "one" / name, tmp_path / "again" / copy)
-    run_python("train.py", "--resume", tmp_path / "again" / "last.pt")
-    one, *others = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two", "again"))
-    for other in others:
-        assert_same_content(one["model"], other["model"])
-        assert_same_content(one["ema"], other["ema"])

@@ -116,24 +116,6 @@ def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, deco
     assert max(path.stat().st_size for path in paths) < 200_000  # not a sparse file of a terabyte
 
 
-@pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
-def test_edited_labels_and_other_settings_keep_the_caches(kind, imgsz, index, cached, decoded):
-    """Runs that select other images have their own caches, which are kept until the images change."""
-    whole = cached(kind, index, imgsz).path
-    half = index.take(np.array([0, 2]))
-    for changes, other, count in (
-        ({"classes": index.classes[::-1], "names": ("x", "y", "z")}, index, 0),
-        ({"selection": "the same images"}, index, 0),
-        ({"selection": "half of them"}, half, 2),
-        ({}, index, 0),
-    ):
-        decoded.clear()
-        path = cached(kind, replace(other, **changes), imgsz).path
-        assert (path == whole, len(decoded)) == (other is index, count)
-    changed = cached(kind, replace(index, image_files="changed"), imgsz).path
-    assert list(whole.parent.glob(f"*{whole.suffix}")) == [changed]
-
-
 @pytest.mark.parametrize("harm", ["truncated", "foreign", "empty", "header"])
 def test_a_disk_cache_that_cannot_be_mapped_is_created_again(index, cached, harm):
     """A file that was cut off, or is of another program."""

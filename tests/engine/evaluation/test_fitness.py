@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
@@ -12,13 +9,9 @@ import train
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import score_detections
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
-from tests.helpers.processes import Processes
-from tests.helpers.same_content import assert_same_content, read_csv, without_times
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.torch_file import read_checkpoint
 
 NAMES = ("RBC", "WBC", "a:b", "AP50")
 
@@ -87,32 +80,6 @@ def root_and_flags(tmp_path_factory):
     learning = ["--set", "ema_tau=3", "lr0=0.02", "mosaic=0", "scale=0"]
     early = ["--epochs", "30", "--fitness", "AP50:dark", "--patience", "3", *learning]
     return root, [str(flag) for flag in (*flags, *early)]
-
-
-def rows(folder):
-    return without_times(read_csv(folder / "results.csv"))
-
-
-@pytest.mark.slow
-def test_a_killed_run_stops_at_the_same_epoch(root_and_flags, tmp_path):
-    root, flags = root_and_flags
-    train.main([*flags, "--name", "whole"])
-    table = rows(root / "whole")
-    assert 4 <= len(table) < 30
-    values = [(float(row["metrics/AP50:dark"]), float(row["metrics/AP"])) for row in table]
-    progress = read_checkpoint(root / "whole" / "last.pt")["progress"]
-    assert progress["best_epoch"] == values.index(max(values)) + 1
-    assert progress["best_fitness"] == pytest.approx(max(values)[0], rel=1e-6)
-    assert progress["best_epoch"] == len(table) - 3
-    killed = root / "killed"
-    with Processes(tmp_path / "log") as processes:
-        process = processes.start([python(), "train.py", *flags, "--name", "killed"])
-        processes.until(lambda: (killed / "last.pt").exists() and len(rows(killed)) >= 2)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    train.main(["--resume", str(killed / "last.pt")])
-    assert rows(killed) == table
-    assert_same_content(read_checkpoint(root / "whole" / "best.pt"), read_checkpoint(killed / "best.pt"))
 
 
 def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(root_and_flags, capsys):

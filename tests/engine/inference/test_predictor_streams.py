@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from pathlib import Path
 
@@ -40,31 +39,6 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
     assert sum(seen) == 8
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"warning: {tmp_path / '5.png'}: ")
-
-
-def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monkeypatch):
-    """Another thread prepares it, one batch ahead of the model, which waits for it here."""
-    for i in range(5):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
-    own = load(weights, device="cpu", conf=0.0, max_det=5)
-    expected = [rows(own(picture(seed=i), color="rgb"))[0] for i in range(5)]
-    is_prepared = [threading.Event() for _ in range(5)]
-    prepare = own.image_detector.prepare
-    started = itertools.count()
-
-    def noted(images, settings):
-        number = next(i for i in range(5) if np.array_equal(images[0], picture(seed=i)))
-        is_prepared[number].set()
-        assert threading.current_thread() is not threading.main_thread()
-        yield from prepare(images, settings)
-
-    def wait_for_next(*_: object) -> None:
-        assert is_prepared[min(next(started) + 1, 4)].wait(60)
-
-    monkeypatch.setattr(own.image_detector, "prepare", noted)
-    own.image_detector.model.register_forward_pre_hook(wait_for_next)
-    assert rows(own.stream(tmp_path)) == expected
-    assert next(started) == 5
 
 
 def test_an_image_of_an_iterable_is_asked_for_after_the_result_of_the_one_before(predictor):

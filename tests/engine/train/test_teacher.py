@@ -168,26 +168,3 @@ def teacher(inputs) -> Path:
     model = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
     randomize_batch_norms(model)
     return write_detector(inputs / "teacher.pt", model)
-
-
-@pytest.mark.slow
-def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(inputs, teacher, tmp_path, capsys):
-    arguments = taught(inputs, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
-    call(train.main, *arguments, "--name", "whole")
-    assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
-    origin = read_checkpoint(tmp_path / "whole" / "last.pt")["origin"]
-    assert origin["weights"].startswith("random weights, taught by teacher.pt, trained from ")
-    header = (tmp_path / "whole" / "results.csv").read_text().splitlines()[0]
-    assert {"train/distill", "val/distill"} <= {column.strip() for column in header.split(",")}
-    (tmp_path / "again").mkdir()
-    shutil.copy(tmp_path / "whole" / "epoch1.pt", tmp_path / "again" / "last.pt")
-    run_python("train.py", "--resume", tmp_path / "again", torchrun=2)
-    whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
-    for part in ("model", "ema", "optimizer", "teacher"):
-        assert_same_content(whole[part], again[part])
-    plain = [flag for flag in arguments if flag not in ("--teacher", teacher)]
-    call(train.main, *plain, "--name", "plain")
-    weights = read_checkpoint(tmp_path / "plain" / "last.pt")["model"]
-    assert any(not torch.equal(weights[name], whole["model"][name]) for name in weights)
-    resume = ["--resume", tmp_path / "plain", "--epochs", "3", "--teacher", teacher]
-    assert "this run began without a teacher; leave out --teacher" in error_of(capsys, train.main, *resume)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -136,39 +135,6 @@ def test_a_missing_package_is_one_line_before_the_run_has_a_folder(name, tmp_pat
     assert f"--tracker {name}: " in line
     assert f"pip install {name}" in line
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_wandb_offline_has_each_epoch_once_in_files_of_one_id(tmp_path, monkeypatch, flags):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    call(train.main, *flags, "--epochs", "2", "--tracker", "wandb")
-    call(train.main, "--resume", tmp_path / "runs" / "exp" / "last.pt", "--epochs", "4", "--tracker", "wandb")
-    files = sorted((tmp_path / "runs" / "exp" / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert len({path.stem for path in files}) == 1
-    assert sorted(steps_of(files)) == [1, 2, 3, 4]
-
-
-def steps_of(files: list[Path]) -> list[int]:
-    """The steps in offline files: after a header of 7 bytes, protobuf records in the log format of LevelDB."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    steps = []
-    for data in (path.read_bytes() for path in files):
-        at = 7
-        parts = b""
-        while at + 7 <= len(data):
-            if at % 32768 > 32768 - 7:  # the rest of a block holds no header
-                at += -at % 32768
-                continue
-            length, kind = struct.unpack_from("<HB", data, at + 4)
-            parts = (b"" if kind in (1, 2) else parts) + data[at + 7 : at + 7 + length]
-            at += 7 + length
-            if kind in (1, 4):
-                record = Record.FromString(parts)
-                if record.WhichOneof("record_type") == "history":
-                    steps.append(record.history.step.num)
-    return steps
 
 
 def tracked_epochs(store: Path) -> int:

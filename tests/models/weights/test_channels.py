@@ -1,14 +1,11 @@
 """Weights of RGB models in models of other channels."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from models.detector import build_detector
 from models.weights.load import load_detector
-from models.weights.read import StoredWeights
-from models.weights.transfer import for_channels, transfer_weights
+from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, randomize_batch_norms, write_detector
 
@@ -36,30 +33,6 @@ def test_an_image_of_equal_channels_gives_what_it_gives_as_rgb(rgb, channels):
         expected = trained(gray.expand(-1, 3, -1, -1))
         for a, b in zip(adapted.eval()(gray.expand(-1, channels, -1, -1)), expected):
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
-
-
-def test_a_file_that_no_known_model_has_written_fills_a_model_of_other_channels(rgb):
-    """The model is named by the user, so nothing has to be recognized from the tensors of the file."""
-    trained, _ = rgb
-    state = trained.state_dict()
-    head = f"model.{len(trained.model) - 1}."
-    backbone = {name: tensor for name, tensor in state.items() if not name.startswith(head)}
-    stored = StoredWeights(Path("backbone.pt"), backbone, None, {})
-    for channels in (1, 3):
-        model = build_detector(TINY_MODEL, 2, names=NAMES, seed=4, channels=channels)
-        report = transfer_weights(model, stored)
-        assert report.adapted_channels == (None if channels == 3 else channels)
-        filled = report.pretrained(model)
-        assert filled.keys() == {name for name, _ in model.named_parameters() if not name.startswith(head)}
-
-
-def test_more_channels_keep_red_green_and_blue_in_proportion():
-    kernel = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(0))
-    adapted = for_channels(kernel, 5)
-    torch.testing.assert_close(adapted[:, :3], kernel * 3 / 5)
-    torch.testing.assert_close(adapted[:, 3:], (kernel.mean(1, keepdim=True) * 3 / 5).expand(-1, 2, -1, -1))
-    torch.testing.assert_close(for_channels(kernel, 1), kernel.sum(1, keepdim=True))
-    assert for_channels(kernel, 3) is kernel
 
 
 def test_the_number_of_channels_is_kept_in_the_checkpoint(tmp_path):

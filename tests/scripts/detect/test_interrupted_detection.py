@@ -1,21 +1,15 @@
 """After Ctrl-C, a signal or a disk error, detect.py leaves complete files of all earlier detections."""
 
-import errno
-import itertools
-import pkgutil
 import signal
 
 import cv2
 import numpy as np
 import pytest
 
-import detect
 from engine.inference import detect as detection
-from engine.inference.sources import ReadAhead
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.scripts import error_of
-from tests.scripts.detect.detection import frames_of, names_in, read, read_txt, run
+from tests.scripts.detect.detection import frames_of, read, read_txt, run
 
 
 def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
@@ -34,54 +28,6 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
     folder = tmp_path / "runs" / "exp"
     assert {r["frame"] for r in read(folder)} == {0, 1}
     assert cv2.VideoCapture(str(folder / "clip.mp4")).read()[0]
-
-
-def failing_once(function, error):
-    """Returns ``function``, changed to raise ``error`` in its fourth call."""
-    calls = itertools.count(1)
-
-    def call(*given):
-        if next(calls) == 4:
-            raise error
-        return function(*given)
-
-    return call
-
-
-FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("engine.inference.detect_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
-        ("engine.inference.detect_files.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
-        (
-            "engine.inference.sources.read_image",
-            OSError(errno.EIO, "Input/output error", "3.jpg"),
-            "3.jpg: input/output error; the",
-        ),
-    ],
-)
-def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
-    weights, clip, tmp_path, capsys, monkeypatch, name, error, message
-):
-    source = tmp_path / "in"
-    source.mkdir()
-    for number in range(9):
-        cv2.imwrite(str(source / f"{number}.jpg"), np.full((64, 64, 3), 20 * number, np.uint8))
-    source = clip if "disk_usage" in name else source
-    module, _, function = name.rpartition(".")
-    monkeypatch.setattr(name, failing_once(getattr(pkgutil.resolve_name(module), function), error))
-    monkeypatch.setattr(detection, "ReadAhead", lambda _: ReadAhead(4))
-    flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
-    assert error_of(capsys, detect.main, "--source", source, *flags).startswith(f"error: {message}")
-    folder = tmp_path / "runs" / "exp"
-    if source == clip:
-        assert len(frames_of(folder / "clip.mp4")) >= 3
-    else:
-        assert names_in(folder)[:3] == ["0.jpg", "1.jpg", "2.jpg"]
-        assert "3.jpg" not in names_in(folder)
 
 
 @pytest.fixture(scope="module")
