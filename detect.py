@@ -41,7 +41,7 @@ def _exit_in_order_on_signals() -> None:
 
     A signal that is already ignored, such as SIGHUP under nohup, stays ignored.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
 

@@ -14,6 +14,7 @@ size and time is complete even after a crash.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -40,8 +41,9 @@ from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.paths import is_inside, normal_path, path_of, relative_name
-from utils.files.safe_io import open_below, read_text
+from utils.files.safe_io import read_text
 from utils.logger import get_logger, progress
+from utils.machine.limits import require_posix
 from utils.machine.resources import check_space
 from utils.program_folders import check_owner, private_folder
 from utils.strings import counted, format_bytes
@@ -59,6 +61,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, plan: Callable[[]
     the node's number. The result keeps the ``source`` of the original. Raises UserError if the data set cannot be read
     or has no labels, if the disk is too small or cannot be written, or if two nodes use the same folder.
     """
+    require_posix("--stage")
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
@@ -301,7 +304,7 @@ class StageCopy:
     def _opened(self, folder: str) -> Iterator[int]:
         """Yields a descriptor of a folder in the copy, which is created if necessary. Raises PermissionError for a
         link."""
-        descriptor = open_below(self.folder.parent, os.path.join(self.folder.name, folder), mode=0o700)
+        descriptor = _open_below(self.folder.parent, os.path.join(self.folder.name, folder))
         try:
             yield descriptor
         finally:
@@ -366,3 +369,26 @@ class StageCopy:
 
 def _listing_file(yaml_file: Path, split: str) -> Path:
     return yaml_file.with_suffix(f".{split}.json")
+
+
+def _open_below(root: Path, name: str) -> int:
+    """Opens the folder ``name`` below ``root`` and returns a descriptor. Missing folders are made for this user alone.
+    Raises PermissionError for a symbolic link below ``root``, so that files written to the folder stay there even if
+    another user replaces a part of its path."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = root
+    for part in Path(name).parts:
+        path /= part
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=descriptor)
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise PermissionError(errno.EPERM, "is a symbolic link or a file, not a folder", str(path)) from None
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor

@@ -10,6 +10,7 @@ from data.cache.disk import DiskCache, open_disk_cache, open_full_size_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
+from utils.machine.limits import require_posix
 
 MAX_DECODING_THREADS = 64
 
@@ -36,6 +37,7 @@ def open_cache(
     with torch_distributed_zero_first(ctx):
         if kind == "ram":
             return open_ram_cache(ctx, index, imgsz, decoding)
+        require_posix("--cache disk")
         return open_disk_cache(index, imgsz, decoding, cache_dir=cache_dir)
 
 
@@ -49,4 +51,5 @@ def open_tile_cache(
     with torch_distributed_zero_first(ctx):
         if kind == "ram":
             return open_ram_cache(ctx, index, 0, decoding)
+        require_posix("tile: training on tiles")
         return open_full_size_cache(index, decoding, cache_dir=cache_dir)

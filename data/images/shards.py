@@ -18,7 +18,7 @@ from data.flat_strings import FlatStrings
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
-from utils.machine.limits import raise_if_limit
+from utils.machine.limits import raise_if_limit, require_posix
 
 VERSION = 11  # increase it when the layout or the meaning of the arrays or the metadata changes
 SUFFIX = ".shards"  # file name suffix of an index
@@ -34,6 +34,7 @@ class Shards:
     def __init__(self, path: Path) -> None:
         """Opens the index at ``path``. Raises UserError if it cannot be read, is damaged or foreign, or was written by
         another version of this program."""
+        require_posix(f"{path}: reading shards")
         self.path = path
         try:
             self.meta, self.arrays = open_arrays(path)

@@ -15,10 +15,8 @@ Unicode composition. The first of these four that fits any image counts, if it f
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -122,7 +120,9 @@ class LabelsPerSplit:
         self._file = file
         self.categories = file.categories
         images = listing.json_images or listing.images
-        file_names = [_below(entry.file_name, listing.root) for entry in file.entries]
+        # Absolute paths in the data set's folder become relative to it.
+        above = f"{listing.root.as_posix()}/"
+        file_names = [entry.file_name.removeprefix(above) for entry in file.entries]
         image_of_entry = match_entries(file_names, images)
         entry_of: dict[str, ImageEntry] = {}
         orphans: list[Finding] = []
@@ -195,11 +195,6 @@ class LabelsPerSplit:
         count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
         text = f"{count}{_first([entry.file_name for entry in labeled])}"
         return [Finding(UNDECLARED, text, self._file.name, number=num_objects)]
-
-
-def _below(file_name: str, root: Path) -> str:
-    """Returns an absolute path in the data set's folder relative to it, and any other file name as it is."""
-    return file_name[len(str(root)) :] if file_name.startswith(f"{root}{os.sep}") else file_name
 
 
 def _first(names: Sequence[str]) -> str:

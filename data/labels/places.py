@@ -29,12 +29,12 @@ _IMAGE_TREES = ("images", "jpegimages")
 def yolo_places(image_folder: str, folders: Folders, *, is_bounded: bool) -> list[str]:
     """Returns the folders in which YOLO's label files of the images in ``image_folder`` may be; the first need not
     exist. ``is_bounded``: whether a folder outside the data set's own is none."""
-    parts = image_folder.split("/")
+    parts = Path(image_folder).parts
     for i in reversed(range(_first_part(image_folder, folders.root) if is_bounded else 1, len(parts))):
         if casefold_nfc(parts[i]) == "images":
-            above = "/".join(parts[:i]) or "/"
-            labels = folders.find_below(above, ["labels", *parts[i + 1 :]])
-            return [labels or "/".join([*parts[:i], "labels", *parts[i + 1 :]]), image_folder]
+            above = os.path.join(*parts[:i])
+            below = ["labels", *parts[i + 1 :]]
+            return [folders.find_below(above, below) or os.path.join(above, *below), image_folder]
     return [image_folder]
 
 

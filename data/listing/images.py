@@ -148,7 +148,7 @@ def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders
         if stamp == ABSENT:
             path = _path_alike(path, folders)
             stamp = stamp_of(path)
-        folder, _, base_name = path.rpartition("/")
+        folder, base_name = os.path.split(path)
         name = folders.prefix(folder) + base_name
         # Without the dropped folders, rows of different images may be equal.
         is_other_image = dropped is not None and row_of_name.get(name, row) != row

@@ -30,6 +30,7 @@ from utils.batches import Batch, BatchRequest, Sample, Targets, map_tensors
 from utils.errors import UserError
 from utils.machine.limits import explain_limit
 from utils.pixels import RGB8, PixelFormat
+from utils.process.signals import STOP_SIGNALS
 
 # An orphan must end soon: it keeps sockets open, and other ranks notice the death of its parent when these close.
 PARENT_CHECK_S = 0.5
@@ -248,9 +249,9 @@ def init_worker(parent: int, worker: int) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # a collection would write to, and so copy, the pages that a forked worker shares with its parent
     signal.set_wakeup_fd(-1)  # a fork inherits the descriptor of its parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # absent on macOS, where SIGTERM just ends the worker
+    for number in set(STOP_SIGNALS) - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigtimedwait"):  # absent on macOS and Windows, where SIGTERM just ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 

@@ -25,9 +25,10 @@ from utils.address import Address
 from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, gather_on_main
-from utils.errors import UserError, all_mistakes
+from utils.errors import UserError, all_mistakes, os_reason
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import read_checkpoint, write_checkpoint
+from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
 from utils.schema import Bounds, Count, build
@@ -537,11 +538,19 @@ class Checkpointer:
                 write_checkpoint(content, path)
                 if path == self.last:
                     remove_unscored(self.folder, keep={one["number"] for one in content["unscored"]})
-                    path = self.folder / RESULTS_CSV
-                    if content["rows"]:
-                        ResultsTable.of(content["rows"]).write(path)
             except OSError as error:
                 raise self.write_failure(path, error) from None
+            if path == self.last and content["rows"]:
+                self._write_results(content["rows"])
+
+    def _write_results(self, rows: list[dict[str, float]]) -> None:
+        """Writes results.csv, whose rows last.pt has, too: without it the run goes on."""
+        path = self.folder / RESULTS_CSV
+        try:
+            ResultsTable.of(rows).write(path)
+        except OSError as error:
+            message = "%s: cannot be written (%s; does another program have it open?); the next epoch tries again"
+            get_logger().warning(message, path, os_reason(error))
 
     def write_failure(self, path: Path, error: OSError) -> UserError:
         """Returns the error about a file of the run that could not be written, which says how to continue."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import time
 from collections import deque
@@ -53,8 +52,8 @@ class Pace:
 
 
 class ProgressBar(Hook):
-    """Shows the time left, the fraction of time spent waiting for data, memory, losses and images per second; puts the
-    speed of an epoch into its row."""
+    """Shows the time left, the fraction of time spent waiting for data, a GPU's memory, losses and images per second;
+    puts the speed of an epoch into its row."""
 
     on_rank_0 = True
 
@@ -130,14 +129,12 @@ class ProgressBar(Hook):
         steps_left = self._steps - self._done + epochs_left * self._steps
         left_s = steps_left * step_s + (epochs_left + 1) * self._between_s
         losses = trainer.progress.mean_losses(trainer.step.criterion.names)
-        status = [
-            f"left {format_duration(left_s)}",
-            f"wait {wait:.0%}",
-            f"mem {memory_gb(trainer.ctx.device):.2f}G",
-            # Losses are read a step late: the first step of an epoch has none yet, and nan would look like a failure.
-            *(f"{name} {value:.3g}" for name, value in losses.items() if not math.isnan(value)),
-            f"{images_per_s:.1f} img/s",
-        ]
+        status = [f"left {format_duration(left_s)}", f"wait {wait:.0%}"]
+        if trainer.ctx.device.type == "cuda":
+            status.append(f"mem {torch.cuda.memory_reserved(trainer.ctx.device) / 1e9:.2f}G")
+        # Losses are read a step late: the first step of an epoch has none yet, and nan would look like a failure.
+        status += [f"{name} {value:.3g}" for name, value in losses.items() if not math.isnan(value)]
+        status.append(f"{images_per_s:.1f} img/s")
         if self._bar is not None:
             self._bar.bar_format = bar_layout(self._title, self._steps, status, terminal_columns(sys.stderr))
         else:
@@ -156,11 +153,3 @@ def bar_layout(title: str, steps: int, status: Sequence[str], columns: int) -> s
     bar = min(room - len(shown) - len(" ||"), MAX_BAR_COLUMNS)
     between = f" |{{bar:{bar}}}| " if bar >= MIN_BAR_COLUMNS else " "
     return f"{title}{between}{{n_fmt}}/{{total_fmt}}{shown}"
-
-
-def memory_gb(device: torch.device) -> float:
-    """Returns GB (10^9 bytes) that torch has reserved on a CUDA device, else the peak memory of this process."""
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device) / 1e9
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9

@@ -34,6 +34,7 @@ from utils.files.checksum import sha256_of
 from utils.files.new_folder import check_run_dir, increment_path
 from utils.files.safe_io import write_whole
 from utils.logger import configure_logging, get_logger
+from utils.machine.limits import require_posix
 from utils.process.signals import StopSignals
 
 SPLITS = ("train", "val")  # splits that a training uses; "test" stays apart
@@ -129,6 +130,7 @@ def open_experiment(config: KfoldConfig, settings_name: str, values: Mapping[str
 
     Raises UserError if the folder has other work, the data cannot be used, or the fitness is unknown.
     """
+    require_posix("comparing trainings")
     folder = config.folder
     check_run_dir(config.project, config.name, exist_ok=True)
     for name, work in _WORK.items():

@@ -18,6 +18,7 @@ import datetime
 import gc
 import multiprocessing
 import os
+import platform
 import secrets
 import signal
 import socket
@@ -35,6 +36,7 @@ from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, PeerLost, Stopped, UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
+from utils.machine.limits import require_posix
 from utils.process.launch import Launch
 from utils.process.main import error_line
 from utils.process.signals import end_with_parent
@@ -116,6 +118,7 @@ def join_run(
     if launch is None:
         devices = parse_devices(device)
         return replace(DistributedContext.single(devices[0]), devices=devices)
+    require_posix("several processes")
     if launch.run_id:
         end_with_parent(signal.SIGTERM)()  # if torchrun is killed, nobody else would end its processes
     ctx = _place(launch, device, eval_ranks)
@@ -194,7 +197,7 @@ def _launcher_identity(launch: Launch) -> str:
     with suppress(OSError):  # no /proc
         stat = Path(f"/proc/{parent}/stat").read_text(encoding="ascii", errors="replace")
         started = stat.rpartition(")")[2].split()[19]  # field 22 of proc(5)
-    return f"{launch.run_id} {os.uname().nodename} {parent} {started}"
+    return f"{launch.run_id} {platform.node()} {parent} {started}"
 
 
 def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store:

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from utils.files.safe_io import atomic_write, open_descriptor
+from utils.files.safe_io import atomic_write, open_descriptor, path_of_open
 
 _KEY = "lockstep"  # metadata key that holds the checksum and the plain data, as JSON
 
@@ -45,7 +45,7 @@ def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     descriptor, _ = open_descriptor(path)
     try:
-        with safe_open(f"/dev/fd/{descriptor}", "pt") as file:  # only PyTorch maps its arrays
+        with safe_open(path_of_open(descriptor) or path, "pt") as file:  # only PyTorch maps its arrays
             checksum, meta = json.loads(file.metadata()[_KEY])
             arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, TypeError, KeyError, ValueError, RuntimeError, MemoryError):

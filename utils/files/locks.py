@@ -77,4 +77,5 @@ def _write_holder(descriptor: int) -> None:
     since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     with contextlib.suppress(OSError):  # a full disk
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode(), 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode())

@@ -31,7 +31,8 @@ def normal_path(path: str | os.PathLike) -> Path:
 
 
 def relative_name(path: str | os.PathLike, root: str | os.PathLike) -> str:
-    """Returns ``path`` relative to the folder ``root``, with ``/``. The result begins with ``..`` if it is outside.
+    """Returns ``path`` relative to the folder ``root``, with ``/``. The result begins with ``..`` if it is outside, and
+    is absolute on another drive.
 
     `path_of` is the inverse. No other function may join such a name with its folder: if the folder's path contains a
     symbolic link, the kernel would resolve the leading ``..`` to another folder.
@@ -42,7 +43,10 @@ def relative_name(path: str | os.PathLike, root: str | os.PathLike) -> str:
         path = normal_path(path)
     if ".." in root:
         root = normal_path(root)
-    return os.path.relpath(path, root).replace(os.sep, "/")
+    try:
+        return os.path.relpath(path, root).replace(os.sep, "/")
+    except ValueError:  # on another drive of Windows
+        return str(path).replace(os.sep, "/")
 
 
 def path_of(name: str, root: str | os.PathLike) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import io
 import os
 import re
@@ -18,10 +17,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import filelock
+
 from utils.errors import UserError, os_reason
 from utils.files.encoding import EncodingError, decode_utf8
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8,16}\.tmp")  # names of `atomic_write`
+# Flags that some systems lack: without O_BINARY, Windows translates line ends; it has no pipes among its files.
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
@@ -39,7 +42,7 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
     try:
         with open(temporary, "x+b") as file:
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                filelock.lock_descriptor(file.fileno(), blocking=False)
             yield file
             if durable:
                 file.flush()
@@ -67,9 +70,11 @@ def remove_half_written(folder: str | Path) -> None:
     for path in Path(folder).glob(".*.tmp"):
         if not _TEMPORARY.fullmatch(path.name):
             continue
-        with contextlib.suppress(OSError), open(path, "rb", opener=open_direct) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        with contextlib.suppress(OSError):
+            with open(path, "rb", opener=open_direct) as file:
+                is_left = filelock.lock_descriptor(file.fileno(), blocking=False)
+                is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            if is_left and is_file:  # Windows removes no open file
                 path.unlink()
 
 
@@ -146,7 +151,7 @@ def open_direct(path: str | os.PathLike, flags: int) -> int:
     """Opens a file of a run; an ``opener`` for `open`. It neither follows a symbolic link, which could lead out of the
     folder, nor waits for the reader of a pipe: both raise PermissionError."""
     try:
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        return os.open(path, flags | _FLAGS | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
@@ -161,39 +166,29 @@ def open_new(path: str | os.PathLike) -> BinaryIO:
 
 
 def folder_below(root: str | os.PathLike, name: str | os.PathLike) -> Path:
-    """Makes the folder ``name`` below ``root``, unless it exists, and returns its path. Raises as `open_below` does."""
-    os.close(open_below(root, name, mode=0o777))
-    return Path(root, name)
-
-
-def open_below(root: str | os.PathLike, name: str | os.PathLike, *, mode: int) -> int:
-    """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. Missing folders
-    are made with the permissions ``mode``, as far as the umask allows them. Raises PermissionError for a symbolic link
-    below ``root``, so that files written to the folder stay there even if another user replaces a part of its path."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Makes the folder ``name`` below ``root``, unless it exists, and returns its path. Raises PermissionError for a
+    symbolic link or a file below ``root``."""
     path = Path(root)
     for part in Path(name).parts:
         path /= part
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, mode, dir_fd=descriptor)
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise PermissionError(errno.EPERM, "is a symbolic link or a file, not a folder", str(path)) from None
-            error.filename = str(path)
-            raise
-        finally:
-            os.close(descriptor)
-        descriptor = inner
-    return descriptor
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+        if path.is_symlink() or not path.is_dir():
+            raise PermissionError(errno.EPERM, "is a symbolic link or a file, not a folder", str(path))
+    return path
+
+
+def path_of_open(descriptor: int) -> str:
+    """Returns a path of an open file that remains its own when another file takes its name; "" on Windows, where no
+    other can."""
+    return f"/dev/fd/{descriptor}" if os.name == "posix" else ""
 
 
 def open_descriptor(path: str | os.PathLike, max_bytes: int | None = None) -> tuple[int, os.stat_result]:
     """Opens a regular file of at most ``max_bytes`` bytes. Returns a descriptor and its status. Raises OSError, with a
     reason, for others."""
     # Without O_NONBLOCK, opening a pipe would wait for the process at its other end.
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    handle = os.open(path, os.O_RDONLY | _FLAGS)
     status = os.fstat(handle)
     try:
         if stat.S_ISDIR(status.st_mode):

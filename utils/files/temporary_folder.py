@@ -4,9 +4,10 @@ writing succeeds."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
+import math
 import os
+import platform
 import re
 import shutil
 import zlib
@@ -15,6 +16,9 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from utils.errors import UserError, os_reason
+from utils.files.locks import FileLock
+
+_LOCK_NAME = ".lock"  # in a temporary folder
 
 
 @contextlib.contextmanager
@@ -28,15 +32,15 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     _remove_left_behind(path)
     try:
-        folder, descriptor = _create_locked(path)
+        folder, lock = _create_locked(path)
     except OSError as error:  # a read-only disk: the user knows only ``path``
         error.filename = str(path)
         raise
     try:
         yield folder
     finally:
+        lock.release()  # first, because Windows removes no open file
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -62,7 +66,7 @@ def program_temporary_folder(purpose: str) -> Iterator[Path]:
     Folders of a killed process are removed by the next one with this ``purpose`` on this machine. The name contains the
     machine's, because machines that share the system's folder may not see each other's locks.
     """
-    machine = zlib.crc32(os.uname().nodename.encode())  # names of pods may be long
+    machine = zlib.crc32(platform.node().encode())  # names of pods may be long
     with contextlib.ExitStack() as stack:
         try:
             path = Path(gettempdir(), f"lockstep-{purpose}-{machine:08x}")
@@ -86,32 +90,23 @@ def _remove_left_behind(path: Path) -> None:
     for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp"):
         if not is_ours(folder.name):
             continue
-        with contextlib.suppress(OSError):  # it is in use, is a file, or belongs to another user
-            descriptor = _open(folder)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = FileLock(folder / _LOCK_NAME)
+        with contextlib.suppress(OSError):  # it is a file, or belongs to another user
+            is_in_use = folder.is_symlink() or bool(lock.acquire()) or not lock.excludes_others
+            lock.release()
+            if not is_in_use:
                 shutil.rmtree(folder)
-            finally:
-                os.close(descriptor)
 
 
-def _create_locked(path: Path) -> tuple[Path, int]:
-    """Creates a temporary folder of ``path``. Returns the folder and the descriptor that holds its lock (if the file
-    system has locks)."""
+def _create_locked(path: Path) -> tuple[Path, FileLock]:
+    """Creates a temporary folder of ``path``. Returns the folder and its lock."""
     while True:
         folder = path.with_name(f"{_prefix(path)}.{os.urandom(8).hex()}.tmp")
         folder.mkdir(mode=0o700)
+        lock = FileLock(folder / _LOCK_NAME)
         with contextlib.suppress(FileNotFoundError):  # another process removed it as left behind
-            descriptor = _open(folder)
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, descriptor
-            os.close(descriptor)
-
-
-def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock.acquire(math.inf)
+            return folder, lock
 
 
 def replace_path(new: Path, path: Path) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from utils import program
 from utils.errors import UserError, first_line, os_reason
-from utils.files.safe_io import atomic_write, open_regular
+from utils.files.safe_io import atomic_write, open_regular, path_of_open
 from utils.machine.limits import raise_if_limit
 from utils.schema import check
 
@@ -90,9 +90,12 @@ def read_checkpoint(path: str | Path, *, verify: bool = True) -> dict[str, Any]:
     with open_checkpoint(path) as file:
         if verify:
             _check_sums(file, path)
+        file.seek(0)
+        # torch opens a path twice, and a training may replace the file in between, so it gets that of the open file.
+        # Windows has no such paths; it could not replace a mapped file either, so there the file is read.
+        mapped = path_of_open(file.fileno())
         try:
-            # A path of the open file: torch opens it twice, and a training may replace it in between.
-            content = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True)
+            content = torch.load(mapped or file, map_location="cpu", weights_only=True, mmap=bool(mapped))
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError, OSError) as error:
             raise_if_limit(error, path)
             raise UserError(f"{path}: not a checkpoint of this program, or damaged") from None
@@ -229,8 +232,8 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
     """Returns the tensors by name, on the CPU, and the metadata. Raises UserError for any other file."""
     with open_checkpoint(path) as opened:
         try:
-            # A path of the open file, since the library takes names in UTF-8 only.
-            with safe_open(f"/dev/fd/{opened.fileno()}", "pt") as file:
+            # The library takes names in UTF-8 only.
+            with safe_open(path_of_open(opened.fileno()) or path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
                 return tensors, file.metadata() or {}
         except (SafetensorError, MemoryError) as error:

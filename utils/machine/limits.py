@@ -54,6 +54,12 @@ def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     return next((line for line in lines if line is not None), None)
 
 
+def require_posix(feature: str) -> None:
+    """Raises UserError on Windows, which lacks the system calls that ``feature`` needs."""
+    if os.name != "posix":
+        raise UserError(f"{feature}: needs Linux or macOS")
+
+
 def raise_if_limit(error: BaseException, path: str | os.PathLike) -> None:
     """Raises ``error``, naming the file at ``path``, if it is a machine limit: the file itself may be correct."""
     if explain_limit(error):

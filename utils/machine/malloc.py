@@ -20,7 +20,7 @@ def keep_freed_memory() -> None:
     By default, glibc returns large blocks to the system. A training step on a CPU frees all its feature maps, and the
     20,000 page faults of the next step took 15 % of its time (benchmarks/LOG.md).
     """
-    if any(name in os.environ for name in _MALLOC_VARIABLES):
+    if os.name != "posix" or any(name in os.environ for name in _MALLOC_VARIABLES):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -31,6 +31,8 @@ def keep_freed_memory() -> None:
 
 def return_freed_memory() -> None:
     """Ends `keep_freed_memory`: returns what is free to the system, and from now on what is freed."""
+    if os.name != "posix":
+        return
     libc = ctypes.CDLL(None)
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is not None and not any(name in os.environ for name in _MALLOC_VARIABLES):

@@ -23,16 +23,12 @@ from typing import IO, Any
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, os_reason
 from utils.files.temporary_folder import program_temporary_folder
 from utils.process.launch import environment_of_child
-from utils.process.signals import end_with_parent, killed_by
+from utils.process.signals import STOP_SIGNALS, end_with_parent, killed_by
 
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # path of the result file of the process that is started with it
 # Exit statuses after a signal to stop, and their exit codes. Negative: the process was not handling it yet.
-STOP_CODES = {
-    REQUEUE: REQUEUE,
-    INTERRUPTED: INTERRUPTED,
-    -signal.SIGINT: INTERRUPTED,
-    -signal.SIGTERM: REQUEUE,
-    -signal.SIGUSR1: REQUEUE,
+STOP_CODES = {REQUEUE: REQUEUE, INTERRUPTED: INTERRUPTED} | {
+    -number: INTERRUPTED if number == signal.SIGINT else REQUEUE for number in STOP_SIGNALS
 }
 
 _path = ""  # the result file of this process, or "" if its result is not read
@@ -127,7 +123,7 @@ def start_child(
             words,
             stdin=subprocess.DEVNULL,
             env={**inherited, **(variables or {}), RESULT_VARIABLE: str(result_file)},
-            preexec_fn=end_with_parent(stop),
+            preexec_fn=end_with_parent(stop) if os.name == "posix" else None,
             cwd=cwd,
             stdout=stdout,
             stderr=stderr,
@@ -137,7 +133,7 @@ def start_child(
             yield Child(process, result_file)
         finally:
             if process.poll() is None:
-                process.send_signal(stop)
+                process.send_signal(stop if os.name == "posix" else signal.SIGTERM)  # Windows knows only the latter
                 process.wait()
 
 

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from utils.errors import INTERRUPTED, REQUEUE, ExplainedError, Stopped, first_line
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# Windows has no SIGUSR1, and never sends SIGTERM.
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 # Signals within this time are one: a terminal's Ctrl-C reaches all processes, and launchers forward it again.
 SAME_SIGNAL_S = 1.0
 _PR_SET_PDEATHSIG = 1  # option of prctl(2)

@@ -19,6 +19,7 @@ from typing import Any
 
 from utils.errors import BUG, USER_ERROR, PeerFailure, PeerLost, Stopped, UserError
 from utils.logger import early_lines, log_when_configured
+from utils.machine.limits import require_posix
 from utils.machine.resources import available_cores, available_memory
 from utils.process.child import STOP_CODES, result_variables
 from utils.process.launch import STORE_PREFIX, torchrun_variables
@@ -177,6 +178,9 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
         device: the value of `--device`.
         threads: the value of `--threads`, with which users accept sharing cores; 0: not given; None: no such flag.
     """
+    if spawn < 2:
+        return
+    require_posix("--spawn")
     cores = available_cores()
     free = available_memory()
     is_cpu = device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -186,7 +190,7 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
         problem = f"on {counted(cores, 'CPU core')}; start at most {cores}"
         if threads is not None:
             problem += ", or add --threads 1 if they are to share cores"
-    elif spawn > 1 and spawn * PROCESS_BYTES > free:
+    elif spawn * PROCESS_BYTES > free:
         needed = f"need about {spawn * PROCESS_BYTES / 1e9:.1f} GB before the first batch"
         problem = f"{needed}, and {free / 1e9:.1f} GB are free; start at most {max(free // PROCESS_BYTES, 1)}"
     if problem:
