@@ -73,7 +73,7 @@ def _program_restored() -> Iterator[None]:
         limit_spinning()
         import torch  # noqa: F401  before any handler of signals: an exception during its import would be lost
 
-        with _open_streams(), restored_logging(), _torch_restored():
+        with restored_logging(), _torch_restored():
             keep_freed_memory()
             try:
                 yield
@@ -98,18 +98,6 @@ def _set_environment(wanted: dict[str, str]) -> None:
     for name in [name for name in os.environ if name not in wanted]:
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
-
-
-@contextlib.contextmanager
-def _open_streams() -> Iterator[None]:
-    """Replaces standard streams that are missing or closed during the block: a notebook may have closed them."""
-    with contextlib.ExitStack() as stack:
-        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        if sys.stdout is None or sys.stdout.closed:
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-        if sys.stderr is None or sys.stderr.closed:
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        yield
 
 
 @contextlib.contextmanager

@@ -51,14 +51,15 @@ class _Terminal(logging.Handler):
             else:
                 sys.stdout.write(text + "\n")
                 sys.stdout.flush()
-        except BrokenPipeError:  # the reader (head, less) is gone
-            pass
+        except BrokenPipeError:  # the reader (head, less) is gone, and Python would fail at exit
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
         except Exception:
             self.handleError(record)
 
 
 class _LogFile(logging.FileHandler):
-    """A log file. If its disk is full or fails, one warning is logged, and later records are still tried."""
+    """A log file. If it cannot be written, one warning is logged, and later records are still tried."""
 
     _has_warned = False
 
@@ -115,7 +116,7 @@ def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
     logger = get_logger()
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-        with contextlib.suppress(OSError):  # a full disk
+        with contextlib.suppress(OSError):
             handler.close()
     handlers: list[logging.Handler] = [_Terminal()]
     if file_follows and is_main:
@@ -141,7 +142,7 @@ def restored_logging() -> Iterator[None]:
         yield
     finally:
         for handler in logger.handlers:
-            with contextlib.suppress(OSError):  # a full disk
+            with contextlib.suppress(OSError):
                 handler.close()
         logger.handlers, logger.level, logger.propagate = previous
         _early_lines.clear()

@@ -21,7 +21,6 @@ from data.dataset.folder import read_folder
 from data.dataset.spec import IGNORE, IGNORED, SPLITS, DatasetSpec, FilesSplit, JoinedSplit, ShardSplit, Split
 from data.images.shards import is_shard_path
 from data.labels.formats import VOC, format_of
-from utils.config.image_size import MAX_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, one_line
 from utils.files.paths import normal_path
@@ -58,7 +57,7 @@ def _load(path: Path, known_root: str, known_names: Sequence[str] = (), *, joine
     if unused:
         notes.append(f"{path}: not used: {listed(unused, 12)}")
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
-    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
+    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE)] | None, f"{path}: tile") or 0
     root = resolve_root(values.get("path"), path, known_root)
     splits = _read_splits(values, path, root, joined_by)
     parts = [part for split in splits.values() if isinstance(split, JoinedSplit) for part in split.parts]

@@ -26,7 +26,7 @@ from models.weights.load import load_detector
 from utils.address import as_address
 from utils.boxes import cxcywh_to_xyxy
 from utils.config.export_formats import EXPORT_FORMATS, format_of, titles_of_programs
-from utils.config.image_size import MAX_IMGSZ, check_image_size
+from utils.config.image_size import check_image_size
 from utils.config.settings import AMP_TYPES
 from utils.config.values import checked_value
 from utils.distributed.context import DistributedContext
@@ -83,7 +83,7 @@ class InferenceModel(nn.Module):
     def tile(self) -> int:
         """Side of the tiles on which the model was trained, pixels; 0: whole images."""
         value = self.stored("tile")
-        return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
+        return value if type(value) is int and value > 0 else 0
 
     @property
     def trained_classes(self) -> list[str]:

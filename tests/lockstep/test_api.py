@@ -88,9 +88,8 @@ def test_a_script_without_a_guard_trains_on_two_processes(data, tmp_path):
 
 @pytest.mark.parametrize("command", [lockstep.train, partial(lockstep.val, "best.pt")])
 def test_an_outcome_that_cannot_be_written_is_an_error(command, replaced, data, tmp_path, monkeypatch):
-    """Here the file cannot be opened; a full disk is as common."""
     (tmp_path / "result.jsonl").mkdir()
     monkeypatch.setattr(child, "program_temporary_folder", lambda purpose: nullcontext(tmp_path))
     replaced()
-    with refused("result.jsonl: the outcome cannot be written (is a directory); set TMPDIR to another folder"):
+    with refused("...result.jsonl: is a directory; fix that or choose another folder"):
         command(data=str(data))

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or no longer read: a command completes its work, and its exit code says so."""
+"""Standard streams that are closed or no longer read: a command completes its work, and no file gets its output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ run_main(main)
 """
 CODE_OF_FIRST = "; exit ${PIPESTATUS[0]}"
 LINES = "line 0\nline 1\nline 2\nprinted\n"
-FULL = "error: standard output cannot be written (no space left on device)\n"
 OF_LIBRARY = "of a library\n" * 3
 
 
@@ -59,9 +58,6 @@ def run(
         ("2>&-", 0, LINES, ""),
         ("<&- >&- 2>&-", 0, "", ""),
         (f"| true{CODE_OF_FIRST}", 0, "", OF_LIBRARY),
-        ("> /dev/full", 2, "", OF_LIBRARY + FULL),
-        ("2> /dev/full", 0, LINES, ""),
-        ("> /dev/full 2> /dev/full", 2, "", ""),
     ],
 )
 def test_a_command_completes_without_a_stream(tmp_path, redirection, code, out, error):
@@ -70,7 +66,7 @@ def test_a_command_completes_without_a_stream(tmp_path, redirection, code, out, 
     assert (tmp_path / "result").read_text() == "whole"
 
 
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-", "2> /dev/full", "> /dev/full"])
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_mistake_has_its_exit_code_without_a_stream(tmp_path, redirection):
     done = run(redirection, tmp_path / "result", "fails")
     assert done.returncode == 2
@@ -78,16 +74,14 @@ def test_a_mistake_has_its_exit_code_without_a_stream(tmp_path, redirection):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("redirection", "code"), [(">&- 2>&-", 0), (f"| head -1{CODE_OF_FIRST}", 0), ("> /dev/full", 2)]
-)
-def test_a_training_completes_without_a_reader(tmp_path, redirection, code):
+@pytest.mark.parametrize("redirection", [">&- 2>&-", f"| head -1{CODE_OF_FIRST}"])
+def test_a_training_completes_without_a_reader(tmp_path, redirection):
     data = write_dataset(tmp_path / "set")
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, *SMALL, "--epochs", "2", "--project", tmp_path / "runs"]
     program = "import train; from utils.process.main import run_main; run_main(train.main)"
     done = run(redirection, *flags, program=program, interpreter=python())
-    assert (done.returncode, done.stderr) == (code, FULL if code == 2 else "")
+    assert (done.returncode, done.stderr) == (0, "")
     folder = tmp_path / "runs" / "exp"
     assert (folder / "results.csv").read_text().count("\n") == 3
     assert "done: 2 epochs" in (folder / "train.log").read_text()

@@ -20,7 +20,6 @@ AUTO = "auto"  # the value of --resume that means the folder --project/--name, w
 FIND_BATCH_SIZE = -1  # the value of --batch-size that finds the largest that fits
 ALL_RANKS = -1  # the value of --sync-bn that means the whole run
 MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
-MAX_LINE_WIDTH = 32_767  # of OpenCV
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
@@ -671,7 +670,7 @@ class DetectConfig(_DetectionsConfig):
     view_img: bool = setting(False, aliases=("--show",), help="show results in a window")
     line_thickness: int = setting(
         0,
-        Bounds(0, MAX_LINE_WIDTH),
+        Bounds(0),
         aliases=("--line-width",),
         needs="@drawing",
         help="line width of boxes, pixels; 0: from the image size",

@@ -10,7 +10,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.config.settings import MAX_LINE_WIDTH
 from utils.drawing.text import text_mask, write_text
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
@@ -49,11 +48,7 @@ def draw_boxes(
         labels: n strings in any script; empty ones are not drawn.
         colors: uint8 (n, 3) RGB, such as from `class_colors`; None: one color for all.
         thickness, text_size: pixels; 0: depends on the image size.
-
-    Raises UserError for lines wider than `MAX_LINE_WIDTH`.
     """
-    if thickness > MAX_LINE_WIDTH:
-        raise UserError(f"line_width {thickness}: must be at most {MAX_LINE_WIDTH}")
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
     boxes = np.asarray(boxes_xyxy, np.float64).reshape(-1, 4)

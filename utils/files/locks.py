@@ -75,7 +75,7 @@ class FileLock:
 
 def _write_holder(descriptor: int) -> None:
     since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    with contextlib.suppress(OSError):  # a full disk
+    with contextlib.suppress(OSError):  # the lock holds without a name
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}, since {since}\n".encode())

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from utils.errors import UserError, os_reason
+from utils.files.paths import check_output_folder
 
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
-    """Raises the UserError that `increment_path` would raise, as far as it can be predicted without side effects."""
+    """Raises UserError if `increment_path` could not create the folder, for use before long work."""
     base = Path(project, name)
-    try:
-        if exist_ok and (base.is_symlink() or (base.exists() and not base.is_dir())):
-            raise FileExistsError
-        existing = next(folder for folder in base.parents if folder.exists())
-        if not existing.is_dir():
-            raise NotADirectoryError
-        with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:
-            for part in base.relative_to(existing).parts:
-                Path(probe, part).mkdir(exist_ok=True)  # a name may be too long
-    except OSError as error:
-        raise _explain(base, error) from None
+    if exist_ok and (base.is_symlink() or (base.exists() and not base.is_dir())):
+        raise _explain(base, FileExistsError())
+    check_output_folder(base.parent)
 
 
 def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Path:

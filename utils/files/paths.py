@@ -10,7 +10,7 @@ import os
 import unicodedata
 from pathlib import Path
 
-from utils.errors import UserError, os_reason
+from utils.errors import UserError
 
 
 def normal_path(path: str | os.PathLike) -> Path:
@@ -70,7 +70,7 @@ def check_output_folder(folder: Path) -> None:
     """Raises UserError unless ``folder`` exists or can be created, and can be written. For use before long work, since
     the system refuses some folders only when they are written."""
     folder = folder.absolute()
-    existing = next(path for path in (folder, *folder.parents) if _exists(path))
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise UserError(f"{existing}: is not a folder; choose another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -79,18 +79,6 @@ def check_output_folder(folder: Path) -> None:
 
 def check_new_path(path: Path) -> None:
     """Raises UserError unless ``path`` does not exist and can be created (`check_output_folder`)."""
-    if _exists(path):
+    if os.path.lexists(path):
         raise UserError(f"{path}: exists; remove it, or choose another name")
     check_output_folder(path.absolute().parent)
-
-
-def _exists(path: Path) -> bool:
-    """Returns whether there is a file, a folder or a link at ``path``. Raises UserError if the system cannot tell, such
-    as for too long a name."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise UserError(f"{path}: {os_reason(error)}; choose another name") from None
-    return True

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
 
-from utils.errors import UserError, os_reason
+from utils.errors import UserError
 from utils.files.locks import FileLock
 
 _LOCK_NAME = ".lock"  # in a temporary folder
@@ -60,22 +60,13 @@ def creating_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def program_temporary_folder(purpose: str) -> Iterator[Path]:
-    """Creates a `temporary_folder` in the system's folder for temporary files during the block. Raises UserError if the
-    system has no such folder, or if it is missing, full or read-only.
+    """Creates a `temporary_folder` in the system's folder for temporary files during the block.
 
     Folders of a killed process are removed by the next one with this ``purpose`` on this machine. The name contains the
     machine's, because machines that share the system's folder may not see each other's locks.
     """
     machine = zlib.crc32(platform.node().encode())  # names of pods may be long
-    with contextlib.ExitStack() as stack:
-        try:
-            path = Path(gettempdir(), f"lockstep-{purpose}-{machine:08x}")
-            folder = stack.enter_context(temporary_folder(path))
-        except OSError as error:
-            location = f"{error.filename}: " if error.filename else ""
-            raise UserError(
-                f"{location}no temporary folder can be made ({os_reason(error)}); set TMPDIR to another folder"
-            ) from None
+    with temporary_folder(Path(gettempdir(), f"lockstep-{purpose}-{machine:08x}")) as folder:
         yield folder
 
 

@@ -74,7 +74,7 @@ class CheckpointContent(TypedDict, total=False):
 
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
-    """Replaces ``path`` atomically and durably. If it raises OSError (a full disk), the old file is unchanged."""
+    """Replaces ``path`` atomically and durably. If it raises OSError, the old file is unchanged."""
     with atomic_write(path, durable=True) as file:
         try:
             torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, file)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError, os_reason
+from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
 from utils.files.temporary_folder import program_temporary_folder
 from utils.process.launch import environment_of_child
 from utils.process.signals import STOP_SIGNALS, end_with_parent, killed_by
@@ -113,8 +113,6 @@ def start_child(
         environment: environment variables; None for `environment_of_child`.
         variables: more of them.
         cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
-
-    Raises UserError if there is no folder for temporary files.
     """
     inherited = environment_of_child() if environment is None else environment
     with program_temporary_folder("result") as folder:
@@ -147,7 +145,7 @@ def claim_result_file() -> None:
 @contextmanager
 def collected_results() -> Iterator[Callable[[], dict[str, Any]]]:
     """Yields a function that returns what this process, and those of `spawn`, have written with `write_result` during
-    the block. Raises UserError if there is no folder for temporary files."""
+    the block."""
     global _path
     previous = _path
     with program_temporary_folder("result") as folder:
@@ -165,20 +163,12 @@ def result_variables() -> dict[str, str]:
 
 
 def write_result(**values: Any) -> bool:
-    """Appends ``values`` to the result file. Returns False if there is none. Raises UserError if they cannot be
-    written (a full disk)."""
+    """Appends ``values`` to the result file. Returns False if there is none. Raises OSError if they cannot be
+    written."""
     if not _path:
         return False
-    line = f"\n{json.dumps(values)}".encode()
-    try:
-        with open(_path, "ab", buffering=0) as file:
-            num_written = file.write(line)  # in one write, because all processes of a run share the file
-    except OSError as error:
-        raise UserError(
-            f"{_path}: the outcome cannot be written ({os_reason(error)}); set TMPDIR to another folder"
-        ) from None
-    if num_written < len(line):
-        raise UserError(f"{_path}: the outcome cannot be written (no space left); set TMPDIR to another folder")
+    with open(_path, "ab", buffering=0) as file:
+        file.write(f"\n{json.dumps(values)}".encode())  # in one write, because all processes of a run share the file
     return True
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import io
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
@@ -39,9 +38,6 @@ from utils.process.launch import forget_copy_count, require_one_process
 from utils.process.signals import raise_on_interrupt
 from utils.program_folders import cache_folder
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 SPIN_COUNT = "20000"
 NEW_OBJECTS_PER_COLLECTION = 10_000  # threshold of Python's garbage collector, 700 by default
 PEER_GRACE_S = 2.0
@@ -63,20 +59,11 @@ _REFUSED = frozenset(
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
-    """Runs ``main(argv)``. Returns if it succeeds, else exits with a code of utils/errors.py.
-
-    If standard output cannot be written, the command completes its work, and exits with 2. A reader that is gone
-    (``| head``) is no error.
-    """
-    output = _prepare_process()
+    """Runs ``main(argv)``. Returns if it succeeds, else exits with a code of utils/errors.py."""
+    _prepare_process()
     raise_on_interrupt()
     try:
-        try:
-            main(argv)
-        except SystemExit:  # --help, or tools.check found issues
-            _check_output(output)
-            raise
-        _check_output(output)
+        main(argv)
     except PeerFailure as error:
         # The failed process needs time to print why: launchers end all processes when the first one exits.
         with contextlib.suppress(KeyboardInterrupt):
@@ -90,14 +77,14 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
         line = error_line(error)
         if line is None:
             sys.excepthook(type(error), error, error.__traceback__)
-            with contextlib.suppress(UserError):
+            with contextlib.suppress(OSError):
                 write_result(error=f"{type(error).__name__}: {first_line(error)}")
             _exit(BUG)
         # Partly constructed objects (torch's loader iterator) fail when they are freed.
         sys.unraisablehook = lambda _: None
         line = " ".join(one_line(line).split())
         is_passed_on = False
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(OSError):
             is_passed_on = write_result(error=line)  # the process that started this one prints it
         if not is_passed_on:
             print(f"error: {line}", file=sys.stderr, flush=True)
@@ -147,9 +134,9 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _prepare_process() -> _Output | None:
-    """Configures the process before torch and Matplotlib are loaded. Returns the file of standard output."""
-    output = _tolerate_broken_streams()
+def _prepare_process() -> None:
+    """Configures the process before torch and Matplotlib are loaded."""
+    _open_missing_streams()
     claim_result_file()
     # Importing torch creates some 500,000 objects, none of them garbage. With the default threshold they are scanned so
     # often that training starts half a second later. After that it hardly matters: a training step leaves no cycles.
@@ -162,7 +149,6 @@ def _prepare_process() -> _Output | None:
         os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # Matplotlib's font list
     keep_freed_memory()
     threading.excepthook = _thread_excepthook
-    return output
 
 
 def limit_spinning() -> None:
@@ -174,60 +160,18 @@ def limit_spinning() -> None:
 
 
 def _thread_excepthook(ended: threading.ExceptHookArgs) -> None:
-    """Ignores errors of TensorBoard's writer thread, such as a full disk, which the main thread also encounters."""
+    """Ignores errors of TensorBoard's writer thread, which the main thread also encounters."""
     if not type(ended.thread).__module__.startswith("tensorboard"):
         threading.__excepthook__(ended)
 
 
-class _Output(io.FileIO):
-    """The file of a standard stream, which drops what cannot be written and keeps the first error."""
-
-    error: OSError | None = None
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.error = self.error or error
-            return memoryview(data).nbytes
-
-
-def _tolerate_broken_streams() -> _Output | None:
-    """Makes standard output and standard error ignore write errors, and flush each line. Returns the file of standard
-    output; None if a notebook or a test has replaced the stream.
-
-    Closed streams become /dev/null. Otherwise the next opened file would get a closed stream's descriptor, and with it
-    the output of libraries.
-    """
-    for number in range(3):
+def _open_missing_streams() -> None:
+    """Opens closed standard streams as /dev/null. Otherwise the next opened file, such as a checkpoint, would get the
+    descriptor of one, and with it the output of libraries."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, this one
             os.set_inheritable(number, True)
-    if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    files = {}
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        is_ours = isinstance(getattr(getattr(stream, "buffer", None), "raw", None), _Output)
-        if is_ours or (stream is not None and stream is not getattr(sys, f"__{name}__")):
-            continue
-        if stream is not None:
-            stream.flush()
-        files[name] = _Output(number, "wb", closefd=False)
-        encoding = getattr(stream, "encoding", "utf-8")
-        errors = getattr(stream, "errors", "backslashreplace")
-        buffer = io.BufferedWriter(files[name])
-        replacement = io.TextIOWrapper(buffer, encoding=encoding, errors=errors, line_buffering=True)
-        setattr(sys, name, replacement)
-        setattr(sys, f"__{name}__", replacement)
-    return files.get("stdout")
-
-
-def _check_output(output: _Output | None) -> None:
-    """Raises UserError if standard output could not be written, so that the exit code shows that output is lost."""
-    with contextlib.suppress(ValueError):  # closed
-        sys.stdout.flush()
-    if output is not None and output.error is not None and not isinstance(output.error, BrokenPipeError):
-        raise UserError(f"standard output cannot be written ({os_reason(output.error)})")
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -1,7 +1,5 @@
 import numpy as np
 
-from tests.helpers.messages import refused
-from utils.config.settings import MAX_LINE_WIDTH
 from utils.drawing.draw import class_colors, draw_boxes
 from utils.drawing.figures import AxisLabels, Chart, Line, bar_chart_picture, chart_picture
 
@@ -57,6 +55,3 @@ def test_labels_in_any_script_stay_inside_the_image():
     assert drawn.shape == image.shape
     assert (drawn != image).any()
     assert draw_boxes(image, np.empty((0, 4)), []).tolist() == image.tolist()
-    draw_boxes(image, boxes, thickness=MAX_LINE_WIDTH)
-    with refused(f"line_width {MAX_LINE_WIDTH + 1}: must be at most {MAX_LINE_WIDTH}"):  # OpenCV refuses it
-        draw_boxes(image, boxes, thickness=MAX_LINE_WIDTH + 1)

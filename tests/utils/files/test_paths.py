@@ -25,14 +25,9 @@ def test_an_output_is_refused_before_it_is_written(tmp_path, monkeypatch):
     for name in ("file", "link", "."):
         with refused(f"{name}: exists; remove it, or choose another name"):
             check_new_path(Path(name))
-    for name in ("file/out", "file/deep/out", "link/out"):
-        with refused(f"{tmp_path / Path(name).parts[0]}: is not a folder; choose another folder"):
-            check_new_path(Path(name))
     (tmp_path / "loop").symlink_to("loop")
-    long_name = "x" * 256
-    too_long = "file name too long"
-    for name, reason in {f"{long_name}/out": too_long, long_name: too_long, "loop/out": "too many levels..."}.items():
-        with refused(f"...{name}: {reason}; choose another name"):
+    for name in ("file/out", "file/deep/out", "link/out", "loop/out"):
+        with refused(f"{tmp_path / Path(name).parts[0]}: is not a folder; choose another folder"):
             check_new_path(Path(name))
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with refused(f"{tmp_path}: cannot be written; choose another folder"):
