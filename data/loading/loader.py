@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
@@ -116,6 +117,7 @@ class _RequestLoader(DataLoader):
         pixel_bytes = self.index.pixels.nbytes
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         self._slots = open_slots(slots, pixel_bytes * max_pixels) if workers > 0 else None
+        self._begun: Iterator[Batch] | None = None  # torch's iterator after `start`
         super().__init__(
             RequestDataset(samples, self._slots),
             batch_size=None,  # each "index" is the request for a whole batch
@@ -137,6 +139,7 @@ class _RequestLoader(DataLoader):
         """Starts the workers. Raises UserError if /dev/shm has no room for the semaphores of their queues."""
         if self.num_workers == 0:
             return super()._get_iterator()
+        cv2.setNumThreads(1)  # ends OpenCV's threads: a fork would inherit their locks, but not the threads
         try:
             return WorkerIterator(self)
         except OSError as error:
@@ -153,6 +156,11 @@ class _RequestLoader(DataLoader):
         """Index of the split's images; the samples may be tiles of these."""
         return self.samples.reader.image_index
 
+    def start(self) -> None:
+        """Starts the workers, with the first batches of the next ``iter()``: the sooner, the fewer threads hold locks
+        that a fork would inherit."""
+        self._begun = super().__iter__()
+
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
         iterator = self._iterator
@@ -163,7 +171,9 @@ class _RequestLoader(DataLoader):
                 self._slots.reclaim()
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator around torch's iterator
-        for batch in super().__iter__():
+        begun = self._begun
+        self._begun = None
+        for batch in super().__iter__() if begun is None else begun:
             if isinstance(batch, UserError):
                 self.close()
                 raise batch
@@ -220,6 +230,11 @@ class InfiniteDataLoader(_RequestLoader):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator around torch's iterator
         while True:  # torch's iterator ends with the sampler's: never, or with ``stops_after_epoch`` after each epoch
             yield from super().__iter__()
+
+    def start(self) -> None:
+        """Starts the workers, unless a hook may still change the first epoch's images (``stops_after_epoch``)."""
+        if not self._requests.stops_after_epoch:
+            super().start()
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
         """Sets the position at which the next ``iter()`` begins, to resume a run.

@@ -240,6 +240,8 @@ class Trainer:
         progress = self.progress
         started_from = self.run.started_from
         self.loader.start_at(progress.epoch, progress.batch)
+        if self._takes_steps:
+            self.loader.start()  # before the writers of checkpoints and of TensorBoard have threads
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         was_ended = started_from is not None and started_from.header.ended_by_callback

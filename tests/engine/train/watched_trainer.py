@@ -51,6 +51,8 @@ class Loader:
     def start_at(self, epoch: int, batch: int) -> None:
         self.position = epoch * BATCHES + batch
 
+    def start(self) -> None: ...
+
     def __iter__(self):
         while True:
             yield make_batch(2, seed=self.position)
