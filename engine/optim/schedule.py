@@ -11,7 +11,11 @@ from utils.strings import counted
 # Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
 # yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260. The demo set, from random weights (128 px): AP50
 # 0.93 after 260.
-MIN_STEPS = 250
+ENOUGH_STEPS = 250
+# From yolov8n.pt at 160 px on five sets of 140 to 240 images: 90 to 150 steps lose 0.006 to 0.08 AP against 180 to 300
+# (docs/training.md), and beyond 300 some sets gain and others lose.
+ENOUGH_STEPS_FROM_WEIGHTS = 300
+# New layers learn faster in runs of fewer steps from weights.
 MIN_STEPS_FROM_WEIGHTS = 100
 # Up to this number of steps, new layers learn twice as fast, and new classes start from rows of similar ones.
 FEW_STEPS = 50
@@ -59,8 +63,8 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
     """Returns a warning about a run with so few steps that its detector will be poor, and what gives enough: smaller
     batches, if they are larger than the default, or a number of epochs; "" if it has enough."""
-    min_steps = _min_steps(config)
-    if steps.total >= min_steps:
+    enough = _enough_steps(config)
+    if steps.total >= enough:
         return ""
     kind = "fine-tuning" if config.weights else "training from random weights"
     length = counted(steps.total, "step")
@@ -69,16 +73,16 @@ def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
         length += f" of --batch-size {config.batch_size}"
         smaller = f"smaller batches (--batch-size {TrainConfig.batch_size}), or "
     epochs = enough_epochs(steps, config)
-    return f"the run has only {length}; {kind} needs about {min_steps}: {smaller}--epochs {epochs}"
+    return f"the run has only {length}; {kind} needs about {enough}: {smaller}--epochs {epochs}"
 
 
-def _min_steps(config: TrainConfig) -> int:
-    return MIN_STEPS_FROM_WEIGHTS if config.weights else MIN_STEPS
+def _enough_steps(config: TrainConfig) -> int:
+    return ENOUGH_STEPS_FROM_WEIGHTS if config.weights else ENOUGH_STEPS
 
 
 def enough_epochs(steps: StepPlan, config: TrainConfig) -> int:
     """Returns the number of epochs with which a run has no longer few steps."""
-    return -(-_min_steps(config) // steps.per_epoch)
+    return -(-_enough_steps(config) // steps.per_epoch)
 
 
 def random_weights_warning(images: int, *, weights: str, model: str) -> str:

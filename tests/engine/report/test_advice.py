@@ -65,7 +65,7 @@ def advised(
 @pytest.mark.parametrize(
     ("given", "sentence", "command"),
     [
-        ({"epochs": 4, "batches": 9}, "Train longer", {"epochs": 12, "weights": "a.pt", "data": "my set.yaml"}),
+        ({"epochs": 4, "batches": 9}, "Train longer", {"epochs": 34, "weights": "a.pt", "data": "my set.yaml"}),
         ({"epochs": 6, "batches": 9, "history": RISING, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
         (
             {"epochs": 4, "train": index([100], 30.0), "settings": {"weights": "", "model": "yolov8n"}},
@@ -86,7 +86,7 @@ def advised(
         (
             {"epochs": 4, "batches": 9, "command": {"imgsz": 160}, "settings": {"imgsz": 160, "optimizer": "Muon"}},
             "Train longer",
-            {"epochs": 12, "imgsz": 160, "optimizer": "auto"},
+            {"epochs": 34, "imgsz": 160, "optimizer": "auto"},
         ),
         (
             {"epochs": 3, "history": {"speed/data_wait": [0.3, 0.4, 0.3]}, "settings": {"override": ["lr0=0.1"]}},
