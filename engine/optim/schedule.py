@@ -17,6 +17,7 @@ ENOUGH_STEPS = 250
 ENOUGH_STEPS_FROM_WEIGHTS = 300
 # New layers learn faster in runs of fewer steps from weights.
 MIN_STEPS_FROM_WEIGHTS = 100
+MOST_EPOCHS = 100  # images that give too few steps in so many are too few themselves
 # Up to this number of steps, new layers learn twice as fast, and new classes start from rows of similar ones.
 FEW_STEPS = 50
 # With fewer training images, pretrained weights give a much higher AP than random ones: on 140 and 296 images, 0.68 and
@@ -62,9 +63,10 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 
 def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
     """Returns a warning about a run with so few steps that its detector will be poor, and what gives enough: smaller
-    batches, if they are larger than the default, or a number of epochs; "" if it has enough."""
+    batches, if they are larger than the default, or a number of epochs; "" if it has enough, or would not within
+    `MOST_EPOCHS`."""
     enough = _enough_steps(config)
-    if steps.total >= enough:
+    if steps.total >= enough or enough_epochs(steps, config) > MOST_EPOCHS:
         return ""
     kind = "fine-tuning" if config.weights else "training from random weights"
     length = counted(steps.total, "step")

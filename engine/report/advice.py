@@ -23,6 +23,9 @@ from utils.config.flags import words_of_settings
 from utils.config.settings import TrainConfig, changed_settings
 from utils.strings import counted, listed
 
+# On two sets of one class, 25 images gave some nine tenths of the AP of 140; on seven sets, 8 gave 0.26 on average, and
+# 32 gave 0.34.
+FEW_IMAGES = 25
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
 # Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Once a run no
 # longer rises, its epochs differ by some 0.01, and the means of thirds by less.
@@ -93,6 +96,14 @@ def _random_weights(facts: Facts) -> str:
     if run is None or train is None or run.data == DEMO:
         return ""
     return random_weights_warning(len(train), weights=run.weights, model=run.model)
+
+
+def _few_images(facts: Facts) -> str:
+    run = facts.run
+    train = facts.subject.train
+    if run is None or train is None or run.data == DEMO or len(train) >= FEW_IMAGES:
+        return ""
+    return f"{counted(len(train), 'training image')} {'is' if len(train) == 1 else 'are'} few"
 
 
 def _small_boxes(facts: Facts) -> str:
@@ -232,6 +243,7 @@ def _no_command(facts: Facts) -> str:
 
 # Conditions, which return what is the case, or "" if nothing is; sentences about it; and command lines.
 ADVICE: tuple[tuple[Callable[[Facts], str], str, Callable[[Facts], str]], ...] = (
+    (_few_images, "Label more images: {}; a few dozen of each class make the largest difference.", _no_command),
     (_few_steps, "Train longer: {}.", _longer_run),
     (_random_weights, "Start from weights: {}.", _from_weights),
     (_small_boxes, "Use larger images: {}.", _larger_images),

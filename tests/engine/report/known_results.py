@@ -12,14 +12,16 @@ from engine.evaluation.result import EvalResult
 from tests.helpers.synthetic_index import index_of
 
 
-def index(boxes: list[int], side: float, names: tuple[str, ...] = ("a", "b", "c"), tile: int = 0) -> DatasetIndex:
-    """Returns an index of one image of 320 pixels with ``boxes`` square boxes of each class."""
+def index(
+    boxes: list[int], side: float, names: tuple[str, ...] = ("a", "b", "c"), tile: int = 0, images: int = 1
+) -> DatasetIndex:
+    """Returns an index of images of 320 pixels, the first with ``boxes`` square boxes of each class."""
     classes = np.repeat(np.arange(len(boxes)), boxes)
     made = index_of(
         names=names[: len(boxes)],
-        paths=["0.jpg"],
-        image_hw=np.array([[320, 320]]),
-        offsets=np.array([0, len(classes)]),
+        paths=[f"{i}.jpg" for i in range(images)],
+        image_hw=np.full((images, 2), 320),
+        offsets=np.array([0, *[len(classes)] * images]),
         boxes_xywh_px=np.tile([0.0, 0, side, side], (len(classes), 1)),
         classes=classes,
     )

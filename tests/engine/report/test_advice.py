@@ -65,14 +65,15 @@ def advised(
 @pytest.mark.parametrize(
     ("given", "sentence", "command"),
     [
+        ({"epochs": 4, "batches": 1, "train": index([1], 60.0, images=3)}, "Label more images: 3", None),
         ({"epochs": 4, "batches": 9}, "Train longer", {"epochs": 34, "weights": "a.pt", "data": "my set.yaml"}),
         ({"epochs": 6, "batches": 9, "history": RISING, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
         (
-            {"epochs": 4, "train": index([100], 30.0), "settings": {"weights": "", "model": "yolov8n"}},
+            {"epochs": 4, "train": index([100], 30.0, images=100), "settings": {"weights": "", "model": "yolov8n"}},
             "Start from weights",
             {"weights": "yolox_s", "model": "", "epochs": 4},
         ),
-        ({"epochs": 4, "train": index([100], 8.0)}, "larger images", {"imgsz": 640, "epochs": 4}),
+        ({"epochs": 4, "train": index([100], 8.0, images=100)}, "larger images", {"imgsz": 640, "epochs": 4}),
         ({"costs": {BACKGROUND: 0.2, MISSED: 0.1}}, "missing labels", {"data": "my set.yaml", "weights": "best.pt"}),
         (
             {"epochs": 4, "costs": {BACKGROUND: 0.2}},
@@ -117,7 +118,7 @@ def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, comma
         {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}},
         {"epochs": 6, "history": OVERFITTED | {"val/x": [3, 2.5, 2, 1.9, 1.8, 1.7]}},
         {"epochs": 3, "history": {"speed/data_wait": [0.9, 0.1, 0.1]}},
-        {"epochs": 3, "train": index([2000, 0, 60], 30.0)},
+        {"epochs": 3, "train": index([2000, 0, 60], 30.0, images=100)},
         {"epochs": 4, "costs": {MISSED: 0.009}},
         {"result": scored(0, 0)},
     ],
