@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -65,16 +64,6 @@ def site(wheel, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_two_builds_and_one_from_the_source_distribution_are_equal(wheel, tmp_path):
-    first, second = (build("sdist", tmp_path / name) for name in ("first", "second"))
-    assert first.read_bytes() == second.read_bytes()
-    with tarfile.open(first) as archive:
-        archive.extractall(tmp_path / "source", filter="data")
-    (source,) = (tmp_path / "source").iterdir()
-    assert build("wheel", tmp_path / "again", source).read_bytes() == wheel.read_bytes()
-
-
 def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -83,15 +72,10 @@ def test_the_wheel_has_one_package_and_says_what_it_needs(wheel):
     assert commands == "[console_scripts]\nlockstep = lockstep.__main__:main\n"
     assert {name.partition("/")[0] for name in names} == {"lockstep", f"lockstep_yolo-{VERSION}.dist-info"}
     assert {"lockstep/scripts/train.py", "lockstep/configs/weights.yaml", "lockstep/launch/slurm.sbatch"} <= set(names)
-    templates = {str(path.relative_to(ROOT)) for top in FOLDERS for path in (ROOT / top).rglob("*.html")}
-    assert {f"lockstep/{path}" for path in templates} <= set(names)
-    assert templates >= {"utils/drawing/page.html", "engine/report/page.html"}
     needed = re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)
     assert [line for line in needed if line.startswith("torch")] == ["torch>=2.10", "torchvision>=0.25"]
     assert not any(line.startswith(("pytest", "ruff")) for line in needed)
     assert any(re.fullmatch(r"optuna\S+; extra == 'search'", line) for line in needed)
-    extras = ["convert", "export", "litert", "ncnn", "ray", "search", "tiff", "track", "trackers"]
-    assert re.findall(r"^Provides-Extra: (.+)$", metadata, re.M) == extras
 
 
 @pytest.mark.parametrize("python_version", ["3.11", "3.12", "3.13"])
@@ -159,38 +143,18 @@ def module_names(tree: ast.Module) -> list[str]:
     return found
 
 
-def with_repository_imports(text: str) -> str:
-    """Returns the text of a module with the names of modules in its imports as in the repository."""
-    modules = "|".join((*FOLDERS, *COMMANDS))
-    return re.sub(rf"^( *from )lockstep\.(?:scripts\.)?(?=(?:{modules})\b)", r"\1", text, flags=re.MULTILINE)
-
-
-def shape_of(text: str) -> str:
-    """Returns the code of a module, without texts."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node.value = ""
-    return ast.dump(tree)
-
-
-def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(wheel):
+def test_no_module_of_the_wheel_names_modules_or_commands_of_the_repository(wheel):
     with zipfile.ZipFile(wheel) as archive:
         modules = {name: archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")}
     modules.pop("lockstep/scripts/__init__.py")
     assert len(modules) > 200
     for name, text in modules.items():
-        path = name if (ROOT / name).is_file() else name.removeprefix("lockstep/").removeprefix("scripts/")
-        original = (ROOT / path).read_text(encoding="utf-8")
         of_repository = {top.partition(".")[0] for top in module_names(ast.parse(text))} & {*FOLDERS, *COMMANDS}
-        assert not of_repository, f"{path} names modules of {of_repository}"
-        assert text.count("\n") == original.count("\n"), path
-        compared = with_repository_imports(text)
-        assert compared == original or shape_of(compared) == shape_of(original), path
+        assert not of_repository, f"{name} names modules of {of_repository}"
         repository_command = re.search(
             r"(?<![\w/.])(?:train|val|detect|export)\.py\b|python -m (?!torch|lockstep)[\w.]+", text
         )
-        assert repository_command is None, (path, repository_command)
+        assert repository_command is None, (name, repository_command)
 
 
 @pytest.mark.parametrize("function", ["train", "val", "export", "check"])

@@ -94,18 +94,6 @@ def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
 
 
 @needs_ray
-def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
-    (tmp_path / "d.yaml").write_text("train: nosuch\nval: nosuch\nnames: [a]\n")
-    command = [sys.executable, SCRIPT, "--workers", "2", "--", *FLAGS, "--project", str(tmp_path / "my runs")]
-    command[command.index("demo")] = str(tmp_path / "d.yaml")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 2, done.stderr
-    assert line.startswith(f"error: {tmp_path}/nosuch: not found")
-    assert "RETRY" not in done.stdout + done.stderr
-
-
-@needs_ray
 def test_ctrl_c_saves_the_state_though_ray_ends_its_workers_at_once(tmp_path):
     command = [sys.executable, SCRIPT, "--", *FLAGS, "--epochs", "1000", "--project", str(tmp_path)]
     folder = tmp_path / "exp"

@@ -1,16 +1,13 @@
 """train.py with a built-in fault or probe, selected by FAULTS (several with ';'), for tests that start it as a process.
 
 - ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
-- ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
-  UserError before that step.
+- ``refuse:RANK:STEP``: that rank raises UserError before that step.
 - ``hold:RANK:STEP:FILE``: that rank waits before that step until FILE exists.
 - ``save:STEPS``: saves a checkpoint every STEPS steps.
 - ``slow:SECONDS``: delays every step; ``slowval:SECONDS``: delays every batch of validation.
-- ``holdsave:FILE``: each checkpoint is written only when FILE exists.
 - ``scored:FILE``: each validation appends the id of its process to FILE.
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
 - ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
-- ``replace:FILE:NUMBER``: the same, for the calls by which files that are complete replace others.
 - ``snapshot:RUN:FOLDER``: before each such call in the folder RUN, keeps what a kill would leave there, in FOLDER.
 - ``set:MODULE:NAME:NUMBER``: another value of a constant.
 """
@@ -25,7 +22,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -41,20 +37,16 @@ def inject_step_fault(kind: str, *args: str) -> None:
     score = Evaluator.run
 
     def step(self, batches, images, updates, **options) -> None:
-        here = kind in ("hang", "hold", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
+        here = kind in ("hold", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
         if kind == "log":
             seen = " ".join(str(int(i)) for batch in batches for i in batch.indices)
             with open(Path(args[0]) / str(os.getpid()), "a") as file:
                 file.write(f"{updates}: {seen}\n")
         elif kind == "slow":
             time.sleep(float(args[0]))
-        elif here and kind == "hang":
-            time.sleep(float(args[2]))
         elif here and kind == "hold":
             while not os.path.exists(args[2]):
                 time.sleep(0.02)
-        elif here and kind == "raise":
-            raise RuntimeError("built to fail")
         elif here:
             raise UserError("built to refuse")
         take(self, batches, images, updates, **options)
@@ -91,24 +83,11 @@ def save_every(steps: int) -> None:
     Trainer._ask_hooks = ask_hooks
 
 
-def hold_writes(file: str) -> None:
-    from engine.train import checkpoint
-
-    write = checkpoint.write_checkpoint
-
-    def write_later(*given, **options):
-        while not os.path.exists(file):
-            time.sleep(0.02)
-        return write(*given, **options)
-
-    checkpoint.write_checkpoint = write_later
-
-
 FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
 
 
-def kill_at(counts: str, number: int, calls_counted: Collection[str] = FILE_CALLS) -> None:
-    """Appends a byte to the file ``counts`` for each of the calls ``calls_counted`` that changes a file below its
+def kill_at(counts: str, number: int) -> None:
+    """Appends a byte to the file ``counts`` for each of ``FILE_CALLS`` that changes a file below its
     folder, and kills this process at call ``number``."""
     own = os.getpid()
     calls = itertools.count(1)
@@ -116,7 +95,7 @@ def kill_at(counts: str, number: int, calls_counted: Collection[str] = FILE_CALL
     file = os.open(counts, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def hook(event: str, given: tuple) -> None:
-        if event not in calls_counted or os.getpid() != own or isinstance(given[0], int):
+        if event not in FILE_CALLS or os.getpid() != own or isinstance(given[0], int):
             return
         changes = event != "open" or given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if changes and isinstance(given[0], (str, bytes, os.PathLike)) and os.fsdecode(given[0]).startswith(folder):
@@ -146,15 +125,11 @@ def inject_process_fault(kind: str, *args: str) -> bool:
         setattr(importlib.import_module(args[0]), args[1], int(args[2]))
     elif kind == "kill" and os.environ.get("RANK", "0") == "0":
         kill_at(args[0], int(args[1]))
-    elif kind == "replace":
-        kill_at(args[0], int(args[1]), ["os.rename"])
     elif kind == "snapshot":
         keep_snapshots(*args)
     elif kind == "save":
         save_every(int(args[0]))
-    elif kind == "holdsave":
-        hold_writes(args[0])
-    return kind in ("set", "kill", "replace", "snapshot", "save", "holdsave")
+    return kind in ("set", "kill", "snapshot", "save")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -41,8 +41,6 @@ def flags(inputs: Path) -> list[str]:
         (["--model", "yolov9z"], "yolov9z"),
         (["--imgsz", "65"], "use 64 or 96"),
         (["--device", "0,1"], "no CUDA GPU is available here; use --device cpu"),
-        (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two and a multiple of the number of"),
-        (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
     ],
 )
@@ -57,7 +55,6 @@ def test_mistakes_in_flags_are_one_line_before_data_is_read(tmp_path, capsys, mo
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--freeze", "6"], "--freeze 6: leaves no layer to train"),
         (["--model", "coarse.yaml"], "--imgsz 64: too small for the model's stride 64; use 128 or more"),
         (["--resume", "runs/exp/last.pt", "--data", "three.yaml"], "2 classes against"),
         (["--resume", "runs/exp/last.pt", "--data", "swapped.yaml"], "class 0 is 'light' against"),
@@ -98,7 +95,6 @@ def test_a_missing_or_empty_validation_split_may_be_held_out(inputs, tmp_path, c
     "argv",
     [
         ["--data", "none.yaml"],
-        ["--freeze", "99"],
         ["--max-bad", "0"],  # with the file that is no image, below
     ],
 )
@@ -128,36 +124,6 @@ def test_a_refused_validation_or_detection_leaves_no_folder(inputs, tmp_path, ca
     (tmp_path / "clip.mp4").write_text("no video")
     error_of(capsys, detect.main, *weights, "--source", tmp_path / "clip.mp4", "--project", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
-
-
-def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(inputs):
-    """The file of the log is created only after the data has been read."""
-    lines = (inputs / "runs" / "exp" / "train.log").read_text().splitlines()
-    lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("first step"))]
-    assert len(lines) <= 8
-    for part in ("1 process on cpu", "train: ", "parameters", "learning rate", "at 64 px", "run folder"):
-        assert sum(part in line for line in lines) == 1, part
-    told = [line for line in lines if not line.startswith("warning: ")]  # which name the flags of a command to type
-    assert not any("lr_mult" in line or "workers" in line for line in told)
-
-
-@pytest.mark.parametrize("key", ["version", "model_spec", "progress"])
-def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(inputs, tmp_path, capsys, key):
-    """Edited checkpoints lead to one line, never to a traceback."""
-    content = read_checkpoint(inputs / "runs" / "exp" / "last.pt")
-    path = tmp_path / "last.pt"
-    torch.save({**content, key: "seven"}, path)
-    for main, *arguments in (
-        (train.main, "--resume", path, "--epochs", "3"),
-        (val.main, "--weights", path, "--project", tmp_path),
-        (detect.main, "--weights", path, "--source", inputs / "set/images/val"),
-    ):
-        assert f"damaged checkpoint: {key}: must be " in error_of(capsys, main, *arguments)
-    torch.save({k: v for k, v in content.items() if k != key}, path)
-    if key == "version":
-        return
-    line = error_of(capsys, train.main, "--resume", path, "--epochs", "3")
-    assert f"has no '{key}'" in line or "holds weights only" in line
 
 
 def test_persistent_non_finite_steps_stop_a_run(inputs, tmp_path, capsys, monkeypatch):

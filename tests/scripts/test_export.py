@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shlex
-import sys
 import zipfile
 from pathlib import Path
 
@@ -181,10 +180,8 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     ("flags", "message"),
     [
         (["--format", "onnx", "engine"], "trtexec --onnx=best.onnx --saveEngine=best.engine"),
-        (["--half", "--int8", "--format", "onnx"], "choose one"),
         (["--int8"], "--int8: not for torchscript; use --format onnx or openvino or litert"),
         (["--format", "ncnn", "--dynamic"], "--dynamic: not for ncnn; use --format onnx or "),
-        (["--dynamic", "--batch", "4"], "leave --batch out"),
         (["--imgsz", "70"], "not a multiple"),
         (["--nms"], "has one branch"),
         (["--opset", "5"], "--opset 5: torch's exporter writes no valid files below 18"),
@@ -273,15 +270,6 @@ def test_a_training_replaces_only_files_that_its_flag_has_written(data: Path, tm
     assert file.read_bytes() not in (dynamic, b"of another program")
 
 
-def test_a_run_whose_last_callback_fails_is_exported_when_it_is_completed(data: Path, tmp_path: Path, capsys):
-    flags = training(data, tmp_path, "--name", "one", "--resume", "auto", "--export", "torchscript")
-    file = tmp_path / "runs" / "one" / "best.torchscript"
-    assert "on_end failed" in error_of(capsys, train.main, *flags, "--callbacks", "tests.lockstep.hooks:Fail")
-    assert not file.exists()
-    train.main([*flags, "--callbacks", ""])
-    assert file.exists()
-
-
 def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
     data: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
@@ -291,14 +279,7 @@ def test_an_export_that_cannot_succeed_ends_the_training_before_it_begins(
         graphs.detector.head.cv3[0][-1].bias += 0.1
         return build(graphs, half=half)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelGraphs, "trace", torch.no_grad()(build_other))
-        line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "torchscript"), code=1)
-        assert "--export torchscript: the file does not compute what the model does" in line
-    for package in ("onnx", "onnxruntime"):
-        pytest.importorskip(package)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "onnxscript", None)
-        line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "onnx"))
-        assert "the package onnxscript is not installed; pip install onnxscript" in line
+    monkeypatch.setattr(ModelGraphs, "trace", torch.no_grad()(build_other))
+    line = error_of(capsys, train.main, *training(data, tmp_path, "--export", "torchscript"), code=1)
+    assert "--export torchscript: the file does not compute what the model does" in line
     assert not (tmp_path / "runs").exists()

@@ -146,26 +146,6 @@ def test_a_second_training_is_refused_in_the_same_run_folder(inputs, tmp_path, c
         assert all(line.endswith(continues) for line in last_lines), last_lines
 
 
-@pytest.mark.slow
-def test_ranks_wait_for_the_checkpoint_of_a_signal(inputs, tmp_path):
-    """A rank that ended earlier would make torchrun signal rank 0 again, which ends the write at once."""
-    go_on, written, steps = tmp_path / "go on", tmp_path / "written", tmp_path / "steps"
-    steps.mkdir()
-    with Processes(tmp_path / "log.txt", faults=f"holdsave:{written};{held_at(3, go_on)};log:{steps}") as run:
-        written.touch()
-        run.ranks(2, *flags(inputs, tmp_path))
-        run.until(lambda: ["\n3: " in file.read_text() for file in steps.iterdir()] == [True, True])  # both wait
-        written.unlink()
-        run.started[0].send_signal(signal.SIGUSR1)
-        time.sleep(0.5)
-        go_on.touch()
-        time.sleep(4)
-        assert [process.poll() for process in run.started] == [None, None]
-        written.touch()
-        assert run.codes() == [75, 75], run.output()
-    assert position(tmp_path / "exp") == (0, 5)  # step 4 carries the request, whose values are read after step 5
-
-
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(inputs, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
     go_on = tmp_path / "go on"
@@ -179,18 +159,6 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
         assert "resuming" in run.output()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
     assert_same_run(whole, tmp_path / "exp")
-
-
-@pytest.mark.slow
-def test_a_refusal_before_the_first_step_leaves_nothing(inputs, tmp_path):
-    """Rank 1 refuses the first batch: rank 0, which created the folder, removes it with torchrun's file."""
-    with Processes(tmp_path / "log.txt", faults="refuse:1:1") as run:
-        given = flags(inputs, tmp_path / "deep" / "runs")
-        run.torchrun(["--standalone", "--nproc_per_node", "2"], *given, agent=python())
-        assert run.codes() == [1], run.output()
-        assert run.output().count("error: built to refuse") == 1
-        assert "run folder" in run.output()
-    assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
 
 
 @pytest.mark.slow
@@ -244,8 +212,8 @@ def test_training_continues_without_a_lost_node(inputs, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "second", "message"),
     [
-        pytest.param("refuse", 2, r"error: built to refuse", marks=pytest.mark.slow),
-        ("kill", -signal.SIGKILL, r"error: another process of this run has ended"),
+        pytest.param("refuse", 2, "error: built to refuse", marks=pytest.mark.slow),
+        ("kill", -signal.SIGKILL, "error: another process of this run has ended"),
     ],
 )
 def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message):
@@ -262,11 +230,8 @@ def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message)
         assert run.codes()[1] == second, run.output()
         assert run.codes()[0] == 2
         text = run.output()
-    ended = "another process of this run has ended"
-    messages = re.findall(f"RuntimeError: built to fail|error: built to refuse|error: {ended}", text)
-    assert len(messages) == 1, text
-    assert re.search(message, text), text
-    assert text.count("Traceback") == (kind == "raise"), text
+    assert text.count("error: ") == text.count(message) == 1, text
+    assert "Traceback" not in text
 
 
 def test_a_stall_prints_the_stacks_of_every_rank(inputs, tmp_path):

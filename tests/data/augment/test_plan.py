@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import itertools
 import random
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 
 from data.augment import plan as plan_module
 from data.augment.labels import transform_labels
-from data.augment.mosaic import Mosaic, PartnerPool
-from data.augment.transforms import ColorJitter, SharedColumns, are_axis_aligned, project_points
+from data.augment.mosaic import PartnerPool
+from data.augment.transforms import ColorJitter, are_axis_aligned, project_points
 from tests.helpers.synthetic_index import draw_plan, draw_plans
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters
@@ -73,13 +72,6 @@ def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
             assert np.array_equal(layer.operations[1][1], old_layer.operations[0][1])
             drawn |= {values.tobytes() for _, values in (*layer.operations, *old_layer.operations)}
     assert len(drawn) == 2 * sum(len(plan.layers) for plan in before)
-
-
-def test_augmentations_share_no_numbers():
-    kinds = (Mosaic, *plan_module.GEOMETRIC, *plan_module.PIXEL)
-    ranges = {kind: range(kind.columns.start, kind.columns.stop) for kind in kinds if kind.columns}
-    assert all(len(columns) == kind.num_uniforms for kind, columns in ranges.items())
-    assert sorted(itertools.chain(*ranges.values())) == list(range(SharedColumns.SECOND_LAYER.start))
 
 
 def test_frequencies_are_the_probabilities():

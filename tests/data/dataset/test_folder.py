@@ -213,42 +213,12 @@ def leftover_annotations(export: DataSet) -> None:
         export.file(f"annotations/{stem}.xml", voc(("other", 1, 1, 9, 9)))
 
 
-def leftover_voc_of_yolo(export: DataSet) -> None:
-    for stem in of(8):
-        export.images(f"images/train/{stem}.png")
-        export.file(f"labels/train/{stem}.txt")
-    for stem in of(3):
-        export.file(f"annotations/{stem}.xml", voc(("other", 1, 1, 9, 9)))
-    export.file("annotations/instances_train.json", coco([(f"{stem}.png", [(1, 1, 1, 9, 9)]) for stem in of(2)]))
-    export.file("classes.txt", "own\n")
-
-
-def voc_in_class_folders(export: DataSet) -> None:
-    for i, stem in enumerate(of(4)):
-        export.images(f"kind{i % 2}/{stem}.png")
-        export.file(f"kind{i % 2}/{stem}.xml", voc(("own", 10, 10, 60, 50)))
-
-
-def yolo_in_class_folders(export: DataSet) -> None:
-    for i, stem in enumerate(of(4)):
-        export.images(f"kind{i % 2}/{stem}.png")
-        export.file(f"kind{i % 2}/{stem}.txt")
-    export.file("classes.txt", "own\n")
-
-
 def stray_train(export: DataSet) -> None:
     export.images("train/photo1.png", "train/photo2.png", *(f"JPEGImages/{stem}.png" for stem in of(6)))
     for stem in of(6):
         export.file(f"Annotations/{stem}.xml", voc(("own", 10, 10, 60, 50)))
     export.file("ImageSets/Main/train.txt", "\n".join(of(4)))
     export.file("ImageSets/Main/val.txt", "\n".join(of(2, 4)))
-
-
-def stray_train_beside_images(export: DataSet) -> None:
-    export.images("train/photo1.png", *(f"images/train/{stem}.png" for stem in of(3)))
-    for stem in of(3):
-        export.file(f"labels/train/{stem}.txt")
-    export.file("classes.txt", "own\n")
 
 
 def list_of_a_part(export: DataSet) -> None:
@@ -262,13 +232,6 @@ def list_of_a_part(export: DataSet) -> None:
     export.file("test.txt", "images/val/s4.png\n")
 
 
-def coco_beside_images(export: DataSet) -> None:
-    """Some images are beside the folder of the others."""
-    export.images(*(f"{stem}.png" for stem in of(2)), *(f"images/{stem}.png" for stem in of(3, 2)))
-    entries = [(f"{stem}.png", [(1, 1, 1, 9, 9)]) for stem in of(5)]
-    export.file("annotations/instances_Train.json", coco(entries, categories=[{"id": 1, "name": "own"}]))
-
-
 def coco_of_two_splits(export: DataSet) -> None:
     export.images(*(f"images/{stem}.png" for stem in of(5)))
     for name, stems in (("Train", of(3)), ("Validation", of(2, 3))):
@@ -278,13 +241,8 @@ def coco_of_two_splits(export: DataSet) -> None:
 
 CHOSEN = {  # number of boxes by split, and what is not used
     leftover_annotations: ({"train": 20}, ["annotations"]),
-    leftover_voc_of_yolo: ({"train": 8}, ["annotations"]),
-    voc_in_class_folders: ({"train": 4}, []),
-    yolo_in_class_folders: ({"train": 4}, []),
     stray_train: ({"train": 4, "val": 2}, ["train"]),
-    stray_train_beside_images: ({"train": 3}, ["train"]),
     list_of_a_part: ({"train": 3, "val": 1}, ["train.txt", "test.txt"]),
-    coco_beside_images: ({"train": 5}, []),
     coco_of_two_splits: ({"train": 3, "val": 2}, []),
 }
 

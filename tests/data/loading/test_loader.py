@@ -12,16 +12,11 @@ import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import FunctionType
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from data.loading import loader as loader_module
-from data.loading.loader import WorkerIterator
 from data.loading.worker import collate_quad, new_pixels
 from tests.data.loading.small_loader import SINGLE
 from tests.helpers.preloaded import python
@@ -68,17 +63,6 @@ def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options)
             assert_same_batch(batch, expected)
         assert len(places) < 20
         del batch, kept
-
-
-def test_batches_have_the_documented_layout(open_loader):
-    for loader in (open_loader(), open_loader(workers=1)):
-        batch = next(iter(loader))
-        assert batch.images.shape == (8, 3, 64, 64)
-        assert batch.images.dtype == torch.uint8
-        assert batch.images.is_contiguous(memory_format=torch.channels_last)
-        assert batch.targets.max_targets % 16 == 0
-        assert torch.equal(batch.targets.rows[:, 0], batch.targets.rows[:, 0].sort()[0])
-        assert len(batch.paths) == 8
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -283,31 +267,3 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-# Set by the constructor of torch's iterator, the last two only with ``pin_memory`` on a GPU.
-SET_BY_TORCH = {"_shutdown", "_workers", "_worker_result_queue", "_pin_memory_thread", "_pin_memory_thread_done_event"}
-# Called on torch's iterator, or imported.
-CALLED = {"_shutdown_workers", "_remove_worker_pids"}
-# With `persistent_workers`, torch's loader calls the second and keeps its result in the first.
-OF_THE_LOADER = {"_iterator", "_get_iterator"}
-
-
-def private_names(function: FunctionType) -> set[str]:
-    """Returns the private names that a function uses as attributes, globals, or arguments of `getattr`."""
-    code = function.__code__
-    strings = {value for value in code.co_consts if isinstance(value, str) and value.isidentifier()}
-    names = strings.union(code.co_names)
-    return {name for name in names if name.startswith("_") and not name.startswith("__")}
-
-
-def test_torch_has_the_private_names_that_its_iterator_is_extended_by():
-    methods = [method for method in vars(WorkerIterator).values() if isinstance(method, FunctionType)]
-    assert set().union(*map(private_names, methods)) == SET_BY_TORCH | CALLED
-    assert private_names(_MultiProcessingDataLoaderIter.__init__) >= SET_BY_TORCH
-    assert callable(_MultiProcessingDataLoaderIter._shutdown_workers)
-    assert callable(loader_module._remove_worker_pids)
-
-
-def test_torch_keeps_the_iterator_of_persistent_workers_in_the_loader():
-    assert private_names(DataLoader.__iter__) >= OF_THE_LOADER

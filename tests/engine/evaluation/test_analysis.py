@@ -7,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from engine.evaluation.analysis import KINDS, MISSED, ap_error, split_errors
+from engine.evaluation.analysis import KINDS, ap_error, split_errors
 from engine.evaluation.matching import SIZES, match_detections
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import size_rows
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case, reference_iou
 from utils.boxes import xywh_to_xyxy
-from utils.labels import GroundTruth
 
 
 def average_precision(found, objects):
@@ -195,54 +194,6 @@ def test_error_types_equal_a_loop_over_the_definitions(seed):
     np.testing.assert_allclose(split.cost, expected.cost, atol=1e-12)
     assert split.false_positive_cost == pytest.approx(expected.false_positive_cost, abs=1e-12)
     assert split.false_negative_cost == pytest.approx(expected.false_negative_cost, abs=1e-12)
-
-
-def test_a_class_of_which_nothing_is_found_costs_all_its_ap():
-    """Two classes: all of one are found, but for 2 of the other's 8 objects, which a wrong class explains, nothing
-    is."""
-    boxes = np.array([[100.0 * n, 0, 50, 50] for n in range(12)])
-    gt = make_ground_truth(
-        boxes,
-        classes=np.array([0] * 4 + [1] * 8),
-        area=np.full(12, 2500),
-        image=np.zeros(12, int),
-        num_images=1,
-        num_classes=2,
-    )
-    corners = xywh_to_xyxy(boxes)
-    far = corners[:1] + 500.0  # a false positive of the class
-    table = make_table(
-        image=[0] * 7, boxes=np.r_[corners[:6], far], scores=[0.9] * 4 + [0.5, 0.5, 0.4], classes=[0] * 6 + [1]
-    )
-    split = split_errors(match_detections(gt, table, 2))
-    assert split.counts[1].tolist() == [0, 0, 0, 0, 1, 6]
-    reached = (np.linspace(0, 1, 101) <= 6 / 8).mean()  # precision 1 up to this recall
-    assert split.class_cost[1, MISSED] == pytest.approx(reached, abs=1e-9)
-    assert split.cost[MISSED] == pytest.approx(reached / 2, abs=1e-9)
-    assert np.argmax(split.cost) == MISSED
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("objects", "detections"), [(0, 0), (0, 3), (3, 0)])
-def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size(objects, detections):
-    zeros = np.zeros(objects, dtype=int)
-    boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
-    gt: GroundTruth = make_ground_truth(
-        boxes, classes=zeros, area=zeros + 400.0, image=zeros, num_images=2, num_classes=2
-    )
-    table = make_table(
-        image=[1] * detections,
-        boxes=np.tile([0.0, 0, 5, 5], (detections, 1)),
-        scores=[0.5] * detections,
-        classes=[1] * detections,
-    )
-    _, sizes, matches, _ = score_detections(gt, table, 2)
-    split = split_errors(matches)
-    assert split.counts.sum(0).tolist() == [0, 0, 0, 0, detections, objects]
-    for values in (split.cost, sizes.ap, sizes.recall):
-        assert np.isnan(values).all() == (objects == 0)
-    if objects:
-        np.testing.assert_array_equal(split.cost, [0, 0, 0, 0, 0, 1])  # missing all objects costs all of AP
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -200,32 +200,6 @@ def test_any_number_of_ranks_gives_the_same_bits(monkeypatch, num_images):
             assert losses["val/total"] == pytest.approx((value.sum() + (value**2).sum()) / 7.4, rel=1e-5)
 
 
-def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored():
-    """The number of batches may be odd."""
-    gt, letterbox = make_split(9)
-    fetched = []
-    scored = []
-
-    def loader():
-        for batch in make_batches(gt, letterbox):
-            fetched.append(batch)
-            yield batch
-
-    class Noted(Oracle):
-        def __call__(self, model, raw):
-            scored.append(len(fetched))
-            return super().__call__(model, raw)
-
-    ctx = DistributedContext.single(CPU)
-    evaluator = Evaluator(
-        ground_truth=gt, num_classes=CLASSES, postprocess=Noted(gt, letterbox), ctx=ctx, criterion=Moments()
-    )
-    evaluation = evaluator.run(TinyNet(), loader())
-    assert scored == [2, 3, 4, 5, 5]
-    expected = make_evaluator(gt, letterbox, ctx, Moments()).run(TinyNet(), make_batches(gt, letterbox))
-    assert assert_same(evaluation.result, expected.result)
-
-
 def test_an_image_seen_twice_or_never_is_refused_and_restores_the_training_mode():
     gt, letterbox = make_split(4)
     batches = make_batches(gt, letterbox)

@@ -21,7 +21,7 @@ from engine.export.metadata import ExportMetadata
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance
 from engine.inference.model import CheckpointModel, ExportedModel, InferenceModel
 from tests.helpers.exports import calibrated_detector, options
-from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset
+from tests.helpers.tiny import TINY_MODEL, write_dataset
 
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")
@@ -197,16 +197,3 @@ def test_rounding_may_move_the_ap_of_few_objects_and_a_fault_may_not(tmp_path: P
     reference = Reference(Oracle(labels, NAMES), reader, OPTIONS)
     assert abs(Reference(Oracle(rounded, NAMES), reader, OPTIONS).result.ap - reference.result.ap) > 0.003
     assert (reference.compare(Oracle(rounded, NAMES), FLOAT16).problems == []) == passes
-
-
-def test_a_model_trained_on_tiles_is_checked_on_tiles(tmp_path: Path):
-    """As many images as have about so many tiles, whose labels are where their detections are."""
-    data = write_tiled_dataset(tmp_path / "tiled", [(150, 150)] * 8, tile=96, squares=3, seed=0)
-    index = open_val(data, tmp_path)
-    for count, images in ((1, 1), (16, 4), (32, 8), (320, 8)):
-        assert len(open_samples(index, count=count, imgsz=64, tile=96).image_index) == images
-    reader = open_samples(index, count=16, imgsz=64, tile=96)
-    labels = [reader.sample_index.labels(i) for i in range(16)]
-    reference = Reference(Oracle(labels), reader, OPTIONS)
-    assert reference.result.ap == pytest.approx(1)
-    assert reference.compare(Oracle(labels), FLOAT32).problems == []

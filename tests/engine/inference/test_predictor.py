@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
-import shutil
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
-import export
 from engine.inference import detector as image_detector
 from engine.inference.detector import model_thread
 from engine.inference.hub import load_yolov5
 from engine.inference.images import as_images
-from engine.inference.predictor import Predictor, load
+from engine.inference.predictor import load
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.exif import jpeg_with_exif
-from tests.helpers.messages import refused
-from tests.helpers.selection import select
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 
@@ -97,22 +91,6 @@ def test_a_list_gives_a_result_per_image_in_order(predictor, tmp_path):
     assert set(results[0].speed) == {"preprocess", "inference", "postprocess"}
 
 
-def test_without_box_voting_the_threshold_is_the_default_unless_one_is_chosen(weights, tmp_path):
-    stored = {"progress": {"confidence": 0.5}}
-    write_checkpoint(read_checkpoint(weights) | stored, tmp_path / "a.pt")
-    predictor = load(tmp_path / "a.pt", device="cpu", color="rgb")
-    assert threshold(predictor) == 0.5
-    assert threshold(load(tmp_path / "a.pt", device="cpu", box_voting=False)) == 0.25
-    used = []
-    predictor.image_detector.detect = lambda prepared, settings: used.append(settings.selection.conf_thres) or []
-    for keywords in ({}, {"box_voting": False}, {"box_voting": False, "conf": 0.75}, {"iou": 0.6}):
-        predictor(picture(), **keywords)
-    for chosen in (0.125, 0.5):  # also if it happens to be the default
-        predictor.settings = replace(predictor.settings, conf=chosen)
-        predictor(picture(), box_voting=False)
-    assert used == [0.5, 0.25, 0.75, 0.5, 0.125, 0.5]
-
-
 def threshold(predictor):
     return predictor.settings.resolve(predictor.model).selection.conf_thres
 
@@ -150,11 +128,6 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_pa
     assert capsys.readouterr().out.startswith("image0.jpg: ")
 
 
-def boxes_elsewhere(predictor: Predictor, image: np.ndarray) -> list[list[list[float]]]:
-    torch.set_num_threads(1)
-    return rows(predictor(image, color="rgb"))
-
-
 def test_boxes_that_are_not_numbers_are_left_out(weights, caplog, monkeypatch):
     """JSON has no NaN. A box with infinite sides is clipped to the image."""
     damaged = load(weights, device="cpu", color="rgb", conf=0.0, max_det=5)
@@ -169,60 +142,6 @@ def test_boxes_that_are_not_numbers_are_left_out(weights, caplog, monkeypatch):
         f"{weights}: its outputs are not numbers (NaN), so some boxes are left out; its weights are damaged, or too "
         "large for half precision: export without --half, or use --amp off"
     ]
-
-
-def test_predictors_are_sent_to_other_processes(predictor, weights, tmp_path, monkeypatch):
-    export.main(["--weights", str(shutil.copy(weights, tmp_path)), "--format", "torchscript", "--no-check"])
-    monkeypatch.chdir(tmp_path)
-    exported = load("best.torchscript", device="cpu", conf=0.0, max_det=5, trust=True)
-    monkeypatch.chdir("/")
-    image = picture(64, 64)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        for model in (predictor, exported):
-            np.testing.assert_allclose(
-                pool.submit(boxes_elsewhere, model, image).result(60), rows(model(image, color="rgb")), atol=1e-3
-            )
-
-
-class FixedCanvas(torch.nn.Module):
-    """A model that, as an exported file may, takes one canvas size and states the number of images it takes at once."""
-
-    def __init__(self, model, input_hw):
-        super().__init__()
-        self.model = model
-        self.input_hw = input_hw
-        self.batch = 2
-        self.seen = []
-        self.canvases = partial(type(model).canvases, self)
-
-    def __getattr__(self, name):
-        return super().__getattr__(name) if name == "model" else getattr(self.model, name)
-
-    def forward(self, images):
-        self.seen.append(tuple(images.shape))
-        return self.model(images)
-
-
-def test_a_fixed_canvas(weights, predictor):
-    fixed = FixedCanvas(predictor.model, (32, 96))
-    own = Predictor(fixed, conf=0.0, max_det=5, color="rgb")
-    images = [picture(48, 64), picture(30, 200), picture(32, 96, seed=2)]
-    results = own(images)
-    assert fixed.seen == [(2, 3, 32, 96), (1, 3, 32, 96)]
-    for image, result in zip(images, results):
-        height, width = image.shape[:2]
-        assert (result.boxes.xyxy >= 0).all()
-        assert (result.boxes.xyxy <= torch.tensor([width, height] * 2)).all()
-    with torch.no_grad():
-        pixels = torch.from_numpy(images[2]).permute(2, 0, 1)[None].float() / 255
-        boxes, scores = predictor.model.decode(predictor.model(pixels))
-    rules = {"conf_thres": 0.0, "iou_thres": 0.45, "max_det": 5, "multi_label": False}
-    expected = select(boxes, scores, **rules)
-    np.testing.assert_allclose(results[2].boxes.conf, expected.scores[0], atol=1e-5)
-    corners = expected.boxes_xyxy[0].clamp(min=0).minimum(torch.tensor([96.0, 32, 96, 32]))
-    np.testing.assert_allclose(results[2].boxes.xyxy, corners, atol=1e-3)
-    with refused("--imgsz 64: .../best.pt takes 32x96 pixels (height x width) only; leave --imgsz out"):
-        Predictor(fixed, imgsz=64)
 
 
 def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
@@ -295,19 +214,6 @@ def test_attributes_of_other_programs_say_what_to_write(predictor, name, hint):
 def test_unusable_images_are_refused(predictor, source):
     with pytest.raises(UserError, match=r"^[^\n]+$"):
         predictor(source)
-
-
-@pytest.mark.parametrize(
-    ("settings", "plain"),
-    [
-        ({"conf": np.float32(0.5), "iou": 1}, {"conf": 0.5, "iou": 1.0}),
-        ({"imgsz": np.int64(96), "max_det": torch.tensor(3)}, {"imgsz": 96, "max_det": 3}),
-        ({"agnostic": np.True_, "box_voting": 0}, {"agnostic": True, "box_voting": False}),
-        ({"classes": np.array([1, 0])}, {"classes": [1, 0]}),
-    ],
-)
-def test_settings_become_plain_values(predictor, settings, plain):
-    assert vars(predictor.settings.changed(settings)) == vars(predictor.settings) | plain
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from data.images.decode import read_image
 from engine.inference import sources
-from engine.inference.sources import FileProblem, Frame, SourceOptions, open_source
+from engine.inference.sources import SourceOptions, open_source
 from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
 from utils.errors import UserError
@@ -147,28 +147,6 @@ def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name,
     problem, frame = open_source(str(tmp_path))
     assert (problem.path, problem.is_skipped, frame.path) == (str(tmp_path / name), True, str(tmp_path / "good.png"))
     assert name in problem.reason
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("ahead", [0, 1, 5])
-def test_reading_ahead_changes_neither_the_frames_nor_their_order(tmp_path, video, threads, ahead):
-    for number in range(12):
-        save_image(
-            tmp_path / f"{number:02d}.jpg", 20 * number, size=(480 // (number + 1), 32)
-        )  # the first ones take longest
-    (tmp_path / "03.jpg").write_bytes(b"no image")
-    (tmp_path / "05b.mp4").write_bytes(video.read_bytes())
-
-    def content(**options):
-        return [
-            (item.path, item.index, item.image.tobytes()) if isinstance(item, Frame) else item
-            for item in open_source(str(tmp_path), SourceOptions(**options))
-        ]
-
-    items = content()
-    assert [item.path[-6:] for item in items if isinstance(item, FileProblem)] == ["03.jpg"]
-    assert len(items) == 12 + 10
-    assert content(threads=threads, ahead=lambda: ahead) == items
 
 
 class Camera:

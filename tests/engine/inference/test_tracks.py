@@ -98,17 +98,6 @@ def test_tracks_equal_those_of_the_library_called_by_hand(predictor, frames, vid
     assert scores["mota"] > 0.9
 
 
-def test_low_scores_continue_tracks(predictor, frames, video):
-    """Objects that are more than half hidden score below the threshold."""
-    results = list(predictor.track(video))
-    low = [result.boxes.id[result.boxes.conf < THRESHOLD] for result in results]
-    assert sum(map(len, low)) > 20
-    started = {int(track) for result in results for track in result.boxes.id[result.boxes.conf >= THRESHOLD]}
-    assert {int(track) for ids in low for track in ids} <= started
-    without = sum(len(ids) for ids, _ in by_hand(frames, min_score=THRESHOLD))
-    assert sum(len(result) for result in results) > without
-
-
 @pytest.mark.parametrize("name", OBJECT_TRACKERS)
 def test_every_tracker_follows_most_objects(name, predictor, frames, video):
     pytest.importorskip("motmetrics")

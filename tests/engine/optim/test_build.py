@@ -148,16 +148,6 @@ def test_state_of_other_parameters_is_refused(name):
         build(large, name, **options).load_state_dict(copy.deepcopy(stored.state_dict()))
 
 
-def test_set_rates_updates_all_groups():
-    optimizer = build(network(), "Muon", lr=0.1, momentum=0.95, weight_decay=0.0)
-    schedule = Schedule(
-        total_steps=11, warmup_steps=0, final=0.0, cosine=False, momentum=0.9, warmup_momentum=0.8, warmup_bias_lr=0
-    )
-    optimizer.set_rates(schedule, 5)
-    assert optimizer.rates() == pytest.approx({"lr/weight": 0.05, "lr/norm": 0.05, "lr/bias": 0.05})
-    assert optimizer.param_groups[0]["momentum"] == 0.9
-
-
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize(
     ("before", "after", "known_factor", "new_factor"),

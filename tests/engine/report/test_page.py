@@ -8,14 +8,12 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 
 import train
 import val
 from data.index.index import DatasetIndex
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import Evaluation
-from engine.report.figures import confusion_picture
 from engine.report.page import FILE_NAME, ReportPage, machine_facts
 from engine.report.summary import Subject
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
@@ -190,12 +188,3 @@ def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):
     assert f"report: {tmp_path / 'runs' / 'val' / FILE_NAME}\n" in capsys.readouterr().out
     assert "Training" not in read_page(tmp_path / "runs" / "val").sections
     assert (tmp_path / "runs" / "val" / "predictions.jpg").is_file()
-
-
-@pytest.mark.filterwarnings("error")
-def test_confusion_matrices_show_names_as_text_and_the_worst_of_many_classes():
-    given = ("a", "$\\frac$", "_hidden", "x" * 300)
-    shown = ("a", "$\\frac$", " _hidden", "x" * 39 + "…")
-    pictures = [confusion_picture(np.eye(5, dtype=int), names, "t").pixels for names in (given, shown)]
-    assert np.array_equal(*pictures)
-    assert confusion_picture(np.eye(41, dtype=int), [f"c{i}" for i in range(40)], "t").pixels.std() > 5

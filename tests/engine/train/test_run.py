@@ -14,7 +14,6 @@ import yaml
 
 import export
 import val
-from data.samples.dataset import AugmentedImages
 from engine.report.advice import Facts, advise
 from engine.train.plots import subject_of
 from engine.train.resume import plan_run
@@ -52,27 +51,6 @@ def built(*flags: str, model: str = "tiny.yaml") -> Iterator[Trainer]:
         yield build_training(ctx, plan_run(ctx, command.config, command.explicit_flags, stack), StopSignals(), stack)
 
 
-def names(trainer: Trainer) -> list[str]:
-    return [type(hook).__name__ for hook in trainer.hooks]
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ([], ["ProgressBar", "TensorBoard", "EndLog"]),
-        (["--image-weights", "--time", "2"], ["ProgressBar", "ClassWeights", "TimeLimit", "TensorBoard", "EndLog"]),
-        (
-            ["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--plots"],
-            ["ProgressBar", "TensorBoard", "Plots", "UserCallbacks", "EarlyStopping", "EndLog"],
-        ),
-    ],
-)
-def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
-    (folder / "user_build_hooks.py").write_text("def on_step(run): pass\n")
-    with built(*flags) as trainer:
-        assert names(trainer) == expected
-
-
 def test_classes_without_an_object_are_named(folder, capsys):
     data = folder / "set/data.yaml"
     data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": ["light", "blue", "dark"]}))
@@ -80,19 +58,6 @@ def test_classes_without_an_object_are_named(folder, capsys):
         labels.write_text(labels.read_text().replace("1 ", "2 "))
     with built():
         assert "warning: train: no object of 1 of 3 classes, which cannot be learned: blue\n" in capsys.readouterr().out
-
-
-def test_the_loaders_and_the_step_are_those_of_the_settings():
-    with built("--epochs", "3", "--nominal-batch", "8", "--optimizer", "AdamW") as trainer:
-        assert (len(trainer.loader), len(trainer.loader.index)) == (3, 10)
-        assert isinstance(trainer.loader.samples, AugmentedImages)
-        assert [trainer.loader.global_images(batch) for batch in range(3)] == [4, 4, 2]
-        val_loader = trainer.val_loader
-        assert sorted(i for batch in val_loader for i in batch.indices.tolist()) == [0, 1, 2, 3, 4]
-        assert (trainer.steps.accumulate, trainer.steps.per_epoch, trainer.steps.total) == (2, 2, 6)
-        assert (trainer.step.optimizer.name, trainer.step.amp_dtype) == ("AdamW", None)
-        assert trainer.progress.updates == trainer.progress.epoch == 0
-        assert trainer.step.model.names == ("light", "dark")
 
 
 def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(folder):
@@ -135,11 +100,6 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     ("flags", "not_called", "message"),
     [
         (
-            ["--virtual-ranks", "3"],
-            "open_sources",
-            "--virtual-ranks 3: must be a power of two and a multiple of the number of processes (1)",
-        ),
-        (
             ["--batch-size", "-1"],
             "open_sources",
             "--batch-size -1: searches on a GPU only, and this run is on cpu; use a number",
@@ -159,11 +119,6 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
             "open_run_data",
             "--fitness lihgt: the data set has no class of this name (did you mean 'light'?)",
         ),
-        (
-            ["--data", "set/empty.yaml"],
-            "open_run_data",
-            ".../set/nothing: not found (named by .../set/empty.yaml); ...",
-        ),
         (["--freeze", "6"], "open_run_data", "--freeze 6: leaves no layer to train"),
         (
             ["--weights", "other.pt"],
@@ -181,7 +136,6 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     folder, monkeypatch, flags, not_called, message
 ):
     splits = {"train": "images/train", "val": "images/val"}
-    (folder / "set" / "empty.yaml").write_text(yaml.safe_dump({**splits, "train": "nothing", "names": ["a", "b"]}))
     (folder / "set" / "three.yaml").write_text(yaml.safe_dump({**splits, "names": ["light", "dark", "other"]}))
     write_weights(folder / "weights.pt", ["light", "dark"])
     torch.save({"model.77.weight": torch.zeros(3)}, folder / "other.pt")
@@ -237,14 +191,6 @@ def test_in_a_run_of_few_steps_new_classes_start_as_similar_ones_of_the_weights(
     weights = write_wide_weights(folder / "weights.pt")
     with built("--weights", "weights.pt", *flags, model=model) as trainer:
         assert starts_as_similar(trainer.step.model, weights) == is_similar
-
-
-def test_class_layers_of_other_classes_are_one_plain_line(folder, capsys):
-    write_wide_weights(folder / "weights.pt")
-    with built("--weights", "weights.pt", "--epochs", "17", model=""):
-        output = capsys.readouterr().out
-    assert "new class layers, as the classes differ: model.5.cv3 (" in output
-    assert "shape [" not in output
 
 
 def test_the_weights_of_a_run_with_similar_classes_are_resumed_validated_and_exported(folder):

@@ -83,15 +83,6 @@ def test_the_terms_are_those_of_a_loop(bins):
     assert expected.min() > 0
 
 
-@pytest.mark.parametrize(("score", "is_target"), [(0.09, False), (0.11, True)])
-def test_boxes_of_unsure_teachers_are_no_targets(score, is_target):
-    classes = torch.full((1, 1, 1), math.log(score / (1 - score)))
-    student = (torch.zeros(1, 1, 4), torch.zeros(1, 1, 1))
-    found = distill(student, (torch.ones(1, 1, 4), classes), None, torch.ones(1, 2), torch.ones(1))
-    assert found.weight.item() == pytest.approx(score if is_target else 0)
-    assert (found.sides > 0) == is_target
-
-
 def test_cells_of_labeled_objects_and_labeled_classes_learn_from_labels_alone():
     """Only ignored classes are taught, and none in a cell that is assigned to an object."""
     raw = raw_maps("anchor_free", 2)
@@ -163,17 +154,3 @@ def test_many_ignored_classes_are_one_region():
         alone[int(row[0])] |= ignored_cells(row[None], raw, STRIDES, 40).cells[0]
     assert torch.equal(found, alone)
     assert found.shape == (2, sum(h * w for h, w in grid_shapes(raw)), 40)
-
-
-def test_each_of_two_branches_learns_from_the_same_of_the_old_model():
-    head = tiny_head("anchor_free")
-    head.add_one_to_one()
-    both = head.build_loss(HYP, teacher=OldModel())
-    raw = [*raw_maps("anchor_free", 2), *raw_maps("anchor_free", 2, seed=5)]
-    old = [*old_maps(), *old_maps(seed=6)]
-    found = both(raw, as_targets(TARGETS, EVERYWHERE), old)
-    many = both.many(raw[:3], as_targets(TARGETS, EVERYWHERE), old[:3])
-    one = both.one(raw[3:], as_targets(TARGETS, EVERYWHERE), old[3:])
-    torch.testing.assert_close(found.total, many.total + HYP.one2one * one.total)
-    assert dict(zip(both.names, found.parts.tolist())).keys() >= {"distill", "distill_one"}
-    assert one.parts[-1] > 0

@@ -214,11 +214,10 @@ def test_the_padding_and_the_order_of_targets_do_not_matter(kind):
 
 
 class Traffic(TorchDispatchMode):
-    """Records the largest tensor that is allocated, and operations on tensors of two devices."""
+    """Records operations on tensors of two devices."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest = 0
         self.mixed = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -226,7 +225,6 @@ class Traffic(TorchDispatchMode):
         tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
         if len({t.device.type for t in tensors}) > 1:
             self.mixed.append(str(func))
-        self.largest = max([self.largest, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
         return result
 
 
@@ -245,15 +243,6 @@ def test_only_pinned_memory_is_copied_from_the_host_in_the_loss(monkeypatch, kin
         with Traffic() as traffic:
             criterion(raw, dataclasses.replace(targets, rows=rows, host_rows=on_host))
     assert traffic.mixed == ["aten._to_copy.default"] * len(pinned)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_shapes_do_not_depend_on_values(kind):
-    """On the meta device there are no values to depend on."""
-    raw = [level.detach().to("meta").requires_grad_() for level in raw_maps(kind, 4)]
-    head = tiny_head(kind).to("meta")
-    output = head.build_loss(HYP)(raw, as_targets(some_targets()).to(torch.device("meta")))
-    assert [g.shape for g in gradients(output, raw)] == [level.shape for level in raw]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -302,15 +291,6 @@ def test_minimizing_the_loss_finds_every_target(kind):
     for b in range(2):
         nowhere = unlike[targets[:, 0] == b].amax(0) < 0.3
         assert scores[b, nowhere].max() < 0.3
-
-
-@pytest.mark.parametrize(("kind", "factors"), [("anchor_free", (2.0, 0.0, 1.0)), ("yolox", (2.0, 3.0, 0.0, 1.0))])
-def test_gains_come_from_the_hyper_parameters(kind, factors):
-    raw = raw_maps(kind, 4)
-    targets = as_targets(some_targets())
-    other = dataclasses.replace(HYP, box=HYP.box * 2, obj=HYP.obj * 3, cls=0.0)
-    base, scaled = (tiny_head(kind).build_loss(hyp)(raw, targets).parts for hyp in (HYP, other))
-    torch.testing.assert_close(scaled, base * torch.tensor(factors))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,9 +17,6 @@ from engine.inference import detect as detection
 from engine.inference.detector import ImageDetector
 from engine.inference.sources import ReadAhead
 from models.detector import build_detector
-from models.postprocess.detections import select_detections
-from models.postprocess.selection import PostprocessSettings
-from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from tests.helpers.messages import refused
 from tests.helpers.scripts import call, error_of
 from tests.helpers.selection import select
@@ -105,29 +102,6 @@ def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, 
     expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
     np.testing.assert_allclose([r["score"] for r in records], kept.scores[0], atol=1e-5)
-
-
-@pytest.mark.parametrize("more", [[], ["--no-tile-full-image"]])
-def test_tiles_are_the_models_own_detections_stitched(weights, model, tmp_path, more):
-    image = np.random.default_rng(0).integers(0, 255, (100, 150, 3)).astype(np.uint8)
-    cv2.imwrite(str(tmp_path / "large.png"), image[..., ::-1])
-    folder = run(weights, tmp_path / "large.png", tmp_path, "--save-json", "--nosave", "--tile", "64", *more)
-    records = read(folder)
-
-    rules = PostprocessSettings(conf_thres=0.0, iou_thres=0.45, max_det=5, multi_label=False)
-
-    def find(bare, raw):
-        return [select_detections(*bare.decode(raw), rules)]
-
-    view_input = ViewInput(stride=32, imgsz=SIZE, batch=4)
-    tiles = Tiles(64, full_image=not more)
-    tiled = TiledDetector(model.fuse(), find, tiles=tiles, view_input=view_input, settings=[rules])
-    with torch.no_grad():
-        want = tiled.stitch(tiled(torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255))[0]
-    corners = want.boxes_xyxy[0, : int(want.counts)].clamp(min=0).minimum(torch.tensor([150, 100, 150, 100]))
-    expected = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
-    np.testing.assert_allclose([r["bbox"] for r in records], expected, atol=2e-3)
-    np.testing.assert_allclose([r["score"] for r in records], want.scores[0, : int(want.counts)], atol=1e-5)
 
 
 def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
@@ -305,16 +279,3 @@ def test_images_of_kinds_that_are_not_read_are_counted(weights, pictures, tmp_pa
     (folder / "a.png").unlink()
     message = error_of(capsys, detect.main, "--weights", weights, "--source", folder, "--project", tmp_path / "runs")
     assert "2 .heic files; convert to JPEG or PNG" in message
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["conf=0.3"], "write --conf-thres 0.3"),
-        (["half=True"], "write --amp fp16"),
-        (["--wandb"], "train.py --tracker wandb"),
-        (["persist=True"], "leave it out: a track lasts as long as its video"),
-    ],
-)
-def test_words_of_other_programs_are_answered(weights, pictures, capsys, words, answer):
-    assert answer in error_of(capsys, detect.main, "--weights", weights, "--source", pictures, *words)

@@ -9,21 +9,17 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import yaml
 
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import BAD_IMAGE, FITTED, NO_LABEL, UNKNOWN_CLASS
+from data.labels.findings import BAD_IMAGE, FITTED, NO_LABEL
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.scripts import error_of
 from tests.helpers.synthetic_index import smooth_image
-from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
-from tools.check.boxes import box_pairs
-from tools.check.dataset_check import scan_issues, scan_split
 from tools.check.issue_kinds import (
     COPIES_ACROSS_SPLITS,
     DOUBLED,
@@ -39,7 +35,6 @@ from tools.check.issue_kinds import (
     UNREADABLE_SPLIT,
     UNUSED,
 )
-from tools.shard.write_shards import write_set
 from utils.errors import UserError
 from utils.process.main import run_main
 
@@ -73,10 +68,6 @@ def test_a_clean_set_has_no_issues_and_the_json_names_the_page(data, tmp_path, c
     assert (content["issues"], content["report"]) == ([], "runs/check/exp2/report.html")
     assert json.loads(check(capsys, data.yaml, "--json", "--noplots")[1])["report"] is None
     assert len(list((tmp_path / "runs" / "check").iterdir())) == 2
-
-
-def test_the_data_set_may_be_named_as_in_training(data, capsys):
-    assert check(capsys, "--data", data.yaml, "--noplots") == check(capsys, data.yaml, "--noplots")
 
 
 def test_doubled_boxes_and_boxes_of_two_classes(data, capsys):
@@ -182,13 +173,6 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     assert "'dog': 4 boxes in 4 of 34 images of train, 32 in 32 of 32 of val" in issue["text"]
 
 
-def test_a_finding_in_the_folder_of_two_splits_is_one_issue(data, capsys):
-    data.write("train/0", "2 0.5 0.5 0.3 0.3\n" + ROWS)
-    data.yaml.write_text(yaml.safe_dump({"train": "images/train", "val": "images/train", "names": NAMES}))
-    (issue,) = (issue for issue in issues_of(capsys, data) if issue["kind"] == UNKNOWN_CLASS)
-    assert issue["where"] == "labels/train/0.txt:1"
-
-
 def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
     """Such a model sees nothing, so it cannot tell which labels are wrong; the data set is not changed."""
     data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")
@@ -215,51 +199,3 @@ def test_the_page_is_not_written_among_the_images(data, tmp_path, monkeypatch, c
     assert "is in " in error_of(capsys, main, data.yaml, "--out", "page")
     assert check(capsys, data.yaml)[1].endswith(f"report: {tmp_path}/cache/lockstep/check/exp/report.html\n")
     assert data.content() == before
-
-
-SCANNED = ["cat", "dog", "DontCare"]
-# Class, x1, y1, x2, y2 in images of 160 x 128: a doubled box, one that exceeds its image, and a region to ignore.
-OBJECTS = [(0, 16, 16, 80, 64), (1, 16, 16, 80, 65), (1, 120, 16, 168, 64), (2, 0, 80, 160, 128)]
-
-
-@pytest.mark.parametrize("annotations", [{}, {"annotations": "voc"}, {"annotations": "instances.json"}])
-def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotations):
-    sizes = dict.fromkeys(("0.png", "1.png"), (128, 160))
-    write_three_formats(tmp_path, SCANNED, sizes, {"0.png": OBJECTS, "1.png": []})
-    content = {"train": "images/train", "names": SCANNED, "classes": {"dog": "cat"}, "ignore": ["DontCare"]}
-    (tmp_path / "data.yaml").write_text(yaml.safe_dump(content | annotations))
-    spec = load_dataset_spec(tmp_path / "data.yaml")
-    split = scan_split(spec, "train", workers=0)
-    trained = load_index(spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False))
-    assert split.index.names == trained.names == ("cat",)
-    assert split.index.counts() == trained.counts()
-    for array in ("offsets", "boxes_xywh_px", "classes", "crowd"):
-        np.testing.assert_array_equal(getattr(split.index, array), getattr(trained, array))
-    (clipped,) = [issue for issue in scan_issues(split) if issue.boxes]
-    assert (clipped.kind, clipped.boxes[0].class_name, clipped.boxes[0].class_id) == (FITTED, "cat", 0)
-    doubled = next(issue for issue in box_pairs(split) if issue.images == ("images/train/0.png",))
-    assert (doubled.kind, [box.class_name for box in doubled.boxes]) == (DOUBLED, ["cat", "cat"])
-    where = split.parts[0].source.where(0, int(trained.row_number[1]))
-    assert doubled.where == where
-
-
-@pytest.mark.parametrize("annotations", [{}, {"annotations": "instances.json"}])
-def test_findings_of_shards_and_joined_sets_are_those_of_the_files(tmp_path, annotations):
-    """Places have colons: those of annotations in COCO JSON, and file names as they are."""
-    names = [f"a: {i}: b.png" for i in range(3)]
-    objects = {name: [(0, 16, 16, 80, 64), (1, 120, 16, 168, 64)] for name in names}
-    write_three_formats(tmp_path / "set", SCANNED, dict.fromkeys(names, (128, 160)), objects)
-    data = tmp_path / "set" / "data.yaml"
-    data.write_text(yaml.safe_dump({"train": "images/train", "names": SCANNED} | annotations))
-    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, IndexSettings(cache_dir=str(tmp_path)))
-    (tmp_path / "joined.yaml").write_text("train: [set/data.yaml]\n")
-
-    files = scan_split(load_dataset_spec(data), "train", workers=0)
-    shards = scan_split(load_dataset_spec(tmp_path / "shards/data.yaml"), "train", workers=0)
-    joined = scan_split(load_dataset_spec(tmp_path / "joined.yaml"), "train", workers=0)
-    expected = [(FITTED, issue.text, issue.where) for issue in scan_issues(files)]
-    assert len(expected) == 3
-    assert [(issue.kind, issue.text, issue.where) for issue in scan_issues(shards)] == expected
-    places = [f"set/{where}" for _, _, where in expected]
-    assert [finding.where for finding in joined.index.report.findings] == places
-    assert str(joined.index.report.findings[0]) == f"{places[0]}: {FITTED}: {expected[0][1]}"

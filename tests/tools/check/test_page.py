@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.labels.findings import BAD_BOX, BAD_IMAGE, FITTED, UNKNOWN_CLASS
+from data.labels.findings import BAD_BOX, BAD_IMAGE, FITTED
 from data.labels.yolo import parse_yolo
-from engine.report.images import COLORS
 from engine.report.issues import Issue, LabelBox
 from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS
 from tests.helpers.editable_set import EditableSet
@@ -60,26 +59,6 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
     locations = {row[2] for row in read.tables["Issues, with their locations"][1:]}
     assert locations >= {"labels/train/0.txt:2", "images/val/0.png"}
     assert len(photos_of(read)) == 3
-
-
-def drawn_box(photo: np.ndarray, style: str) -> tuple[int, int, int, int]:
-    """Returns the box of a photo's pixels that have the color of a style: x, y, width and height."""
-    near = np.abs(photo.astype(int) - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60
-    y, x = (np.flatnonzero(near.sum(axis) > 6) for axis in (1, 0))
-    return x[0], y[0], x[-1] - x[0], y[-1] - y[0]
-
-
-def test_boxes_of_unknown_classes_and_of_images_that_are_left_out_are_drawn(data, tmp_path):
-    data.write("train/1", "5 0.4 0.5 0.3 0.3\n")  # without another row, training leaves the image out
-    data.write("train/2", "0 0.5 0.5 0.3 0.3\n5 0.5 0.5 0.002 0.002\n")
-    read, issues = page_of(data, tmp_path / "out")
-    photos = [photo for label, photo in photos_of(read).items() if UNKNOWN_CLASS in label]
-    assert len(photos) == 2
-    assert min(min(drawn_box(photo, "spurious")[2:]) for photo in photos) >= 6  # a smaller one would be a dot
-    found = [issue.boxes[0] for issue in issues if issue.kind == UNKNOWN_CLASS]
-    assert [(box.class_name, box.class_id) for box in found] == [("class 5 of 0 to 1", -1)] * 2
-    np.testing.assert_allclose(found[0].xyxy_px, [40, 44.8, 88, 83.2])
-    assert read.sections["Images and boxes"].count("class 5 of 0 to 1") >= 2
 
 
 def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):

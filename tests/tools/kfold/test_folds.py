@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -58,12 +57,9 @@ def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
     assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
 
 
-@pytest.mark.parametrize("layout", ["yolo", "coco"])
-def test_the_lists_give_the_same_labels(config, tmp_path, layout):
-    """The validation images of the folds are those of the data set, each once, also with labels in COCO's format."""
+def test_the_lists_give_the_same_labels(config, tmp_path):
+    """The validation images of the folds are those of the data set, each once."""
     spec = load_dataset_spec(config.data)
-    if layout == "coco":
-        spec = as_coco(spec, config, tmp_path)
     joined = joined_index(spec, replace(config, data=spec.source))
     fold = assign_folds(np.arange(len(joined)), class_counts(joined), 3, 0)
     folder = tmp_path / "lists"
@@ -91,28 +87,6 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
     assert len(seen) == len(set(seen)) == len(joined)
     with open(folder / "folds.csv", newline="") as file:
         assert [int(row["fold"]) - 1 for row in csv.DictReader(file)] == fold.tolist()
-
-
-def as_coco(spec, config, tmp_path):
-    """Returns the same data set with labels in two COCO JSONs, and images of different names."""
-    root = tmp_path / "coco"
-    content = {"train": "images/train", "val": "images/val", "names": list(spec.names)}
-    content["annotations"] = {"train": "train.json", "val": "val.json"}
-    categories = [{"id": number + 7, "name": name} for number, name in enumerate(spec.names)]
-    for split in ("train", "val"):
-        index = load_index(spec, split, IndexSettings(cache_dir=config.cache_dir))
-        (root / "images" / split / "old").mkdir(parents=True)
-        # The name of an even image is the end of the next one's.
-        names = [f"{split}/old/{i - 1}.png" if i % 2 else f"images/{split}/{i}.png" for i in range(len(index))]
-        images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
-        for i, image in enumerate(images):
-            shutil.copy(index.path(i), root / "images" / image["file_name"].removeprefix("images/"))
-        rows = zip(index.image_of_box.tolist(), index.classes.tolist(), index.boxes_xywh_px.tolist())
-        boxes = [{"image_id": i, "category_id": c + 7, "bbox": box} for i, c, box in rows]
-        annotation_file = {"images": images, "annotations": boxes, "categories": categories}
-        (root / f"{split}.json").write_text(json.dumps(annotation_file))
-    (root / "data.yaml").write_text(json.dumps(content))
-    return load_dataset_spec(root / "data.yaml")
 
 
 NAMES = ["cat", "dog"]

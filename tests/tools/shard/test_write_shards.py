@@ -7,9 +7,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import yaml
 
 from data.dataset.yaml_file import load_dataset_spec
 from data.images.decode import read_bytes
@@ -79,23 +77,6 @@ def test_tar_files_have_the_layout_of_webdataset(source: Path, tmp_path: Path):
             assert label["path"] == index.paths[i]
             assert label["boxes_xywh_px"] == index.boxes_xywh_px[index.offsets[i] : index.offsets[i + 1]].tolist()
             assert tar.extractfile(f"{i:09d}.png").read() == read_bytes(index.path(i))
-
-
-def test_classes_fraction_and_one_class_are_those_of_the_files(source: Path, tmp_path: Path):
-    content = yaml.safe_load(source.read_text())
-    content["classes"] = {content["names"][0]: "thing"}
-    source.write_text(yaml.safe_dump(content))
-    out = written(source, tmp_path / "out")
-    for options in ({}, {"single_cls": True}, {"fraction": 0.5, "seed": 3}):
-        files = index_of(source, **options)
-        shards = index_of(out, **options)
-        assert files.names == shards.names
-        assert list(files.paths) == list(shards.paths)
-        assert np.array_equal(files.classes, shards.classes)
-    held = frozenset(list(index_of(source).paths)[:3])
-    specs = [load_dataset_spec(path).hold_out(held) for path in (source, out)]
-    parts = [load_index(spec, "val", IndexSettings(cache_dir=str(tmp_path))) for spec in specs]
-    assert list(parts[0].paths) == list(parts[1].paths) == sorted(held)
 
 
 def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 import subprocess
 import sys
 
@@ -12,17 +11,9 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS, Command
-from utils.config.flags import flags_of, shown_name
+from utils.config.flags import flags_of
 from utils.config.parser import build_parser, parse_command, parse_config, settings_of_child
-from utils.config.settings import (
-    TOPICS,
-    DetectConfig,
-    ExportConfig,
-    Hyperparameters,
-    TrainConfig,
-    ValConfig,
-    names_with,
-)
+from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig, names_with
 from utils.config.tool_settings import (
     CheckConfig,
     ConvertConfig,
@@ -193,19 +184,6 @@ def test_a_setting_of_several_commands_that_train_or_score_has_one_scope():
             scopes.setdefault(field.name, set()).add(field.metadata["scope"])
     assert {name for name, names in scopes.items() if len(names) > 1} == set()
     assert names_with(TrainConfig, scope="machine") >= {"device", "workers"}
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_help_lists_each_setting_once_by_topic_and_ends_with_a_valid_example(command: Command):
-    parse_config(command.settings, shlex.split(command.example))
-    text = build_parser(command.settings, all_flags=True).format_help()
-    topics = " ".join(TOPICS.values()).split()
-    for field in dataclasses.fields(command.settings):
-        shown = shown_name(field)
-        assert len(re.findall(rf"^  {shown}[ ,\n]", text, re.M)) == 1, shown
-        assert field.metadata["positional"] or topics.count(field.name) == 1, field.name
-    assert "(default: None)" not in text
-    assert "(default: )" not in text
 
 
 def test_the_help_of_train_shows_what_the_first_months_need():

@@ -73,17 +73,6 @@ def test_a_line_of_the_yolo_command_is_answered_with_the_page_that_translates_it
         parse_config(cls, line.split())
 
 
-def test_settings_without_dashes_are_answered_with_the_flags_to_type():
-    words = "epochs=3 mask_ratio=4 pretrained=True amp=False val=False augment=False lr0=0.02 imgsz=480,640 batch=x"
-    with pytest.raises(UserError) as error:
-        parse_config(TrainConfig, words.split())
-    line, *reasons = str(error.value).partition("; write ")[2].split("; ")
-    expected = TrainConfig(epochs=3, amp="off", val_every=0, override=["lr0=0.02"])
-    assert parse_config(TrainConfig, line.split()) == expected
-    for reason in ("mask_ratio", "--weights", "longer side", "batch: must be a whole number"):
-        assert any(reason in text for text in reasons)
-
-
 @pytest.mark.parametrize(
     ("cls", "line", "reason"),
     [

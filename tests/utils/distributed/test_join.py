@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -204,57 +203,3 @@ def test_a_process_whose_peer_is_killed_in_a_collective_ends_with_one_line(tmp_p
         (line,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
         assert "another process of this run has ended" in line
         assert "Traceback" not in run.output()
-
-
-MEETS_TWICE = """
-import os, pathlib, sys, time
-from utils.distributed.context import max_over_ranks
-from utils.distributed.join import joined_run
-from utils.process.launch import read_launch
-from utils.process.main import run_main
-
-def main(_):
-    folder = pathlib.Path(sys.argv[1])
-    expected = int(sys.argv[2])
-    with joined_run(read_launch(), "cpu", timeout_s=60) as ctx:
-        (folder / f"joined {os.getpid()}").touch()
-        max_over_ranks(ctx, 1)
-        while ctx.world_size < expected or not (folder / "end").exists():
-            time.sleep(0.1)  # without a word to the others: a process that ends is not noticed
-        max_over_ranks(ctx, 1)
-
-run_main(main)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grows", [False, True])
-def test_torchruns_that_restart_meet_again(tmp_path, grows):
-    """Two torchrun processes stand for two nodes. Either a process of the second is killed, which that one counts as a
-    restart and the first as a change of membership; or the second joins later, and has the new rank 0."""
-    script = tmp_path / "meets.py"
-    script.write_text(MEETS_TWICE)
-    options = ["--nnodes", "1:2" if grows else "2", "--nproc_per_node", "1", "--max-restarts", "3", "--rdzv-id", "1"]
-    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}"]
-    variables = {"PYTHONPATH": str(ROOT), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if grows else "0"}
-    with Processes(tmp_path / "log", real=True) as run:
-
-        def start_node(number: int) -> None:
-            address = f"127.0.0.{2 - number}"  # torchrun gives rank 0 to the lowest one
-            node = ["--rdzv-conf", f"last_call_timeout=2,is_host={number == 0}", "--local-addr", address]
-            command = [run.python, "-m", "torch.distributed.run", *options, *node, str(script), str(tmp_path), "2"]
-            run.start(command, **variables)
-
-        def joined() -> list[int]:
-            return [int(path.name.split()[1]) for path in tmp_path.glob("joined *")]
-
-        start_node(0)
-        if grows:
-            run.until(lambda: len(joined()) == 1)
-        start_node(1)
-        if not grows:
-            run.until(lambda: len(joined()) == 2)
-            os.kill(joined()[0], signal.SIGKILL)
-        run.until(lambda: len(joined()) == (3 if grows else 4))
-        (tmp_path / "end").touch()
-        assert run.codes() == [0, 0], run.output()
