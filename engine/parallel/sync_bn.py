@@ -36,11 +36,12 @@ class _GlobalNorm(torch.autograd.Function):
         channels = x.shape[1]
         means, deviations, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]
         total = counts.sum()
-        mean = (means * counts).sum(0) / total
-        variance = (deviations + counts * (means - mean).square()).sum(0) / total
+        divisor = total.clamp(min=1)  # all shards of a group may be empty
+        mean = (means * counts).sum(0) / divisor
+        variance = (deviations + counts * (means - mean).square()).sum(0) / divisor
         inverse = torch.rsqrt(variance + eps)
         normal = (wide - mean[:, None, None]) * inverse[:, None, None]
-        ctx.save_for_backward(normal, weight, inverse, total)
+        ctx.save_for_backward(normal, weight, inverse, divisor)
         ctx.group = group
         ctx.mark_non_differentiable(mean, variance, total)
         out = normal * weight[:, None, None].to(wide) + bias[:, None, None].to(wide)
@@ -48,13 +49,13 @@ class _GlobalNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        normal, weight, inverse, total = ctx.saved_tensors
+        normal, weight, inverse, divisor = ctx.saved_tensors
         wide = grad.to(normal.dtype)
         grad_bias = wide.sum((0, 2, 3))
         grad_weight = (wide * normal).sum((0, 2, 3))
         sums = torch.cat([grad_bias, grad_weight])
         dist.all_reduce(sums, group=ctx.group)
-        mean_grad, mean_product = (sums / total).chunk(2)
+        mean_grad, mean_product = (sums / divisor).chunk(2)
         centered = wide - mean_grad[:, None, None] - normal * mean_product[:, None, None]
         grad_x = centered * (weight.to(wide) * inverse)[:, None, None]
         without_gradient = (None, None)  # eps, group
@@ -90,9 +91,12 @@ class _GlobalNormByKernels(torch.autograd.Function):
             count = _EMPTY
         table = _gather(torch.cat([mean, inverse, mean.new_full((1,), count)]), group)
         means, inverses, counts = table[:, :channels], table[:, channels:-1], table[:, -1].contiguous()
+        before = (running_mean.clone(), running_var.clone()) if group is not None else ()
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
             x, means, inverses, running_mean, running_var, momentum, eps, counts
         )
+        for running, kept in zip((running_mean, running_var), before):  # a group without images keeps its statistics
+            running.copy_(torch.where(counts.max() >= 1, running, kept))
         ctx.save_for_backward(x, weight, mean, inverse, counts.to(torch.int32))
         ctx.group = group
         if not x.numel():
@@ -154,8 +158,9 @@ class GlobalBatchNorm2d(BatchNorm2d):
         out, mean, variance, total = _GlobalNorm.apply(x, self.weight, self.bias, self.eps, self.group)
         with torch.no_grad():
             unbiased = variance * (total / (total - 1).clamp(min=1))
-            self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-            self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            momentum = self.momentum * (total > 0).to(self.running_mean)  # a group without images keeps its statistics
+            self.running_mean.lerp_(mean.to(self.running_mean), momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var), momentum)
         return out
 
 

@@ -15,6 +15,7 @@ from engine.parallel.sync_bn import GlobalBatchNorm2d, convert_sync_bn
 from models.detector import build_detector
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.ranks import run_ranks
+from utils.distributed.groups import sync_bn_group
 
 
 def _network() -> nn.Module:
@@ -117,6 +118,31 @@ def test_synchronized_statistics_equal_one_process_with_the_whole_batch():
             for key, value in model.state_dict().items():
                 if value.is_floating_point():
                     torch.testing.assert_close(state[key], value, rtol=1e-10, atol=1e-12)
+
+
+def _with_an_empty_group(ctx):
+    """In groups of two, with our operations and with the kernels: rank 0 has one image, and all others none."""
+    group = sync_bn_group(ctx, 2)
+    images = torch.randn(1, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    results = []
+    for replace_kernels in (lambda: None, _as_on_a_gpu):
+        replace_kernels()
+        model = convert_sync_bn(_network(), group)
+        _run(model, images if ctx.rank == 0 else images[:0])
+        results.append(([p.grad for p in model.parameters()], dict(model.state_dict())))
+    return results
+
+
+def test_a_group_without_an_image_keeps_its_statistics():
+    """As with --sync-bn 2 on four processes, and a last batch of one image."""
+    untouched, model = _network(), _network()
+    _run(model, torch.randn(1, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+    for rank, results in enumerate(run_ranks(4, _with_an_empty_group)):
+        expected = (model if rank < 2 else untouched).state_dict()
+        for grads, state in results:
+            assert rank == 0 or not any(grad.any() for grad in grads)
+            for key in ("1.running_mean", "1.running_var", "4.running_mean", "4.running_var"):
+                torch.testing.assert_close(state[key], expected[key], rtol=1e-10, atol=1e-12)
 
 
 def _mixed(ctx):
