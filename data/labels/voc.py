@@ -94,7 +94,7 @@ def _parse_object(
         x1, y1, x2, y2 = map(float, corners)
     except ValueError:
         return Finding(BAD_ROW, f"corners are not numbers: {shown}", row_number=row_number)
-    if not is_plain_number_text(shown) or not all(map(isfinite, (x1, y1, x2, y2))):
+    if not is_plain_number_text("".join(corners)) or not all(map(isfinite, (x1, y1, x2, y2))):
         return Finding(BAD_ROW, f"corners are not finite numbers: {shown}", row_number=row_number)
     if class_ids is not None and name not in class_ids:
         return Finding(UNKNOWN_CLASS, f"'{name}'", xyxy_px=(x1, y1, x2, y2), row_number=row_number)

@@ -124,6 +124,7 @@ LOST_OBJECTS = {  # of VOC
     "without a name": ("<object><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>", 1),
     "without a box": ("<object><name>a</name></object>", 1),
     "not a number": (voc(("a", 1, 1, 9, 9)).split("\n", 1)[1].replace(">9<", ">x<").removesuffix("</annotation>"), 1),
+    "underscore": (voc(("a", f"1.{'0' * 60}", 1, 9, "1_0")).split("\n", 1)[1].removesuffix("</annotation>"), 1),
     "unknown": (voc(("c", 1, 1, 9, 9)).split("\n", 1)[1].removesuffix("</annotation>"), 1),
     "reversed": (voc(("a", 9, 9, 1, 1)).split("\n", 1)[1].removesuffix("</annotation>"), 1),
 }
