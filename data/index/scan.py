@@ -158,7 +158,7 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
         problems = [Finding(BAD_LABEL, str(fit)), *raw.problems]
         return _ImageContent(size_hw, table[:0], _findings_of(source, i, problems), num_labeled)
     if not fit.is_same:
-        problems = [Finding(FITTED, str(fit), number=num_labeled)]
+        problems = [Finding(FITTED, str(fit), number=num_labeled)] if num_labeled else []
         table[:, X1 : Y2 + 1] = fit.corners(table[:, X1 : Y2 + 1])
         table[:, AREA] *= fit.area_factor
     return _ImageContent(size_hw, table, _findings_of(source, i, [*problems, *raw.problems]), num_labeled)

@@ -43,6 +43,15 @@ def test_labels_for_another_size_are_scaled_by_one_factor(data, form, factor):
     assert len(places(index, FITTED)) == (factor != 1)
 
 
+def test_a_background_has_no_labels_to_scale(data):
+    data.images("images/train/x.png")
+    write(data, "voc", (30, 40), BOX_PX, "x.png")
+    data.file("voc/x.xml", voc(hw=(30, 40)))
+    index = data.index()
+    assert counts(index) == Counts(2, 1)
+    assert places(index, FITTED) == []
+
+
 @FORMS
 @pytest.mark.parametrize("hw", [(80, 60), (60, 100), (120, 80)])
 def test_an_image_that_no_factor_explains_is_left_out(data, form, hw):
