@@ -165,6 +165,7 @@ class _RequestLoader(DataLoader):
         """Ends the workers. Another ``iter()`` would start new ones."""
         iterator = self._iterator
         self._iterator = None
+        self._begun = None
         if isinstance(iterator, WorkerIterator):
             iterator.close()
             if self._slots is not None:

@@ -158,6 +158,13 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
                 assert_same_batch(batch, batches[batch.indices[0].item()])
 
 
+def test_a_loader_that_is_closed_after_its_start_begins_anew(open_loader):
+    loader = open_loader(training=False, workers=1)
+    loader.start()
+    loader.close()
+    assert len(list(loader)) == len(loader)
+
+
 def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader, monkeypatch):
     """In a notebook, the trainer and the hooks of a training refer to each other."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 60.0)  # torch's longest wait for a worker
