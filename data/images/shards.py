@@ -121,5 +121,5 @@ def shard_index(image: str | os.PathLike) -> Path | None:
 
 def read_member(image: str | os.PathLike, index: Path) -> bytes:
     """Returns the content of an image in the shards of ``index``. Raises UserError or OSError; see `Shards.read`."""
-    shards = _opened.get(index) or open_shards(index)
+    shards = _opened[index] if index in _opened else open_shards(index)
     return shards.read(shards.find(os.fspath(Path(image).relative_to(index))))
