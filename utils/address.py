@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
-# Scheme, login, host and port, path. What does not fit, such as a password with a slash, is not shown at all. A path of
-# `pathlib` has one slash after the scheme.
+# Scheme, login, host and port, path. What does not fit is not shown at all, such as a password with a slash, of which
+# the start may look like a port. A path of `pathlib` has one slash after the scheme.
 _PARTS = re.compile(
-    r"([a-z][a-z0-9+.-]*:(?://|/(?!/)))(?:[^/?#]*@)?((?:\[[0-9a-f:.%]*\]|[^:@/?#\[\]]*)(?::[0-9]*)?)(?=[/?#]|$)([^?#]*)",
+    r"([a-z][a-z0-9+.-]*:(?://|/(?!/)))(?:[^/?#]*@)?"
+    r"((?:\[[0-9a-f:.%]*\]|[^:@/?#\[\]]*)(?::[0-9]*(?!.*@))?)(?=[/?#]|$)([^?#]*)",
     re.IGNORECASE | re.DOTALL,
 )
-_IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]+:/{1,2}(?:[^/?#]*@)?[^\s'\"<>]+", re.IGNORECASE)  # a login may have quotes
+# A login may have quotes and, with a password, spaces. After a host, or its port, and a space, other text follows.
+_IN_TEXT = re.compile(
+    r"\b[a-z][a-z0-9+.-]+:/{1,2}(?:[^/?#\s]*@|[^/?#:]*:(?![0-9]*\s)[^/?#]*@)?[^\s'\"<>]+", re.IGNORECASE
+)
 
 
 class Address(str):

@@ -160,6 +160,9 @@ def test_an_address_keeps_the_url_through_processes():
         ("rtsp://me:p@s@cam/1", "rtsp://cam/1"),
         ("rtsp://me:p/s@cam/1", "rtsp://..."),
         ("rtsp://me:p#s@cam/1", "rtsp://..."),
+        ("rtsp://me:p s@cam/1", "rtsp://cam/1"),
+        ("https://me:12/34@host/x", "https://..."),
+        ("https://me:1#2/3?4@host/x", "https://..."),
         ("sqlite:////a/mlflow.db", "sqlite:////a/mlflow.db"),
     ):
         address = pickle.loads(pickle.dumps(Address(url)))
@@ -167,6 +170,8 @@ def test_an_address_keeps_the_url_through_processes():
         assert with_short_addresses(f"no answer ('{url}')") == f"no answer ('{text}')"
         assert with_short_addresses(str(Path(url))).replace("://", ":/") == str(Path(text))
     assert with_short_addresses("no answer (http://me:it's<1>@host/a, 2)") == "no answer (http://host/a, 2)"
+    for text in ("see http://host and mail me@x.org", "see http://host:80 and mail me@x.org"):
+        assert with_short_addresses(text) == text
 
 
 def test_mlflow_shows_no_login(tmp_path, monkeypatch, capfd):
