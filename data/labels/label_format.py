@@ -71,6 +71,7 @@ class Listing:
     """
 
     root: Path  # the data set's folder
+    named_root: str  # the same with ``/``; of a staged copy, that of the original, which absolute names in labels have
     images: list[str]  # N
     image_stamps: np.ndarray  # int64 (N, 2): size in bytes, modification time in ns
     label_format: LabelFormat

@@ -121,7 +121,7 @@ class LabelsPerSplit:
         self.categories = file.categories
         images = listing.json_images or listing.images
         # Absolute paths in the data set's folder become relative to it.
-        above = f"{listing.root.as_posix()}/"
+        above = f"{listing.named_root}/"
         file_names = [entry.file_name.removeprefix(above) for entry in file.entries]
         image_of_entry = match_entries(file_names, images)
         entry_of: dict[str, ImageEntry] = {}

@@ -76,6 +76,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
             other_images = sorted(images_beside(declared, spec, folders).stamps)
     return Listing(
         root=spec.root,
+        named_root=spec.root.as_posix(),
         images=names,
         image_stamps=np.array([images.stamps[name] for name in names], np.int64),
         label_format=source.label_format,
