@@ -34,7 +34,7 @@ from data.dataset.spec import DEMO, DatasetSpec, DataSource
 from data.dataset.yaml_file import load_dataset_spec
 from data.file_exchange import exchange_items
 from data.images.kinds import image_suffixes, is_image
-from data.labels.label_format import Listing
+from data.labels.label_format import UNREADABLE, Listing
 from data.listing.listing import list_split, listing_text
 from utils.distributed.context import DistributedContext, StoreBarrier, torch_distributed_zero_first
 from utils.distributed.groups import Subgroup, one_per_node_group
@@ -100,7 +100,7 @@ class StagePlan:
             listing = listings[split] = list_split(spec, split)
             files = [*zip(listing.images, listing.image_stamps.tolist())]
             files += zip(listing.labels, listing.label_stamps.tolist())
-            stamps |= {name: stamp for name, stamp in files if stamp[0] >= 0}
+            stamps |= {name: stamp for name, stamp in files if stamp[0] >= 0 and tuple(stamp) != UNREADABLE}
         names = sorted(stamps)
         return cls(spec, listings, names, np.array([stamps[name] for name in names], np.int64).reshape(-1, 2))
 

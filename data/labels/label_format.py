@@ -23,6 +23,7 @@ from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.machine.limits import explain_limit
 
+UNREADABLE = (0, -1)  # stamp of a label that exists but is no file, such as a folder or a broken link
 MAX_BYTES = 1 << 26  # largest label file of one image
 
 LabelRow = tuple[float, ...]  # class, x1, y1, x2, y2, area, crowd, row number, shape
@@ -76,7 +77,7 @@ class Listing:
     image_stamps: np.ndarray  # int64 (N, 2): size in bytes, modification time in ns
     label_format: LabelFormat
     labels: list[str]  # N: each image's label file, or where it would be; or one name: a JSON for all images
-    label_stamps: np.ndarray  # int64 (len(labels), 2); (-1, -1) where no file exists (a background)
+    label_stamps: np.ndarray  # int64 (len(labels), 2); `ABSENT` (a background) or `UNREADABLE`: no file
     findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
     json_images: list[str] = field(default_factory=list)  # JSON only: images of all splits that name it, sorted
     # JSON only: images beside them, of no split that names it, sorted; None if a split that names it has no images here
@@ -127,12 +128,15 @@ class LabelPerImage:
         self.findings: list[Finding] = []
         self._labels = listing.labels
         self._exists = (listing.label_stamps[:, 0] >= 0).tolist()
+        self._is_unreadable = (listing.label_stamps == UNREADABLE).all(1).tolist()
         self._root = listing.root
         self._parse = parse
 
     def read(self, i: int) -> RawLabels | None:
         if not self._exists[i]:
             return None
+        if self._is_unreadable[i]:  # a staged copy may still have an older file there
+            raise LabelFileError("not a file that can be read")
         path = path_of(self._labels[i], self._root)
         try:
             data = read_regular(path, max_bytes=MAX_BYTES)

@@ -12,7 +12,7 @@ from data.dataset.spec import DatasetSpec, JoinedSplit, ShardSplit
 from data.folders import ABSENT, Folders, stamp_of
 from data.labels.findings import findings_of_json
 from data.labels.formats import LABEL_FORMATS
-from data.labels.label_format import Listing
+from data.labels.label_format import UNREADABLE, Listing
 from data.listing.images import SplitImages, find_images, images_beside, images_of_other_splits
 from data.listing.labels import find_labels, find_orphans
 from utils.errors import UserError
@@ -21,7 +21,6 @@ from utils.files.safe_io import read_text
 from utils.strings import counted
 
 _MAX_BYTES = 1 << 34  # largest stored listing
-_UNREADABLE = (0, 0)  # stamp of a label file that exists but cannot be read: the scan reports it
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -54,7 +53,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         for i, label in enumerate(labels):
             if label in files.used:
                 stamp = stamp_of(path_of(label, spec.root))
-                label_stamps[i] = _UNREADABLE if stamp == ABSENT else stamp
+                label_stamps[i] = UNREADABLE if stamp == ABSENT else stamp
         if not files.used:
             raise UserError(
                 f"{spec.source}: none of the {counted(len(names), 'image')} of '{split}' has a label file; expected "

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from data.dataset.spec import DataSource
 from data.open import open_data
-from tests.data.data_set import BOX, DataSet, boxes, coco, counts, give_away, load, open_set, refusal, voc
+from tests.data.data_set import BOX, Counts, DataSet, boxes, coco, counts, give_away, load, open_set, refusal, voc
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.ranks import run_ranks
 
@@ -105,6 +105,21 @@ def test_a_copy_has_the_images_labels_and_losses_of_its_original(data, tmp_path,
     assert boxes(copied) == boxes(original)
     assert counts(copied) == counts(original)
     assert list(copied.paths) == list(original.paths)
+    assert list(map(str, copied.report.findings)) == list(map(str, original.report.findings))
+
+
+def test_a_label_that_is_no_file_is_a_finding_as_in_the_original(tmp_path):
+    data = two_splits(tmp_path / "set")
+    stage(data, tmp_path / "stage")
+    os.remove(data.root / "labels/train/0.txt")
+    (data.root / "labels/train/0.txt").mkdir()
+    os.remove(data.root / "labels/train/1.txt")
+    (data.root / "labels/train/1.txt").symlink_to("nowhere")
+    data.file("labels/train/2.txt", "")
+    os.utime(data.root / "labels/train/2.txt", (0, 0))  # an archive without times
+    copied, original = load(stage(data, tmp_path / "stage")), data.index(use_cache=False)
+    assert counts(original) == Counts(5, 3, 2)
+    assert counts(copied) == counts(original)
     assert list(map(str, copied.report.findings)) == list(map(str, original.report.findings))
 
 
