@@ -64,17 +64,18 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
     """Returns a warning about a run with so few steps that its detector will be poor, and what gives enough: smaller
     batches, if they are larger than the default, or a number of epochs; "" if it has enough, or would not within
-    `MOST_EPOCHS`."""
+    `MOST_EPOCHS` of batches of the default size."""
     enough = _enough_steps(config)
-    if steps.total >= enough or enough_epochs(steps, config) > MOST_EPOCHS:
+    epochs = enough_epochs(steps, config)
+    has_large_batches = steps.accumulate == 1 and config.batch_size > TrainConfig.batch_size
+    if steps.total >= enough or (epochs > MOST_EPOCHS and not has_large_batches):
         return ""
     kind = "fine-tuning" if config.weights else "training from random weights"
     length = counted(steps.total, "step")
     smaller = ""
-    if steps.accumulate == 1 and config.batch_size > TrainConfig.batch_size:
+    if has_large_batches:
         length += f" of --batch-size {config.batch_size}"
         smaller = f"smaller batches (--batch-size {TrainConfig.batch_size}), or "
-    epochs = enough_epochs(steps, config)
     return f"the run has only {length}; {kind} needs about {enough}: {smaller}--epochs {epochs}"
 
 

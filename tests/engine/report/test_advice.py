@@ -67,6 +67,7 @@ def advised(
     [
         ({"epochs": 4, "batches": 1, "train": index([1], 60.0, images=3)}, "Label more images: 3", None),
         ({"epochs": 4, "batches": 9}, "Train longer", {"epochs": 34, "weights": "a.pt", "data": "my set.yaml"}),
+        ({"epochs": 9, "batches": 2, "settings": {"batch_size": 64}}, "smaller", {"epochs": 150, "batch_size": 64}),
         ({"epochs": 6, "batches": 9, "history": RISING, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
         (
             {"epochs": 4, "train": index([100], 30.0, images=100), "settings": {"weights": "", "model": "yolov8n"}},
