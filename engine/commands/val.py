@@ -89,6 +89,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         train=None,
         validated=scores.index,
         split=config.task,
+        is_held_out=spec.is_held_out(config.task),
     )
     folder = increment_path(config.project, config.name, config.exist_ok)
     _write_report(folder, config, subject, scores)

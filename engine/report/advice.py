@@ -224,7 +224,8 @@ def _check_labels(facts: Facts) -> str:
     weights = subject.config.weights
     if facts.run is not None:
         weights = str(facts.folder / ("best.pt" if subject.best_epoch > 0 else "last.pt"))
-    words = [subject.config.data, "--split", subject.split, "--weights", weights]
+    split = "train" if subject.is_held_out else subject.split  # as the data set names it
+    words = [subject.config.data, "--split", split, "--weights", weights]
     return f"{COMMANDS['check'].typed} {shlex.join(words)}"
 
 

@@ -58,6 +58,7 @@ class Subject:
     fitness: Fitness = Fitness("AP", "AP")
     batches: int = 0  # per epoch; 0 for the validation of a checkpoint
     best_epoch: int = -1  # of best.pt, see `Progress`; -1: none
+    is_held_out: bool = False  # the validated images are a part of the data set's training split
     command: TrainConfig | None = None  # the settings that have begun the run, some of them open; None: ``config``
 
     @property

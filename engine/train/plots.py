@@ -118,6 +118,7 @@ def subject_of(run: TrainingRun) -> Subject:
         train=feed.loader.index,
         validated=feed.val_loader.index,
         split="val",
+        is_held_out=bool(run.description.val_images),
         fitness=feed.fitness,
         batches=len(feed.loader),
     )

@@ -37,6 +37,7 @@ def advised(
     settings: dict[str, Any] | None = None,
     command: dict[str, Any] | None = None,
     label_errors: int = 0,
+    is_held_out: bool = False,
 ) -> list[Advice]:
     """Returns the advice about a run of ``epochs`` (0: about a validation), of which nothing else is known."""
     columns = {name: np.array(values, float) for name, values in (history or {}).items()}
@@ -53,6 +54,7 @@ def advised(
         train=train,
         validated=index([1] * 3, 50.0),
         split="val",
+        is_held_out=is_held_out,
         batches=batches,
         best_epoch=2,
         command=None if command is None else TrainConfig(data="my set.yaml", weights="a.pt", epochs=epochs, **command),
@@ -82,7 +84,8 @@ def advised(
             {"data": "my set.yaml", "weights": "my runs/best.pt", "split": ["val"]},
         ),
         ({"epochs": 4, "costs": {MISSED: 0.2}}, "larger images", {"imgsz": 640}),
-        ({"label_errors": 3}, "3 labels", {"data": "my set.yaml", "weights": "best.pt"}),
+        ({"label_errors": 3}, "3 labels", {"data": "my set.yaml", "weights": "best.pt", "split": ["val"]}),
+        ({"label_errors": 3, "is_held_out": True}, "3 labels", {"data": "my set.yaml", "split": ["train"]}),
         ({"epochs": 6, "history": RISING}, "AP was still rising", {"resume": "my runs/last.pt", "epochs": 12}),
         ({"epochs": 6, "history": OVERFITTED}, "smaller model", None),
         (
