@@ -34,10 +34,10 @@ def open_cache(
     """
     if kind == "none" or not len(index):
         return None
+    require_posix(f"--cache {kind}")
     with torch_distributed_zero_first(ctx):
         if kind == "ram":
             return open_ram_cache(ctx, index, imgsz, decoding)
-        require_posix("--cache disk")
         return open_disk_cache(index, imgsz, decoding, cache_dir=cache_dir)
 
 
@@ -48,8 +48,8 @@ def open_tile_cache(
 
     They are in memory for the kind "ram", otherwise in a file on the disk. Raises UserError as `open_cache` does.
     """
+    require_posix("tile: training on tiles")
     with torch_distributed_zero_first(ctx):
         if kind == "ram":
             return open_ram_cache(ctx, index, 0, decoding)
-        require_posix("tile: training on tiles")
         return open_full_size_cache(index, decoding, cache_dir=cache_dir)

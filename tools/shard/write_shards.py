@@ -32,6 +32,7 @@ from utils.files.paths import check_new_path
 from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import creating_folder, temporary_folder
 from utils.logger import get_logger, progress
+from utils.machine.limits import require_posix
 from utils.machine.threads import map_ahead
 from utils.strings import counted, format_bytes
 
@@ -42,8 +43,9 @@ _DIGITS = 9  # digits of an image's number, which names it in a tar file
 def shard_data(config: ShardConfig) -> list[str]:
     """Implements ``python -m tools.shard``, and returns the names of the written splits.
 
-    Raises UserError if the data set cannot be opened, and like `write_set`.
+    Raises UserError on Windows, if the data set cannot be opened, and like `write_set`.
     """
+    require_posix("writing shards")  # as reading them
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
     settings = IndexSettings(cache_dir=config.cache_dir, workers=config.workers, max_bad=config.max_bad)
     max_bytes = config.megabytes * 10**6
