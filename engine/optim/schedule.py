@@ -17,7 +17,7 @@ ENOUGH_STEPS = 250
 ENOUGH_STEPS_FROM_WEIGHTS = 300
 # New layers learn faster in runs of fewer steps from weights.
 MIN_STEPS_FROM_WEIGHTS = 100
-MOST_EPOCHS = 100  # images that give too few steps in so many are too few themselves
+MAX_ADVISED_EPOCHS = 100  # images that give too few steps in so many are too few themselves
 # Up to this number of steps, new layers learn twice as fast, and new classes start from rows of similar ones.
 FEW_STEPS = 50
 # With fewer training images, pretrained weights give a much higher AP than random ones: on 140 and 296 images, 0.68 and
@@ -64,19 +64,19 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
     """Returns a warning about a run with so few steps that its detector will be poor, and what gives enough: smaller
     batches, if they are larger than the default, or a number of epochs; "" if it has enough, or would not within
-    `MOST_EPOCHS` of batches of the default size."""
+    `MAX_ADVISED_EPOCHS` of batches of the default size."""
     enough = _enough_steps(config)
     epochs = enough_epochs(steps, config)
     has_large_batches = steps.accumulate == 1 and config.batch_size > TrainConfig.batch_size
-    if steps.total >= enough or (epochs > MOST_EPOCHS and not has_large_batches):
+    if steps.total >= enough or (epochs > MAX_ADVISED_EPOCHS and not has_large_batches):
         return ""
-    kind = "fine-tuning" if config.weights else "training from random weights"
+    kind = "Fine-tuning" if config.weights else "Training from random weights"
     length = counted(steps.total, "step")
     smaller = ""
     if has_large_batches:
         length += f" of --batch-size {config.batch_size}"
         smaller = f"smaller batches (--batch-size {TrainConfig.batch_size}), or "
-    return f"the run has only {length}; {kind} needs about {enough}: {smaller}--epochs {epochs}"
+    return f"the run has only {length}. {kind} needs about {enough}: {smaller}--epochs {epochs}"
 
 
 def _enough_steps(config: TrainConfig) -> int:
@@ -96,7 +96,8 @@ def random_weights_warning(images: int, *, weights: str, model: str) -> str:
     place = f" in place of --model {model}" if model else ""
     trained = counted(images, "image")
     return (
-        f"training {trained} from random weights; pretrained ones give more in fewer epochs: --weights yolox_s{place}"
+        f"training starts from random weights, on {trained}. Pretrained ones give more in fewer epochs: "
+        f"--weights yolox_s{place}"
     )
 
 

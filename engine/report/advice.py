@@ -25,7 +25,7 @@ from utils.strings import counted, listed
 
 # On two sets of one class, 25 images gave some nine tenths of the AP of 140; on seven sets, 8 gave 0.26 on average, and
 # 32 gave 0.34.
-FEW_IMAGES = 25
+FEW_TRAINING_IMAGES = 25
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
 # Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Once a run no
 # longer rises, its epochs differ by some 0.01, and the means of thirds by less.
@@ -76,10 +76,11 @@ class Advice(NamedTuple):
 def advise(facts: Facts) -> list[Advice]:
     """Returns the rows of `ADVICE` whose conditions hold. Those that need a run or a validation do not without one."""
     found = []
-    for condition, sentence, command in ADVICE:
-        reason = condition(facts)
+    for rule in ADVICE:
+        reason = rule.condition(facts)
         if reason:
-            found.append(Advice(sentence.format(reason), command(facts)))
+            command = "" if rule.command is None else rule.command(facts)
+            found.append(Advice(rule.sentence.format(reason), command))
     return found
 
 
@@ -101,7 +102,7 @@ def _random_weights(facts: Facts) -> str:
 def _few_images(facts: Facts) -> str:
     run = facts.run
     train = facts.subject.train
-    if run is None or train is None or run.data == DEMO or len(train) >= FEW_IMAGES:
+    if run is None or train is None or run.data == DEMO or len(train) >= FEW_TRAINING_IMAGES:
         return ""
     return f"{counted(len(train), 'training image')} {'is' if len(train) == 1 else 'are'} few"
 
@@ -123,7 +124,7 @@ def _unlearned_classes(facts: Facts) -> str:
     unlearned = [name for name in train.names if class_key(name) in known and name not in (*labeled, *ignored)]
     if not unlearned:
         return ""
-    return f"no training image labels {listed(unlearned)}, known to {run.weights}: training will unlearn them"
+    return f"no training image labels {listed(unlearned)}, known to {run.weights}"
 
 
 def _labeled_classes(train: DatasetIndex) -> list[str]:
@@ -238,20 +239,24 @@ def _cached_images(facts: Facts) -> str:
     return _train_command(facts, cache="ram")
 
 
-def _no_command(facts: Facts) -> str:
-    return ""
+class Rule(NamedTuple):
+    """A row of the table of advice. Its condition returns what is the case, which takes the place of {} in the
+    sentence, or "" if nothing is."""
+
+    condition: Callable[[Facts], str]
+    sentence: str
+    command: Callable[[Facts], str] | None  # returns the command line; None: no command does what the sentence says
 
 
-# Conditions, which return what is the case, or "" if nothing is; sentences about it; and command lines.
-ADVICE: tuple[tuple[Callable[[Facts], str], str, Callable[[Facts], str]], ...] = (
-    (_few_images, "Label more images: {}; a few dozen of each class make the largest difference.", _no_command),
-    (_few_steps, "Train longer: {}.", _longer_run),
-    (_random_weights, "Start from weights: {}.", _from_weights),
-    (_small_boxes, "Use larger images: {}.", _larger_images),
-    (_unlearned_classes, "Keep what the weights know: {}.", _kept_classes),
-    (_largest_error, "Against the largest error: {}.", _against_largest_error),
-    (_contradicted_labels, "Check {} that the model contradicts, below.", _check_labels),
-    (_still_rising, "{} was still rising: train longer.", _more_epochs),
-    (_overfits, "More images, stronger augmentation or a smaller model: {}.", _no_command),
-    (_data_wait, "Training waits for images {} of the time: more --workers, or a cache.", _cached_images),
+ADVICE = (
+    Rule(_few_images, "Label more images: {}; a few dozen of each class make the largest difference.", None),
+    Rule(_few_steps, "Train longer: {}.", _longer_run),
+    Rule(_random_weights, "Start from weights: {}.", _from_weights),
+    Rule(_small_boxes, "Use larger images: {}.", _larger_images),
+    Rule(_unlearned_classes, "Keep what the weights know: {}. Training will unlearn them.", _kept_classes),
+    Rule(_largest_error, "Against the largest error: {}.", _against_largest_error),
+    Rule(_contradicted_labels, "Check {} that the model contradicts, below.", _check_labels),
+    Rule(_still_rising, "{} was still rising: train longer.", _more_epochs),
+    Rule(_overfits, "More images, stronger augmentation or a smaller model: {}.", None),
+    Rule(_data_wait, "Training waits for images {} of the time: more --workers, or a cache.", _cached_images),
 )

@@ -191,6 +191,6 @@ def small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> str:
         tile = imgsz if remedies else 640
         remedies.append(f"cut large images into tiles ('tile: {tile}' in the data set's YAML)")
     return (
-        f"half of the boxes have sides below {median:.3g} px at --imgsz {imgsz}, too small for most models: "
+        f"half of the boxes have sides below {median:.3g} px at --imgsz {imgsz}, too small for most models; "
         f"{', or '.join(remedies)}"
     )
