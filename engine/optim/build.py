@@ -147,7 +147,7 @@ def build_optimizer(
 
     groups = _parameter_groups(model, settings, loaded, lr=lr, new_lr_mult=new_lr_mult)
     optimizers = rule.build(groups, construct, settings.momentum)
-    return OptimizerSet(optimizers, name, loaded.row_rates(model, new_lr_mult))
+    return OptimizerSet(optimizers, name, lr, loaded.row_rates(model, new_lr_mult))
 
 
 def _parameter_groups(

@@ -22,10 +22,11 @@ class OptimizerSet:
     """One or more torch optimizers that act as one: stepped, skipped, saved and scheduled together."""
 
     def __init__(
-        self, optimizers: list[torch.optim.Optimizer], name: str = "", row_rates: Sequence[RowRates] = ()
+        self, optimizers: list[torch.optim.Optimizer], name: str, lr: float, row_rates: Sequence[RowRates] = ()
     ) -> None:
         self.optimizers = optimizers
         self.name = name
+        self.lr = lr  # initial rate, which a group's `lr_mult` multiplies
         self._row_rates = row_rates
 
     @property

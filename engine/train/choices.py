@@ -15,8 +15,10 @@ from torch import Tensor
 from data.index.index import DatasetIndex
 from data.loading.build import count_train_batches
 from engine.optim.build import SHORT_RUN, LoadedParameters, resolve_optimizer
+from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan
 from engine.train.batch_size import find_batch_size
+from engine.train.checkpoint import RunDescription
 from engine.train.lr_probe import REFERENCE_EPOCHS, WeightsProbe, lr_mult_by_score
 from engine.train.resume import RunPlan
 from engine.train.sources import RunData, Sources
@@ -26,9 +28,10 @@ from models.detector import Detector
 from models.losses.base import class_weights
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
+from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
 from utils.mirrored_classes import mirrored_classes
-from utils.strings import listed
+from utils.strings import counted, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,45 +45,64 @@ class Choices:
     anchors: Tensor | None  # (L, A, 2), that replace those of the model; None: these are kept
     class_weights: Tensor | None  # (C,) in the loss, on the CPU; None: all are equal
     loaded: LoadedParameters  # how fast loaded weights and new ones learn
-    reasons: dict[str, str]  # by choice: a line of the log, or a part of one; "": nothing was left open
+    reasons: dict[str, str]  # by choice: a sentence of the log, or why; none or "": nothing was left open
 
 
 def decide(ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData, start: StartingModel) -> Choices:
     """Makes all choices of a run. Every rank must call this. Raises UserError if no batch fits on the GPUs."""
-    stored = plan.stored
+    if plan.stored is None:
+        return _new_choices(ctx, plan, sources, data, start)
+    return _stored_choices(ctx, plan.settings, plan.stored, data, start)
+
+
+def _stored_choices(
+    ctx: DistributedContext, settings: RunSettings, stored: RunDescription, data: RunData, start: StartingModel
+) -> Choices:
+    """Returns the choices of a run that continues, from its settings and its checkpoint."""
+    config = settings.config
+    hyp = settings.hyp
+    lr_mult = 1.0 if hyp.lr_mult is None else hyp.lr_mult
+    if stored.class_weights:  # those of the data with which the run began
+        weights: Tensor | None = torch.tensor(stored.class_weights)
+    else:  # all are equal, or the checkpoint is of a version that did not store them
+        weights, _ = choose_class_weights(config, start.model, data.samples.reader.image_index)
+    return Choices(
+        settings=RunSettings(config, replace(hyp, lr_mult=lr_mult)),
+        steps=step_plan(config, count_train_batches(config, data.samples)),
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
+        anchors=None,
+        class_weights=weights,
+        loaded=LoadedParameters(new_rows=start.pretrained, lr_mult=lr_mult, new_lr_mult=stored.new_lr_mult),
+        reasons={"optimizer": "as when the run began"},
+    )
+
+
+def _new_choices(
+    ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData, start: StartingModel
+) -> Choices:
+    """Makes the choices of a run that begins."""
     config = plan.settings.config
     hyp = plan.settings.hyp
-    model = start.model
     train = data.samples.reader.image_index
     reasons: dict[str, str] = {}
-    flips: dict[str, Any] = {}
-    if stored is None:
-        flips, reasons["flips"] = choose_flips(hyp, sources.names, plan.given)
-    flipped = replace(hyp, **flips)
-    batch_size, reasons["batch size"] = choose_batch_size(ctx, RunSettings(config, flipped), data, start)
-    sized = replace(config, batch_size=batch_size)
-    steps = step_plan(sized, count_train_batches(sized, data.samples))
-    optimizer, reasons["optimizer"] = choose_optimizer(sized, steps)
-    lr_mult, reasons["lr_mult"] = choose_lr_mult(sized, hyp, steps, start.probe)
-    new_lr_mult = new_layers_lr_mult(steps.planned_steps)
-    anchors = None
-    if stored is None:
-        anchors, reasons["anchors"] = choose_anchors(ctx, sized, hyp, model, train, start.probe)
-    else:
-        reasons |= {"optimizer": "as when the run began", "lr_mult": ""}
-        new_lr_mult = stored.new_lr_mult
-    weights: Tensor | None
-    if stored and stored.class_weights:  # those of the data with which the run began
-        weights = torch.tensor(stored.class_weights)
-    else:
-        weights, reasons["class weights"] = choose_class_weights(config, model, train)
+    flips, reasons["flips"] = choose_flips(hyp, sources.names, plan.given)
+    hyp = replace(hyp, **flips)
+    batch_size, reasons["batch size"] = choose_batch_size(ctx, RunSettings(config, hyp), data, start)
+    config = replace(config, batch_size=batch_size)
+    steps = step_plan(config, count_train_batches(config, data.samples))
+    optimizer, reasons["optimizer"] = choose_optimizer(config, steps)
+    lr_mult, reasons["lr_mult"] = choose_lr_mult(config, hyp, steps, start.probe)
+    anchors, reasons["anchors"] = choose_anchors(ctx, config, hyp, start.model, train, start.probe)
+    weights, reasons["class weights"] = choose_class_weights(config, start.model, train)
     return Choices(
-        settings=RunSettings(replace(sized, optimizer=optimizer), replace(flipped, lr_mult=lr_mult)),
+        settings=RunSettings(replace(config, optimizer=optimizer), replace(hyp, lr_mult=lr_mult)),
         steps=steps,
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         anchors=anchors,
         class_weights=weights,
-        loaded=LoadedParameters(new_rows=start.pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult),
+        loaded=LoadedParameters(
+            new_rows=start.pretrained, lr_mult=lr_mult, new_lr_mult=new_layers_lr_mult(steps.planned_steps)
+        ),
         reasons=reasons,
     )
 
@@ -133,9 +155,9 @@ def choose_lr_mult(
     config: TrainConfig, hyp: Hyperparameters, steps: StepPlan, probe: WeightsProbe | None
 ) -> tuple[float, str]:
     """Returns the learning rate factor of loaded weights, that of the settings or by how well these detect, and why:
-    the end of a sentence."""
+    a sentence about them."""
     if hyp.lr_mult is not None:
-        return hyp.lr_mult, " (lr_mult)"
+        return hyp.lr_mult, f"lr_mult is {hyp.lr_mult:g}"
     if probe is None:
         return 1.0, ""
     epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
@@ -185,3 +207,47 @@ def choose_class_weights(config: TrainConfig, model: Detector, train: DatasetInd
     by_weight = weights.argsort(descending=True, stable=True).tolist()
     shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
     return weights, f"--cls-pw {config.cls_pw:g}: weights in the loss: {listed(shown)}"
+
+
+def log_choices(choices: Choices, optimizer: OptimizerSet) -> None:
+    """Logs what a run has chosen, with the reasons, and the number and size of its steps."""
+    config = choices.settings.config
+    steps = choices.steps
+    reasons = choices.reasons
+    log = get_logger()
+    for choice in ("flips", "batch size", "anchors", "class weights"):
+        if reasons.get(choice):
+            log.info("%s", reasons[choice])
+    factors = {group["is_new"]: group["lr_mult"] for group in optimizer.param_groups}
+    new_factor = factors.get(True, 1.0)
+    length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
+    if steps.is_timed:  # the number of epochs is not known yet
+        length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
+    batches = "" if steps.accumulate == 1 else f"{steps.accumulate} batches of "
+    log.info(
+        "%s, each of %s%s at %d px, in %s, with %s (%s), learning rate %g%s%s",
+        length,
+        batches,
+        counted(config.batch_size, "image"),
+        config.imgsz,
+        str(choices.amp_dtype or torch.float32).removeprefix("torch."),
+        optimizer.name,
+        reasons["optimizer"],
+        optimizer.lr * new_factor,
+        " (raised for few steps)" if new_factor > 1 else "",
+        "; the first step compiles the model" if config.compile else "",
+    )
+    if False in factors and factors[False] != new_factor:
+        log.info("%s", loaded_weights_text(factors[False], new_factor, reasons.get("lr_mult", "")))
+
+
+def loaded_weights_text(factor: float, new_factor: float, reason: str) -> str:
+    """Says how fast loaded weights learn, in words, and why, if there is a ``reason``: ``factor`` and ``new_factor``
+    multiply the learning rate of loaded and of new ones."""
+    if factor == 0:
+        text = "loaded weights do not learn"
+    elif factor > new_factor:
+        text = f"loaded weights learn {factor / new_factor:.3g} times faster"
+    else:
+        text = f"loaded weights learn {new_factor / factor:.3g} times slower"
+    return f"{text}: {reason}" if reason else text

@@ -120,8 +120,7 @@ def probe_weights(
 
 
 def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[float, str]:
-    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why: the end of a sentence of
-    the log.
+    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects, and why: a sentence about them.
 
     Weights that are already accurate on this data move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps
     is the same.
@@ -131,16 +130,16 @@ def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[f
         planned_steps: see `StepPlan`.
     """
     if math.isnan(score):
-        return LR_MULT_UNFAMILIAR, ", the default for weights that cannot be tested on these objects"
+        return LR_MULT_UNFAMILIAR, "this is the default for weights that cannot be tested on these objects"
     if score >= WELL_KNOWN_SCORE:
         longer = f", and have {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
         share = min(max(REFERENCE_EPOCHS / epochs, MIN_LR_SHARE), 1.0)
-        return LR_MULT_FAMILIAR * share, f": they already find these objects{longer}"
+        return LR_MULT_FAMILIAR * share, f"they already find these objects{longer}"
     if score < FAMILIAR_SCORE:
-        return LR_MULT_UNFAMILIAR, ", the default for weights that hardly find these objects"
+        return LR_MULT_UNFAMILIAR, "this is the default for weights that hardly find these objects"
     lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(planned_steps)  # few steps: loaded layers also have far to go
-    few = f", in only {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
-    return lr_mult, f": they already find some of these objects{few}"
+    few = f", and have only {counted(int(planned_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
+    return lr_mult, f"they already find some of these objects{few}"
 
 
 def _images_with_objects(index: DatasetIndex) -> np.ndarray:

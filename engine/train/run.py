@@ -16,13 +16,12 @@ from data.samples.readers import SampleReader
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
-from engine.optim.build import RULES
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.advice import Facts, advise
 from engine.train.callbacks import UserCallbacks
 from engine.train.check_settings import check_settings, unused_settings_of_run
 from engine.train.checkpoint import Checkpointer, RunDescription
-from engine.train.choices import Choices, decide
+from engine.train.choices import Choices, decide, log_choices
 from engine.train.control import RunControl
 from engine.train.folder import claim_folder
 from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
@@ -277,7 +276,7 @@ def build_hooks(run: TrainingRun, sources: Sources, user_hooks: UserHooks, stack
 
 def log_start(run: TrainingRun, sources: Sources) -> None:
     """Logs what the run has chosen, which of its settings have no effect, and what is advised."""
-    log_choices(run)
+    log_choices(run.choices, run.step.optimizer)
     log = get_logger()
     if not run.ctx.is_main:
         return
@@ -288,48 +287,3 @@ def log_start(run: TrainingRun, sources: Sources) -> None:
         names = sources.weights.names or () if sources.weights else ()
         for advice in advise(Facts(subject_of(run), run.folder, weights_names=names, model=model)):
             log.warning("%s", " ".join(filter(None, advice)))
-
-
-def log_choices(run: TrainingRun) -> None:
-    """Logs what the run has chosen, with the reasons, and the number and size of its steps."""
-    config = run.config
-    hyp = run.hyp
-    steps = run.choices.steps
-    optimizer = run.step.optimizer
-    reasons = run.choices.reasons
-    log = get_logger()
-    for choice in ("flips", "batch size", "anchors", "class weights"):
-        if reasons.get(choice):
-            log.info("%s", reasons[choice])
-    factors = {group["is_new"]: group["lr_mult"] for group in optimizer.param_groups}
-    new_factor = factors.get(True, 1.0)
-    lr = (RULES[optimizer.name].lr if hyp.lr0 is None else hyp.lr0) * hyp.lr_factor * new_factor
-    length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
-    if steps.is_timed:  # the number of epochs is not known yet
-        length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
-    batches = "" if steps.accumulate == 1 else f"{steps.accumulate} batches of "
-    log.info(
-        "%s, each of %s%s at %d px, in %s, with %s (%s), learning rate %g%s%s",
-        length,
-        batches,
-        counted(config.batch_size, "image"),
-        config.imgsz,
-        str(run.step.amp_dtype or torch.float32).removeprefix("torch."),
-        optimizer.name,
-        reasons["optimizer"],
-        lr,
-        " (raised for few steps)" if new_factor > 1 else "",
-        "; the first step compiles the model" if config.compile else "",
-    )
-    if False in factors and factors[False] != new_factor:
-        log.info("%s%s", loaded_weights_text(factors[False], new_factor), reasons["lr_mult"])
-
-
-def loaded_weights_text(factor: float, new_factor: float) -> str:
-    """Says how fast loaded weights learn, in words: ``factor`` and ``new_factor`` multiply the learning rate of loaded
-    and of new ones."""
-    if factor == 0:
-        return "loaded weights do not learn"
-    if factor > new_factor:
-        return f"loaded weights learn {factor / new_factor:.3g} times faster"
-    return f"loaded weights learn {new_factor / factor:.3g} times slower"
