@@ -39,8 +39,9 @@ def load_index(
     """
     settings = settings or IndexSettings()
     loaded = read_split(spec, split, settings, cache_files)
-    for problem in problems(loaded, settings.max_bad):
-        raise UserError(problem)
+    found = problems(loaded, settings.max_bad)
+    if found:
+        raise UserError(found[0])
     log_split(loaded, title=split)
     warn_of_no_object(loaded)
     return loaded.used

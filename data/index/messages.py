@@ -28,8 +28,9 @@ def problems(loaded: LoadedSplit, max_bad: float) -> list[str]:
             reason = f"{report.loss_summary()} (--max-bad is {max_bad:g}){_report_note(part)}"
             split = "train" if part.spec.is_held_out(part.split) else part.split
             found.append(f"{part.spec.source}: '{split}': {reason}")
-    if not found and loaded.split == "train" and no_object(loaded):
-        found.append(f"{no_object(loaded)}; there is nothing to train on")
+    without_object = no_object(loaded)
+    if not found and loaded.split == "train" and without_object:
+        found.append(f"{without_object}; there is nothing to train on")
     name = _class_without_background(loaded.used) if loaded.parts else ""
     if name:
         found.append(
@@ -53,9 +54,10 @@ def no_object(loaded: LoadedSplit) -> str:
 
 def warn_of_no_object(loaded: LoadedSplit) -> None:
     """Warns if a split has no object."""
-    if no_object(loaded):
+    message = no_object(loaded)
+    if message:
         consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
-        get_logger().warning("%s; nothing can be scored%s", no_object(loaded), consequence)
+        get_logger().warning("%s; nothing can be scored%s", message, consequence)
 
 
 def _class_without_background(index: DatasetIndex) -> str:

@@ -182,9 +182,11 @@ class LabelsPerSplit:
     def _orphan(self, entry: ImageEntry, reason: str, *, lost_images: int) -> list[Finding]:
         """Returns a finding about an entry that is not used, none if it has no annotation."""
         count = entry.labels.num_labeled
+        if not count:
+            return []
         where = f"{self._file.name}: image {entry.image_id}"
         text = f"{one_line(entry.file_name)[:200]} {reason}"
-        return [Finding(ORPHAN, text, where, number=count, lost_images=lost_images, lost_objects=count)][: count > 0]
+        return [Finding(ORPHAN, text, where, number=count, lost_images=lost_images, lost_objects=count)]
 
     def _undeclared(self, entries: Sequence[ImageEntry]) -> list[Finding]:
         """Returns one finding about all ``entries`` with annotations."""

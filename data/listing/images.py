@@ -37,6 +37,11 @@ class SplitImages:
     findings: list[Finding] = field(default_factory=list)
 
 
+def folder_of(name: str) -> str:
+    """Returns the start of a name up to its last ``/``, "" or "a/b/"."""
+    return name[: name.rfind("/") + 1]
+
+
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
     entries = spec.listed_splits[split].images

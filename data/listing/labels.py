@@ -14,7 +14,7 @@ from data.folders import Folders
 from data.labels.findings import ORPHAN, Finding
 from data.labels.label_format import MAX_BYTES, LabelFormat
 from data.labels.places import complete_place, voc_places, yolo_places
-from data.listing.images import SplitImages, images_beside, images_of_other_splits
+from data.listing.images import SplitImages, folder_of, images_beside, images_of_other_splits
 from utils.errors import UserError
 from utils.files.paths import casefold_nfc, path_of
 from utils.files.safe_io import read_regular
@@ -37,7 +37,7 @@ def find_labels(spec: DatasetSpec, split: str, images: SplitImages, folders: Fol
     suffix = source.label_format.suffix
     names_in: dict[str, list[str]] = {}  # by the start of the names
     for name in images.stamps:
-        names_in.setdefault(name[: name.rfind("/") + 1], []).append(name)
+        names_in.setdefault(folder_of(name), []).append(name)
     files = LabelFiles({}, set(), {})
     image_of: dict[str, str] = {}  # an image of each label file
     for prefix, names in names_in.items():
@@ -59,7 +59,7 @@ def find_labels(spec: DatasetSpec, split: str, images: SplitImages, folders: Fol
             files.expected[name] = start + (existing_label or label)
             if existing_label is not None:
                 first = image_of.setdefault(start + existing_label, name)
-                if first[: first.rfind("/") + 1] != prefix:
+                if folder_of(first) != prefix:
                     raise UserError(
                         f"{spec.source}: '{split}': {start + existing_label}: it is not known whether it is of {first} "
                         f"or of {name}; move the label files into folders like those of the images"
@@ -92,7 +92,8 @@ def _place_in_use(
             for place, labels in found.items()
             if any(_num_objects(os.path.join(place, label), label_format) for label in labels.values())
         ]
-        found = {place: labels for place, labels in found.items() if place in with_rows or not with_rows}
+        if with_rows:
+            found = {place: found[place] for place in with_rows}
     chosen = complete_place({place: (len(labels), num_images) for place, labels in found.items()})
     for place, labels in found.items():
         if place != chosen:
@@ -164,8 +165,8 @@ def _files_with_image(
     for group, of_group in groups:
         starts: dict[str, list[str]] = {}  # of the names of label files, by that of the images'
         for name in group.stamps:
-            prefix, _, stem = name.rpartition(".")[0].rpartition("/")
-            prefix += "/" * bool(prefix)
+            prefix = folder_of(name)
+            stem = name[len(prefix) :].rpartition(".")[0]
             if prefix not in starts:
                 in_use = labels.places[prefix] if group is images else None
                 places = _places(group, prefix, spec, of_group, folders)

@@ -117,7 +117,7 @@ class _RequestLoader(DataLoader):
         pixel_bytes = self.index.pixels.nbytes
         slots = workers * PREFETCHED_BATCHES + RESERVED_BATCHES
         self._slots = open_slots(slots, pixel_bytes * max_pixels) if workers > 0 else None
-        self._begun: Iterator[Batch] | None = None  # torch's iterator after `start`
+        self._started_iterator: Iterator[Batch] | None = None  # torch's iterator after `start`
         super().__init__(
             RequestDataset(samples, self._slots),
             batch_size=None,  # each "index" is the request for a whole batch
@@ -159,22 +159,22 @@ class _RequestLoader(DataLoader):
     def start(self) -> None:
         """Starts the workers, with the first batches of the next ``iter()``: the sooner, the fewer threads hold locks
         that a fork would inherit."""
-        self._begun = super().__iter__()
+        self._started_iterator = super().__iter__()
 
     def close(self) -> None:
         """Ends the workers. Another ``iter()`` would start new ones."""
         iterator = self._iterator
         self._iterator = None
-        self._begun = None
+        self._started_iterator = None
         if isinstance(iterator, WorkerIterator):
             iterator.close()
             if self._slots is not None:
                 self._slots.reclaim()
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # a generator around torch's iterator
-        begun = self._begun
-        self._begun = None
-        for batch in super().__iter__() if begun is None else begun:
+        started = self._started_iterator
+        self._started_iterator = None
+        for batch in super().__iter__() if started is None else started:
             if isinstance(batch, UserError):
                 self.close()
                 raise batch

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from utils.config.settings import ALL_RANKS, FACTS, HYPERPARAMETERS, Hyperparameters, RunSettings, changed_settings
+from utils.config.settings import FACTS, HYPERPARAMETERS, Hyperparameters, RunSettings, changed_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -67,7 +67,7 @@ def unused_settings(config: DataclassInstance, facts: Collection[str], run: RunS
     values = vars(config)
     fields = {field.name: field for field in dataclasses.fields(config)}
     given = {
-        name: flag_name(name) if value == ALL_RANKS else as_flag(name, value)
+        name: flag_name(name) if value == fields[name].metadata["const"] else as_flag(name, value)
         for name, value in changed_settings(config).items()
     }
     if run is not None:

@@ -79,8 +79,10 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
             missing = [shown_name(field) for field in required if getattr(parsed, field.name) is _NOT_GIVEN]
             if missing:
                 mistakes.add(f"the following arguments are required: {', '.join(missing)}")
-        values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
-        for name, value in values.items():
+        values: dict[str, Any] = {}
+        for name, value in vars(parsed).items():
+            if value is _NOT_GIVEN:
+                continue
             if isinstance(value, list) and len(value) == 1:
                 value = value[0]
             with mistakes.collecting():

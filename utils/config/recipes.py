@@ -26,8 +26,11 @@ def hyperparameters_from(
     with all_mistakes() as mistakes:
         if isinstance(values, dict) and any(key in values for key in ONLY_YOLOV5):
             left_out = []
-            for key in [key for key in YOLOV5_RECIPE if key in values]:
-                if YOLOV5_RECIPE[key] in (None, values.pop(key)):
+            for key, usual in YOLOV5_RECIPE.items():
+                if key not in values:
+                    continue
+                value = values.pop(key)
+                if usual is None or value == usual:
                     left_out.append(key)
                 else:
                     mistakes.add(
