@@ -139,6 +139,26 @@ def test_moved_data_continue_and_changed_data_begin_the_epoch_again(root, saved,
     assert read_checkpoint(other / "last.pt")["progress"]["updates"] == 2 * STEPS
 
 
+def test_an_epoch_without_a_step_left_is_not_trained_again(root, tmp_path):
+    """Not even with other labels, or where another batch size gives other batches."""
+    folder = tmp_path / "exp"
+    with Processes(tmp_path / "log.txt", faults=f"save:{STEPS};slowval:60") as process:
+        process.ranks(1, *flags(root, tmp_path, "--rect"))
+        process.until(lambda: (folder / "last.pt").exists() and position(folder) == (0, STEPS))
+        process.kill_all()
+    changed = Path(shutil.copytree(root / "set", tmp_path / "changed"))
+    next((changed / "labels" / "train").glob("*.txt")).write_text("0 0.4 0.4 0.3 0.3\n")
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    more = ["--batch-size", "2", "--data", changed / "data.yaml"]
+    output = run("--resume", folder, *more, faults=f"log:{steps}")
+    (logged,) = (file.read_text().splitlines() for file in steps.iterdir())
+    images = [int(index) for line in logged for index in line.partition(":")[2].split()]
+    assert sorted(images) == list(range(4 * STEPS))  # once each, in epoch 2
+    assert "the next epoch begins with the new ones" in output
+    assert position(folder) == (2, 0)
+
+
 def test_changed_validation_labels_begin_only_the_search_for_the_best_epoch_again(root, saved, tmp_path):
     """Within epoch 1, no image is trained on twice: the weights are those of the uninterrupted run."""
     changed = Path(shutil.copytree(root / "set", tmp_path / "changed"))
