@@ -72,7 +72,7 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
         else:
             used = plan.settings.config
             advice = memory_advice(used.batch_size, used.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
-            stack.enter_context(limits_as_user_errors(lambda: advice))
+            stack.enter_context(limits_as_user_errors(advice))
             outcome = build_training(ctx, plan, signals, stack).fit()
     return outcome if ctx.is_main else None
 
@@ -91,7 +91,7 @@ def validate(config: ValConfig) -> None:
     from utils.distributed.join import joined_run
 
     advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
-    with joined_run(launch, config.device) as ctx, limits_as_user_errors(lambda: advice):
+    with joined_run(launch, config.device) as ctx, limits_as_user_errors(advice):
         configure_logging(ctx.is_main)
         from engine.commands.val import validate as validate_weights  # so that one process reports a failing import
 

@@ -79,7 +79,7 @@ def open_sources(ctx: DistributedContext, plan: RunPlan) -> Sources:
         used_classes=list(class_names(opened, single_cls=False)) if config.classes else [],
         fitness=fitness,
         weights=weights,
-        is_complete=all(not pretrained.get(name, [0]) for name, _ in meta_model.named_parameters()),
+        is_complete=all(name in pretrained and not pretrained[name] for name, _ in meta_model.named_parameters()),
         meta_model=meta_model,
         teacher=teacher,
     )
@@ -136,7 +136,9 @@ def _check_model(config: TrainConfig, meta_model: Detector, device: torch.device
 def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -> None:
     """Raises UserError for a layer whose gradient torch cannot compute deterministically on a GPU, with
     ``--deterministic``."""
-    for name, module in model.named_modules() if config.deterministic and device.type == "cuda" else ():
+    if not config.deterministic or device.type != "cuda":
+        return
+    for name, module in model.named_modules():
         if isinstance(module, nn.Upsample) and module.mode == "bicubic":
             raise UserError(
                 f"--deterministic: layer {name} (Upsample, bicubic) has no deterministic gradient on a GPU; "

@@ -97,7 +97,9 @@ def _probe(
     steps = step_plan(config, count_train_batches(config, data.samples))
     needs_similar = steps.planned_steps <= FEW_STEPS and not (config.model or config.keep_old)
     probe = probe_weights(ctx, settings, weights, data.samples, sources.meta_model, needs_similar=needs_similar)
-    return probe, {} if probe is None or sources.is_complete else probe.similar
+    if probe is None or sources.is_complete:
+        return probe, {}
+    return probe, probe.similar
 
 
 def _build(config: TrainConfig, spec: dict, sources: Sources) -> Detector:

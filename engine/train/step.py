@@ -132,11 +132,11 @@ class TrainStep:
         device = self.ctx.device
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp_dtype is torch.float16)
         self.reader = DelayedReader(device)
-        self._unwrapped = unwrap(self.model)
+        unwrapped = unwrap(self.model)
         # uint8 values are exact in float16 and bfloat16, so converting images early loses nothing.
-        self._image_dtype = self.amp_dtype or next(self._unwrapped.parameters()).dtype
-        self._statistics = float_buffers(self._unwrapped)
-        self._norms = [module for module in self._unwrapped.modules() if isinstance(module, BatchNorm2d)]
+        self._image_dtype = self.amp_dtype or next(unwrapped.parameters()).dtype
+        self._statistics = float_buffers(unwrapped)
+        self._norms = [module for module in unwrapped.modules() if isinstance(module, BatchNorm2d)]
 
     def __call__(
         self,

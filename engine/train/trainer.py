@@ -254,7 +254,9 @@ class Trainer:
             self._call_hooks("epoch_saved", self._newest)
         if self.ctx.is_main:  # a kill may have left files of an epoch that is trained again
             remove_unscored(self.run.folder, keep={epoch.number for epoch in self._unscored})
-        if Action.SKIP_REST not in self._follow(self.control.agree()):
+        action = self.control.agree()
+        self._follow(action)
+        if Action.SKIP_REST not in action:
             self.checkpointer.flush()
             self.run.scorer.open()
             for epoch in self._unscored:
@@ -285,11 +287,10 @@ class Trainer:
         row = {f"train/{name}": value for name, value in losses.items()} | self.step.optimizer.rates()
         epoch = Epoch(self.progress.epoch + 1, row, is_closing)
         self.progress.complete_epoch()
-        epoch.is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
         self._unscored.append(epoch)
-        self._call_hooks("epoch_trained", epoch)
-        # --time may have changed the number of epochs.
+        action = self._ask_hooks("epoch_trained", epoch)  # with --time, it may change the number of epochs
         epoch.is_validated = validates_after(epoch.number, self.epochs, self.run.config.val_every)
+        self._follow(action)
         self._submit(epoch)
         self._record_scores(max_pending=self._max_pending(), is_epoch_end=True)
         self._follow(self.control.agree())
@@ -477,12 +478,11 @@ class Trainer:
         """Calls a method of all hooks, and follows the action that they return."""
         self._follow(self._ask_hooks(point, *args))
 
-    def _follow(self, action: Action) -> Action:
+    def _follow(self, action: Action) -> None:
         """Saves or ends the run, as ``action`` requests."""
         if Action.SAVE in action:
             self.save_last()
         self._stopped |= Action.END in action
-        return action
 
     def _is_save_due(self, every_s: float) -> bool:
         return 0 < every_s <= time.monotonic() - self._saved_at

@@ -202,15 +202,12 @@ def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -
 
 
 @contextlib.contextmanager
-def limits_as_user_errors(advice: Callable[[], str]) -> Iterator[None]:
-    """Converts errors of the block that are machine limits to UserError.
-
-    ``advice`` is called if the block raises, and returns what to change.
-    """
+def limits_as_user_errors(advice: str) -> Iterator[None]:
+    """Converts errors of the block that are machine limits to UserError. ``advice`` is what to change."""
     try:
         yield
     except Exception as error:
-        line = explain_limit(error, advice())
+        line = explain_limit(error, advice)
         if line is None:
             raise
         raise UserError(line) from None

@@ -68,8 +68,8 @@ def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
         store_prefix=environ.get(STORE_PREFIX, ""),
     )
-    is_local = launch.local_rank < launch.local_world_size <= launch.world_size
-    if not (is_local and launch.rank < launch.world_size and 0 < launch.port < 2**16):
+    fits_node = launch.local_rank < launch.local_world_size <= launch.world_size
+    if not (fits_node and launch.rank < launch.world_size and 0 < launch.port < 2**16):
         values = " ".join(f"{name}={environ[name]}" for name in _VARIABLES)
         raise UserError(f"the distributed environment is impossible (ranks start at 0): {values}")
     return launch
