@@ -8,7 +8,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from engine.train.run import choose_kernels, open_evaluation
 from engine.train.scoring import POLL_S
 from models.detector import build_detector
 from utils.config.settings import RunSettings, TrainConfig, names_with
+from utils.distributed.agreement import program_facts
 from utils.distributed.context import DistributedContext, broadcast_object, max_over_ranks
 from utils.distributed.join import joined_run
 from utils.errors import Stopped, UserError, first_line
@@ -54,7 +55,8 @@ def run_evaluating_process(
         config: the settings of this process's command line.
         explicit_flags: names of the settings that the command line gives.
 
-    Raises UserError if the run's folder or its data cannot be read here, and `Stopped` after a signal.
+    Raises UserError if this process has other code, or cannot read the run's folder or its data, and `Stopped` after a
+    signal.
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
@@ -66,9 +68,10 @@ def run_evaluating_process(
                 if store.check(["ended"]):
                     return
                 time.sleep(POLL_S)
-            folder, run_id = json.loads(store.get("run"))
+            folder, run_id, facts = json.loads(store.get("run"))
             control = RunControl(ctx, signals)
             try:
+                check_same_program(facts)
                 with signals.deferred():
                     checkpoint = read_record(Path(folder), run_id)
                     score = build_score(ctx, config, explicit_flags, checkpoint, control)
@@ -80,6 +83,14 @@ def run_evaluating_process(
                 raise
     if signals.received:
         raise Stopped(signals.code)
+
+
+def check_same_program(expected: Mapping[str, str]) -> None:
+    """Raises UserError if ``expected``, the `program_facts` of the training processes, are not those of this one: its
+    scores would not be theirs."""
+    for name, value in program_facts().items():
+        if value != expected[name]:
+            raise UserError(f"{name} is {value} here, but {expected[name]} on the training processes")
 
 
 def read_record(folder: Path, run_id: str) -> Checkpoint:

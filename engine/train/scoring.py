@@ -6,7 +6,7 @@ which the evaluating processes build themselves (`engine.train.eval_process`), a
 into ``unscoredN.pt``. These write its scores into ``unscoredN.scores``, which the training processes read at the end of
 a later epoch. The run's store only has messages (`evaluation_store`):
 
-    run         [folder, id of the run]: last.pt describes it
+    run         [folder, id of the run, `program_facts`]: last.pt describes it
     epoch/K     [N, whether it is a closing epoch]: the K-th epoch to score
     scored/N    unscoredN.scores is written
     stop        exit code of a signal to an evaluating process
@@ -33,6 +33,7 @@ from engine.evaluation.stored import read_evaluation
 from engine.train.checkpoint import scores_path, weights_path
 from engine.train.control import STOP_KEY, RunControl
 from engine.train.step import TrainStep
+from utils.distributed.agreement import program_facts
 from utils.distributed.context import MAX_WAIT_S, DistributedContext, broadcast_object
 from utils.distributed.join import evaluation_store
 from utils.errors import UserError
@@ -122,7 +123,7 @@ class RemoteScorer:
     def open(self) -> None:
         ctx = self._ctx
         if ctx.is_main:
-            self._store.set("run", json.dumps([str(self._folder), self._run_id]))
+            self._store.set("run", json.dumps([str(self._folder), self._run_id, program_facts()]))
             ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(ranks))
 

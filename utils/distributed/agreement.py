@@ -52,11 +52,16 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
     Flags of the machine may differ; whether ``--stage`` is given may not."""
     if ctx.world_size == 1:
         return
-    facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
+    facts: dict[str, object] = {**program_facts(), "the device's type": ctx.device.type}
     of_machine = names_with(type(config), scope="machine")
     facts |= {f"--{name.replace('_', '-')}": v for name, v in asdict(config).items() if name not in of_machine}
     facts["--stage"] = "given" if config.stage else "not given"
     check_agreement(ctx, facts)
+
+
+def program_facts() -> dict[str, str]:
+    """Returns what all processes of a run must have in common to compute the same, by its name in messages."""
+    return {"the code": product_version(), "torch": str(torch.__version__)}
 
 
 def check_same_model(ctx: DistributedContext, model: Any, from_files: Iterable[Tensor]) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from engine.evaluation.evaluator import Evaluator
 from engine.train import eval_process
 from engine.train.step import TrainStep
 from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
 from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, call
@@ -23,6 +25,8 @@ from tests.helpers.tiny import write_dataset, write_model
 from tests.robustness.faulty_train import inject_step_fault
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
+from utils.process.launch import torchrun_variables
+from utils.process.spawn import free_port
 
 EVALUATED = ("--eval-ranks", "1")
 SLOW = "slowval:0.3"  # two batches, so a validation takes longer than all epochs
@@ -167,6 +171,22 @@ def test_an_evaluating_process_with_other_labels_ends_the_run(inputs, tmp_path):
         run.pair([given, [*given, "--data", str(tmp_path / "set" / "data.yaml")]])
         assert run.codes() == [2, 2], run.output()
         assert "rank 1" in run.output()
+
+
+def test_an_evaluating_process_with_other_code_ends_the_run(inputs, tmp_path):
+    other = tmp_path / "other"
+    for folder in ("utils", "data", "models", "engine", "configs"):
+        shutil.copytree(ROOT / folder, other / folder)  # with its bytecode
+    shutil.copy(ROOT / "train.py", other)
+    with open(other / "models" / "detector.py", "a") as file:
+        file.write("# another version\n")
+    port = free_port()
+    with Processes(tmp_path / "log.txt") as run:
+        for rank, (python, code) in enumerate([(run.python, ROOT), (sys.executable, other)]):
+            command = [python, str(code / "train.py"), *flags(inputs, tmp_path, *EVALUATED)]
+            run.start(command, code, **torchrun_variables(rank, 2, port))
+        assert run.codes() == [2, 2], run.output()
+        assert "rank 1: the code is" in run.output()
 
 
 @pytest.mark.slow
