@@ -12,7 +12,7 @@ from utils.strings import counted
 # yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260. The demo set, from random weights (128 px): AP50
 # 0.93 after 260.
 ENOUGH_STEPS = 250
-# From yolov8n.pt at 160 px on five sets of 140 to 240 images: 90 to 150 steps lose 0.006 to 0.08 AP against 180 to 300
+# From yolov8n.pt at 160 px on five sets of 140 to 240 images: 90 to 150 steps lose 0.02 to 0.06 AP against 180 to 300
 # (docs/training.md), and beyond 300 some sets gain and others lose.
 ENOUGH_STEPS_FROM_WEIGHTS = 300
 # New layers learn faster in runs of fewer steps from weights.
