@@ -1,4 +1,4 @@
-"""Writes docs/settings.md, every flag and hyper-parameter with its default, values and meaning.
+"""Writes docs/settings.md, every flag with its default, values and meaning.
 
 python -m tests.helpers.settings_page > docs/settings.md
 """
@@ -27,8 +27,8 @@ REFUSED_FLAGS = ("--resume", "--exist-ok", "--export", "--time", "--keep-old", "
 HYPERPARAMETERS = """\
 ## Hyper-parameters
 
-The keys of a recipe, the YAML file that `train.py --hyp` names ([recipes](training.md#hyper-parameters)).
-`--set key=value` changes one.
+[configs/hyp/scratch.yaml](../configs/hyp/scratch.yaml) has all keys of a [recipe](training.md#hyper-parameters), with their
+defaults and meaning. `--set key=value` changes one.
 """
 
 
@@ -54,7 +54,7 @@ def page() -> Iterator[str]:
             else:
                 own_rows.append(row)
                 title_of[row] = title
-        yield _table("flag", own_rows)
+        yield _table(own_rows)
         if issubclass(cls, settings.TrainConfig) and shared:
             del shared[TRAIN]
             refused = ", ".join(f"`{flag}`" for flag in REFUSED_FLAGS)
@@ -63,18 +63,15 @@ def page() -> Iterator[str]:
         for other, flags in shared.items():
             yield f"As in {other}: {', '.join(flags)}.\n"
     yield HYPERPARAMETERS
-    cls = settings.Hyperparameters
-    yield _table("key", [_row(field, cls) for field in dataclasses.fields(cls)])
 
 
-def _table(first: str, rows: Sequence[str]) -> str:
-    return "\n".join([f"| {first} | default | values | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
+def _table(rows: Sequence[str]) -> str:
+    return "\n".join(["| flag | default | values | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 
 def _row(field: dataclasses.Field, cls: type) -> str:
     meaning = field.metadata["help"].replace("|", "\\|").replace("*", "\\*")
-    names = [field.name] if cls is settings.Hyperparameters else [shown_name(field), *field.metadata["aliases"]]
-    shown = ", ".join(f"`{name}`" for name in names)
+    shown = ", ".join(f"`{name}`" for name in (shown_name(field), *field.metadata["aliases"]))
     return f"| {shown} | {_default(field)} | {_values(field, cls)} | {meaning} |"
 
 
@@ -105,7 +102,7 @@ def _values(field: dataclasses.Field, cls: type) -> str:
     elif bounds.low is not None:
         text = f"≥ {bounds.low}"
     else:
-        text = {int: "integer", float: "number", dict: "mapping"}.get(element, "")
+        text = {int: "integer", float: "number"}.get(element, "")
     if bounds.sentinel is not None:
         text += f", or {bounds.sentinel}"
     if meta["const"]:
