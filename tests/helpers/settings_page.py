@@ -27,8 +27,8 @@ REFUSED_FLAGS = ("--resume", "--exist-ok", "--export", "--time", "--keep-old", "
 HYPERPARAMETERS = """\
 ## Hyper-parameters
 
-[configs/hyp/scratch.yaml](../configs/hyp/scratch.yaml) has all keys of a [recipe](training.md#hyper-parameters), with their
-defaults and meaning. `--set key=value` changes one.
+[configs/hyp/scratch.yaml](../configs/hyp/scratch.yaml) has all keys of a [recipe](training.md#hyper-parameters), with
+their defaults and meaning. `--set key=value` changes one.
 """
 
 
