@@ -26,7 +26,9 @@ from utils.drawing.draw import encode_image
 from utils.errors import UserError, one_line
 from utils.files.new_folder import check_run_dir
 from utils.logger import LINE_EVERY_S, configure_logging, get_logger, terminal_bars
+from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
+from utils.machine.torch_threads import torch_threads
 from utils.strings import counted
 
 # A frame with its result, or a problem; the drawing, uint8 (H, W, 3) RGB; and the drawing as an image file.
@@ -89,6 +91,7 @@ def detect(config: DetectConfig) -> Path | None:
         return item, drawing, b""
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_threads(available_cores() - 1))  # one core reads, draws and writes meanwhile
         # On exit, the last one first: waits for the files that are being written, then completes them.
         stack.enter_context(contextlib.closing(found))
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None

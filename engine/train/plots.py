@@ -50,12 +50,12 @@ class Plots(Hook):
         keeps_page = is_continued and run.work_left is WorkLeft.STEPS  # otherwise there may be no validation to show
         self._page = ReportPage(run.folder, subject_of(run), keeps_earlier=keeps_page)
         self._next_batch = PICTURED_BATCHES if is_continued else 0
-        if not is_continued:
-            with self._failing_with_warning("report.html"):
-                self._page.write({})
 
     def after_step(self, trainer: Trainer) -> None:
-        """Draws train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
+        """Draws the data in the report, and train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
+        if self._next_batch == 0:  # after the first step, which need not wait for the page
+            with self._failing_with_warning("report.html"):
+                self._page.write({})
         for batch in trainer.batches[: PICTURED_BATCHES - self._next_batch]:
             name = f"train_batch{self._next_batch}.jpg"
             with self._failing_with_warning(name):

@@ -19,7 +19,7 @@ from models.postprocess.selection import PostprocessSettings, ValidationSettings
 from utils.config.settings import MAX_CANDIDATES
 from utils.detections import Detections
 from utils.errors import UserError
-from utils.machine.one_thread import one_torch_thread
+from utils.machine.torch_threads import torch_threads
 
 _MAX_VOTED = 300  # kept boxes per image that voting may move, the best before voting; independent of max_det
 _FIRST_CANDIDATES = 2048  # candidates per image in the first NMS; a second one runs only if slots stay empty
@@ -82,7 +82,7 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
     lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if votes else settings.conf_thres
     candidates, counts = _collect_candidates(boxes_xyxy.float(), scores.float(), settings, lowest_score)
     kept = candidates
-    with one_torch_thread():
+    with torch_threads(1):
         if iou_thres is not None:
             needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped below
             keep = _keep(candidates, counts, iou_thres=iou_thres, needed=needed, num_classes=num_classes)

@@ -56,12 +56,11 @@ def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, cap
     for name in ("write_image", "write_preview"):
         monkeypatch.setattr(plots, name, fail)
     monkeypatch.setattr(plots, "draw_batch", lambda *_: np.zeros((4, 4, 3), np.uint8))
-    monkeypatch.setattr(plots.ReportPage, "write", lambda *_: None)
+    monkeypatch.setattr(plots.ReportPage, "write", fail)
     monkeypatch.setattr(plots, "subject_of", Mock())
     hook = plots.Plots(Mock())
     trainer = build(folder=tmp_path)
     hook.start(trainer)
-    monkeypatch.setattr(plots.ReportPage, "write", fail)
     trainer.batches = [make_batch(2)]
     hook.after_step(trainer)
     for number in (1, 2):
@@ -69,5 +68,5 @@ def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, cap
     hook.finish(trainer)
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path / name}: cannot be drawn ([Errno 28] No space left on device)"
-        for name in ("train_batch0.jpg", "val_predictions.jpg", "report.html")
+        for name in ("report.html", "train_batch0.jpg", "val_predictions.jpg")
     ]
