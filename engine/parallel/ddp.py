@@ -19,14 +19,15 @@ from utils.logger import get_logger
 
 
 def freeze_unused(model: nn.Module, example: Tensor) -> None:
-    """Freezes the parameters that no training output depends on. They would not be trained anyway, and DDP would wait
-    for their gradients. ``example``: images (B, C, H, W) on the CPU, with B at least 2 for batch norm after pooling.
+    """Freezes the parameters that no training output depends on. A single process leaves them as they are, because they
+    have no gradient. DDP would wait for it, and a sum over processes or virtual ranks would make it zero, which decays
+    weights. ``example``: images (B, C, H, W), with B at least 2 for batch norm after pooling.
 
     Runs a copy of the model on the CPU: on a GPU, cuDNN would search for kernels for a size that training does not use.
     """
     copied = copy.deepcopy(model).cpu().train()
     named = [(name, p) for name, p in copied.named_parameters() if p.requires_grad]
-    total = sum(level.float().sum() for level in copied(example))
+    total = sum(level.float().sum() for level in copied(example.cpu()))
     reached = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     for (name, _), gradient in zip(named, reached):
         if gradient is None:

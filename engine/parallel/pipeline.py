@@ -31,7 +31,7 @@ STAGES = 2
 
 
 class Pipeline(Strategy):
-    """One process of a pair. ``model`` is in training mode, not wrapped; the optimizer trains ``parameters``."""
+    """One process of a pair. ``model`` is in training mode, not wrapped; its ``parameters`` are trained."""
 
     def __init__(
         self, ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
@@ -131,9 +131,8 @@ class _SendGradients(torch.autograd.Function):
 
 def _running_statistics(layers: nn.Module) -> list[Tensor]:
     """Returns the running means and variances of the batch norms in layers, except for frozen ones."""
-    norms = [module for module in layers.modules() if isinstance(module, nn.BatchNorm2d)]
-    trained = [norm for norm in norms if norm.weight.requires_grad]
-    statistics = [statistic for norm in trained for statistic in (norm.running_mean, norm.running_var)]
+    norms = [module for module in layers.modules() if isinstance(module, nn.BatchNorm2d) and module.training]
+    statistics = [statistic for norm in norms for statistic in (norm.running_mean, norm.running_var)]
     return [statistic for statistic in statistics if statistic is not None]
 
 

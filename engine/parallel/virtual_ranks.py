@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers, gradient_vector, set_gradients
-from engine.optim.optimizer_set import OptimizerSet
 from engine.parallel.strategy import Autocast, Strategy
 from utils.batches import Batch
 from utils.config.settings import TrainConfig
@@ -35,15 +34,21 @@ class VirtualRanks(Strategy):
     """Cuts every global micro-batch into ``count`` shards with batch statistics of their own.
 
     Gradients, the sums of the step and running statistics are added in the order of the tree; running statistics are
-    then averaged. The number of processes is a power of two that divides ``count``; ``model`` is not wrapped.
+    then averaged. The number of processes is a power of two that divides ``count``; ``model`` is not wrapped, and its
+    ``parameters`` are trained.
     """
 
     def __init__(
-        self, ctx: DistributedContext, model: nn.Module, autocast: Autocast, optimizer: OptimizerSet, count: int
+        self,
+        ctx: DistributedContext,
+        model: nn.Module,
+        autocast: Autocast,
+        parameters: Sequence[nn.Parameter],
+        count: int,
     ) -> None:
         super().__init__(ctx, model, autocast)
         self._count = count
-        self._optimizer = optimizer
+        self._parameters = parameters
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
         self._tree = SubtreeSum()  # sum of the step that is being computed
@@ -62,12 +67,13 @@ class VirtualRanks(Strategy):
             yield self._cut_shard(virtual_rank, batches, counts)
 
     def add_shard(self, sums: Tensor) -> None:
-        self._tree.add(gradient_vector(self._optimizer.parameters, sums, flatten(self._statistics)))
-        self._optimizer.zero_grad()
+        self._tree.add(gradient_vector(self._parameters, sums, flatten(self._statistics)))
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def reduce(self) -> Tensor:
         total = sum_over_processes(self.ctx, self._tree.total())
-        others = set_gradients(self._optimizer.parameters, total)
+        others = set_gradients(self._parameters, total)
         num_statistics = sum(statistic.numel() for statistic in self._statistics)
         sums, statistics = others.split([len(others) - num_statistics, num_statistics])
         copy_from_flat(statistics / self._count, self._statistics)

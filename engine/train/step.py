@@ -23,7 +23,7 @@ from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import Pipeline
-from engine.parallel.strategy import Strategy
+from engine.parallel.strategy import Autocast, Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
 from engine.train.compile import Compilation, plan_compilation
 from engine.train.control import NO_FLAGS, StepFlags
@@ -32,7 +32,7 @@ from models.layers.conv import BatchNorm2d
 from models.losses.base import Criterion, LossOutput
 from models.modules import unwrap
 from utils.batches import Batch, Targets, to_float
-from utils.config.settings import RunSettings
+from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 
@@ -311,10 +311,9 @@ def build_step(
     )
     optimizer = build_optimizer(model, config.optimizer, optimizer_settings, loaded)
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    virtual_ranks = resolve_virtual_ranks(ctx, config)
     compilation = None
     if config.compile:
-        shards = virtual_ranks or ctx.world_size
+        shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
         compilation = plan_compilation(config, ctx, images=full_batch, shards=shards, has_regions=has_regions)
     has_one_size = not (config.multi_scale or config.rect)
     # Each step of DataParallel has new threads, in which cuDNN would search again (pytorch#191744).
@@ -328,20 +327,34 @@ def build_step(
         benchmark_images=full_batch if searches else 0,
     )
     autocast = partial(step_settings.autocast, ctx.device)
-    strategy: Strategy
-    if config.pipeline > 1:
-        strategy = Pipeline(ctx, model, autocast, optimizer.parameters)
-    elif virtual_ranks:
-        strategy = VirtualRanks(ctx, model, autocast, optimizer, virtual_ranks)
-    else:
-        if ctx.is_distributed:
-            side = 2 * model.stride
-            freeze_unused(model, torch.zeros(2, model.channels, side, side))
-        # torch.compile splits graphs at DDP's buckets, so DDP cannot treat them as static (pytorch#109261).
-        static = steps.accumulate == 1 and not config.compile
-        strategy = Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)
+    strategy = build_strategy(ctx, config, model, optimizer, autocast, accumulate=steps.accumulate)
     if compilation is not None:
         compilation.apply(model, criterion)
         sizes = "all image sizes" if compilation.dynamic else "one image size"
         get_logger().info("compiled for %s%s", sizes, ", with CUDA graphs" if compilation.cuda_graphs else "")
     return TrainStep(strategy, criterion, optimizer, ema, step_settings)
+
+
+def build_strategy(
+    ctx: DistributedContext,
+    config: TrainConfig,
+    model: Detector,
+    optimizer: OptimizerSet,
+    autocast: Autocast,
+    *,
+    accumulate: int = 1,
+) -> Strategy:
+    """Builds what computes the gradients of a step, with these processes and settings. ``accumulate``: micro-batches of
+    a step."""
+    virtual_ranks = resolve_virtual_ranks(ctx, config)
+    if ctx.is_distributed or virtual_ranks:
+        side = 2 * model.stride
+        freeze_unused(model, next(model.parameters()).new_zeros(2, model.channels, side, side))
+    trained = [parameter for parameter in optimizer.parameters if parameter.requires_grad]
+    if config.pipeline > 1:
+        return Pipeline(ctx, model, autocast, trained)
+    if virtual_ranks:
+        return VirtualRanks(ctx, model, autocast, trained, virtual_ranks)
+    # torch.compile splits graphs at DDP's buckets, so DDP cannot treat them as static (pytorch#109261).
+    static = accumulate == 1 and not config.compile
+    return Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)

@@ -33,6 +33,7 @@ SKIPPING = {
         [[0, 5, 3], 1, "Detect", ["nc"]],
     ],
 }
+UNUSED = SKIPPING | {"head": [*SKIPPING["head"][:-1], [1, 1, "Conv", [8, 3, 2]], SKIPPING["head"][-1]]}
 # A model, the bounds of its micro-batches, and settings of `train`.
 CASES = {
     "one micro-batch": (SKIPPING, WHOLE, {}),
@@ -40,6 +41,7 @@ CASES = {
     "frozen": (SKIPPING, UNEQUAL, {"freeze": [0, 1, 2]}),
     "fp16": (TINY_MODEL, WHOLE, {"dtype": torch.float32, "amp_dtype": torch.float16}),
     "two heads": (TINY_MODEL | {"end2end": True}, UNEQUAL, {}),
+    "a layer that no output depends on": (UNUSED, UNEQUAL, {}),
 }
 
 

@@ -95,6 +95,16 @@ def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) 
     return read_checkpoint(world / "runs" / name / "last.pt")
 
 
+def test_a_layer_that_no_output_depends_on_keeps_its_weights(tmp_path):
+    """It has no gradient; by one of zero, weight decay would shrink it."""
+    write_dataset(tmp_path / "set")
+    unused = {**TINY_MODEL, "backbone": [*TINY_MODEL["backbone"], [1, 1, "Conv", [8, 3, 2]]]}
+    flags = ["--model", str(write_model(tmp_path / "model.yaml", unused)), "--optimizer", "SGD", "--epochs", "1"]
+    runs = [train(1, tmp_path, count, *flags, "--virtual-ranks", count)["model"] for count in ("0", "4")]
+    first, second = (run["model.5.conv.weight"] for run in runs)
+    assert torch.equal(first, second)
+
+
 MUON = (TINY_MODEL, ["--optimizer", "Muon", "--epochs", "2"])
 SGD = (TINY_ANCHOR_MODEL, ["--optimizer", "SGD", "--epochs", "2", "--nominal-batch", "12"])
 
