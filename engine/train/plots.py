@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,9 +71,8 @@ class Plots(Hook):
 
     def finish(self, trainer: Trainer) -> None:
         self._drawing.catch_up()
+        trainer.has_report = self._is_current
         if self._page.path.is_file():
-            if self._is_current:  # the report shows last.pt, which may have been written after it was drawn
-                os.utime(self._page.path, follow_symlinks=False)
             get_logger().info("report: %s", self._page.path)
 
     def _draw(self, validated: Epoch | None) -> None:

@@ -177,7 +177,7 @@ def plan_start(
     end_reason = _end_reason(checkpoint, command, config)
     if not end_reason:
         work_left = WorkLeft.STEPS
-    elif checkpoint.lacks_scores(config.epochs) or (config.plots and _lacks_report(last)):
+    elif checkpoint.lacks_scores(config.epochs) or (config.plots and _lacks_report(checkpoint)):
         work_left = WorkLeft.REPORT
     else:
         work_left = WorkLeft.NOTHING
@@ -329,11 +329,12 @@ def _end_reason(checkpoint: Checkpoint, command: TrainConfig, config: TrainConfi
     return ""
 
 
-def _lacks_report(last: Path) -> bool:
-    """Returns whether the report of a run is missing or older than its checkpoint ``last``, and can be written."""
-    report = last.with_name(REPORT)
-    is_current = report.exists() and report.stat().st_mtime >= last.stat().st_mtime
-    return not is_current and not is_read_only(last.parent)
+def _lacks_report(checkpoint: Checkpoint) -> bool:
+    """Returns whether a run that has ended has no report, or one that its last start could not complete, and it can be
+    written."""
+    folder = checkpoint.path.parent
+    is_complete = checkpoint.header.has_report and (folder / REPORT).exists()
+    return not is_complete and not is_read_only(folder)
 
 
 def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:

@@ -180,6 +180,7 @@ class Trainer:
         self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
+        self.has_report = False  # the report shows the whole run; known on rank 0
         # Complete epochs without scores, the oldest first.
         self._unscored = [Epoch(**vars(one)) for one in run.unscored]
         self._newest = Epoch(run.progress.epoch)  # the newest epoch with its scores
@@ -516,6 +517,7 @@ class Trainer:
                 for one in self._unscored
             ],
             ended_by_callback=self._ended_by_callback(),
+            has_report=self.has_report,
         )
 
     def _finish(self) -> TrainingOutcome:
@@ -525,6 +527,9 @@ class Trainer:
             flag = self._resume_flags()
             get_logger().info("ended by a callback %s; to continue: %s --epochs N", position, flag)
         self._call_hooks("finish")
+        if max_over_ranks(self.ctx, int(self.has_report)):  # on record, so that no later start writes it again
+            self.save_last()
+            self.checkpointer.flush()
         failure = self.control.late_failure(self._continuation())
         return TrainingOutcome(self.run.folder, self.run.config, failure)
 

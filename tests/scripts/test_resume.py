@@ -336,9 +336,15 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_writes_both(r
     run_python("killed.py", "report", *given, folder=tmp_path, code=-9)
     last = read_checkpoint(folder / "last.pt")
     assert (folder / "report.html").read_text() == "1 epochs"
+    os.utime(folder / "report.html")  # as a copy of the folder may have it: no file's time decides
     run_python("killed.py", "export", *given, folder=tmp_path, code=-9)
     assert (folder / "report.html").read_text() == "2 epochs"
     assert not (folder / "best.torchscript").exists()
+    (folder / "report.html").write_text("not again")
+    os.utime(folder / "last.pt")
     run_python("killed.py", "", *given, folder=tmp_path)
     assert (folder / "best.torchscript").exists()
-    assert_same_content(read_checkpoint(folder / "last.pt"), last)
+    assert (folder / "report.html").read_text() == "not again"
+    ended = read_checkpoint(folder / "last.pt")
+    assert (last.pop("has_report"), ended.pop("has_report")) == (False, True)
+    assert_same_content(ended, last)
