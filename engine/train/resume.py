@@ -385,36 +385,33 @@ def continue_at(
 ) -> Progress:
     """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has with ``config``.
 
-    An epoch that has begun continues at the same image, or at the last multiple of another batch size before it. Unless
-    only its end is missing, it begins again if its training images or their order have changed: another data set, or
-    another batch size with ``--rect``, whose batches are of similar shapes. The other arguments are those of
-    `restore_run`.
+    An epoch that has begun continues at the same image, or at the last multiple of another batch size before it. If its
+    training images or their order have changed, the run continues at the next epoch, so that no image is trained on
+    twice: with another data set, or another batch size with ``--rect``, whose batches are of similar shapes. The other
+    arguments are those of `restore_run`.
     """
     description = checkpoint.description
     conditions = checkpoint.header.run
     stored = description.config
     progress = replace(checkpoint.progress)
     data = description.identity
-    lacks_only_end = progress.batch == conditions.epoch_batches
 
     def compare(split: str, old: str, new: str, consequence: str) -> None:
         if old != new:
             message = "%s: the %s images or labels have changed since the run began (fingerprint %s, now %s); %s"
             get_logger().warning(message, config.data, split, old[:8], new[:8], consequence)
 
-    first = "the next epoch" if lacks_only_end else f"epoch {progress.epoch + 1}"
-    compare("training", data.train_labels, fingerprint.train_labels, f"{first} begins with the new ones")
+    compare("training", data.train_labels, fingerprint.train_labels, "the run continues at the next epoch")
     compare("validation", data.val_labels, fingerprint.val_labels, "the search for the best epoch begins again")
-    has_same_images = data.train_labels == fingerprint.train_labels
     steps = step_plan(config, epoch_batches)
     is_recounted = stored.batch_size != config.batch_size or conditions.epoch_batches != epoch_batches
-    if lacks_only_end:
+    has_other_order = data.train_labels != fingerprint.train_labels or (config.rect and is_recounted)
+    if progress.batch == conditions.epoch_batches or (progress.batch and has_other_order):
         progress.batch = epoch_batches
-    elif progress.batch and (not has_same_images or (config.rect and is_recounted)):
-        progress.begin_epoch()
     elif progress.batch and is_recounted:
         batches = min(progress.batch * stored.batch_size // config.batch_size, epoch_batches)
         progress.begin_epoch(batches - batches % steps.accumulate)
+    if progress.batch and is_recounted:
         get_logger().info("resume: continues at batch %d of %d", progress.batch, epoch_batches)
     # The schedule is a function of the step relative to all steps.
     progress.updates = progress.epoch * steps.per_epoch + -(-progress.batch // steps.accumulate)

@@ -127,16 +127,28 @@ def test_a_command_changes_what_it_may(root, saved, more, start):
     assert len(read_csv(saved / "results.csv")) == 2
 
 
-def test_moved_data_continue_and_changed_data_begin_the_epoch_again(root, saved, tmp_path):
+def images_of(steps: Path) -> list[int]:
+    """Returns the images of all steps that the fault ``log:STEPS`` has noted."""
+    (log,) = steps.iterdir()
+    return [int(index) for line in log.read_text().splitlines() for index in line.partition(":")[2].split()]
+
+
+def test_moved_data_continue_and_changed_data_continue_at_the_next_epoch(root, saved, tmp_path):
     other = Path(shutil.copytree(saved, saved.with_name("other")))
     moved = Path(shutil.copytree(root / "set", tmp_path / "moved"))
     assert "have changed" not in run("--resume", saved, "--data", moved / "data.yaml")
     assert_same_run(root / "whole", saved)
     next((moved / "labels" / "train").glob("*.txt")).write_text("0 0.4 0.4 0.3 0.3\n")
-    output = run("--resume", other, "--data", moved / "data.yaml")
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    output = run("--resume", other, "--data", moved / "data.yaml", faults=f"log:{steps}")
     assert output.count("images or labels have changed since the run began") == 1
-    assert "epoch 1 begins with the new ones" in output
+    assert "the run continues at the next epoch" in output
+    assert sorted(images_of(steps)) == list(range(4 * STEPS))  # once each, in epoch 2
+    assert position(other) == (2, 0)
     assert read_checkpoint(other / "last.pt")["progress"]["updates"] == 2 * STEPS
+    losses = [row["train/box"] for row in read_csv(other / "results.csv")]
+    assert all(losses)  # also those of the four steps of epoch 1
 
 
 def test_an_epoch_without_a_step_left_is_not_trained_again(root, tmp_path):
@@ -152,10 +164,8 @@ def test_an_epoch_without_a_step_left_is_not_trained_again(root, tmp_path):
     steps.mkdir()
     more = ["--batch-size", "2", "--data", changed / "data.yaml"]
     output = run("--resume", folder, *more, faults=f"log:{steps}")
-    (logged,) = (file.read_text().splitlines() for file in steps.iterdir())
-    images = [int(index) for line in logged for index in line.partition(":")[2].split()]
-    assert sorted(images) == list(range(4 * STEPS))  # once each, in epoch 2
-    assert "the next epoch begins with the new ones" in output
+    assert sorted(images_of(steps)) == list(range(4 * STEPS))  # once each, in epoch 2
+    assert "the run continues at the next epoch" in output
     assert position(folder) == (2, 0)
 
 

@@ -190,7 +190,7 @@ def test_an_epoch_that_begins_again_does_not_score_its_weights_as_those_of_the_o
     within = [header.unscored for _, batch, header in trainer.checkpointer.saved if batch]
     assert [[one.has_own_file for one in unscored] for unscored in within] == [[True]]
     scores = Scores()
-    progress = Progress(epoch=1, updates=3)  # the training images have changed
+    progress = Progress(epoch=1, updates=3)  # another batch size, of which no multiple had been trained on
     build(folder=tmp_path, progress=progress, unscored=within[0], scores=scores, step=trainer.step, epochs=1).fit()
     assert scores.reads == [(1, False)]
 
