@@ -27,7 +27,7 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, gather_on_main
 from utils.errors import UserError, all_mistakes, os_reason
 from utils.files.results_csv import ResultsTable
-from utils.files.torch_file import read_checkpoint, write_checkpoint
+from utils.files.torch_file import VERSION, read_checkpoint, write_checkpoint
 from utils.logger import get_logger
 from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
@@ -343,8 +343,7 @@ class Checkpoint:
                 f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
                 f"--weights {shlex.quote(str(path))}"
             )
-        progress = content.get("progress")
-        if "rows" not in content or (isinstance(progress, dict) and "plain_confidence" in progress):
+        if content.get("version", 0) < VERSION:
             raise UserError(
                 f"{path}: written by an earlier version, whose runs cannot continue; start a new one with "
                 f"--weights {shlex.quote(str(path))}"

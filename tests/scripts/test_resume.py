@@ -262,15 +262,13 @@ def break_last(folder: Path) -> None:
     (folder / "last.pt").write_bytes(content)
 
 
-def forget_rows(folder: Path) -> None:
-    content = read_checkpoint(folder / "last.pt")
-    del content["rows"]
-    write_checkpoint(content, folder / "last.pt")
+def write_as_earlier_version(folder: Path) -> None:
+    write_checkpoint(read_checkpoint(folder / "last.pt") | {"version": 1}, folder / "last.pt")
 
 
 BROKEN = {  # a change of an ended run's folder, the file to resume, and the line
     "damaged": (break_last, "last.pt", "last.pt: "),
-    "of an earlier version": (forget_rows, "", "written by an earlier version"),
+    "of an earlier version": (write_as_earlier_version, "", "written by an earlier version"),
     "missing": (lambda folder: (folder / "last.pt").unlink(), "last.pt", "last.pt: no such checkpoint"),
     "in weights": (lambda folder: None, "weights/last.pt", "weights/last.pt: no such checkpoint; "),
     "weights": (lambda folder: None, "best.pt", "a run continues from its last.pt"),

@@ -27,7 +27,7 @@ from utils.machine.limits import raise_if_limit
 from utils.schema import check
 
 FORMAT = "lockstep"
-VERSION = 1
+VERSION = 2  # weights of earlier ones are read, but runs do not continue
 _NOT_TORCH = "damaged, truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"
 _STORAGES = {
     "DoubleStorage": torch.float64,
