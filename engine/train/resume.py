@@ -26,19 +26,9 @@ from typing import Any
 
 from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
-from engine.optim.schedule import epochs_in_time, step_plan
-from engine.train.checkpoint import (
-    RESULTS_CSV,
-    Checkpoint,
-    DataFingerprint,
-    Progress,
-    RunDescription,
-    TrainState,
-    UnscoredEpoch,
-    scores_path,
-)
+from engine.optim.schedule import epochs_in_time
+from engine.train.checkpoint import RESULTS_CSV, Checkpoint, RunDescription
 from engine.train.folder import REPORT, find_folder, is_read_only
-from utils.config.epochs import is_closing_epoch
 from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, RunSettings, TrainConfig, names_with
@@ -48,12 +38,10 @@ from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
 from utils.files.paths import normal_path
 from utils.files.results_csv import ResultsTable
-from utils.files.torch_file import read_checkpoint
 from utils.files.url import is_http
 from utils.logger import configure_logging, get_logger
 from utils.process.child import write_result
 from utils.program import resume_flag
-from utils.schema import build
 from utils.strings import counted, format_duration
 
 # Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
@@ -229,52 +217,47 @@ def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
 def merge_settings(
     checkpoint: Checkpoint, command: TrainConfig, explicit_flags: Collection[str]
 ) -> tuple[TrainConfig, list[str]]:
-    """Merges the stored settings of a run with those of the command that continues it. Returns them with a message for
-    each change. Raises UserError for one that a run cannot change."""
+    """Merges the stored settings of a run with those of the command that continues it: `OnResume` of each setting says
+    whose value counts. Returns them with a message for each change. Raises UserError for one that a run cannot
+    change."""
     stored = checkpoint.description.config
     last = checkpoint.path
     folder = normal_path(last).parent
+    given = {name for name in explicit_flags if name not in _OPEN or getattr(command, name) != _OPEN[name]}
+    if command.time:
+        given.discard("epochs")  # the time decides on their number
     if command.resume not in (None, AUTO):
         is_elsewhere = {"project": normal_path(command.project) != folder.parent, "name": command.name != folder.name}
         for name in ("project", "name"):
-            if name in explicit_flags and is_elsewhere[name]:
+            if name in given and is_elsewhere[name]:
                 flag = as_flag(name, getattr(command, name))
                 raise UserError(f"{flag}: the run continues in its own folder, {last.parent}; leave it out")
-    changes: dict[str, Any] = {}
+    rules = {item.name: item.metadata["on_resume"] for item in fields(TrainConfig)}
     messages = []
     left_out = []  # what the checkpoint asks for, and the command does not
-    for item in fields(TrainConfig):
-        name = item.name
+    for name, rule in rules.items():
         old = getattr(stored, name)
         new = getattr(command, name)
-        rule = item.metadata["on_resume"]
-        if rule in ("command", "again"):
-            changes[name] = new
-            if rule == "again" and name in explicit_flags and new != old:
-                messages.append(f"resume: {name} {old!r} -> {new!r}")
-            elif rule == "again" and new != old:
-                left_out.append(as_flag(name, old))
-        elif name in explicit_flags and new == old:
-            changes[name] = new  # an address is stored without its login
-        elif name not in explicit_flags or (name in _OPEN and new == _OPEN[name]):
+        if new == old or rule == "command":
             continue
-        elif name == "epochs" and command.time:
-            continue  # the time decides on their number
-        elif rule == "fixed":
+        if name in given and rule == "fixed":
             flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
             raise UserError(
                 f"{flag}: the run has {old!r}, which cannot change; leave it out, or begin a new run "
                 f"with --weights {shlex.quote(str(last))}"
             )
-        else:
-            changes[name] = new
+        if name in given:
             messages.append(f"resume: {name} {old!r} -> {new!r}")
+        elif rule == "again":
+            left_out.append(as_flag(name, old))
     if left_out:
         words = " ".join(left_out)
         messages.append(f"{last} asks for {words}: left out, as the command does not give it; to use it, add {words}")
-    if "epochs" in explicit_flags and not command.time:
-        changes["time"] = 0.0
+    taken = {name for name, rule in rules.items() if rule in ("command", "again")} | given
+    changes: dict[str, Any] = {name: getattr(command, name) for name in taken}  # an address is stored without login
     changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
+    if "epochs" in given:
+        changes["time"] = 0.0
     config = replace(stored, **changes)
     done = checkpoint.progress.epoch
     epochs = config.epochs
@@ -348,102 +331,6 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
         get_logger().info("%s", message)
     get_logger().info("%s: complete: %s", folder, plan.end_reason)
     return TrainingOutcome(folder, plan.settings.config, failure=None)
-
-
-def restore_run(
-    ctx: DistributedContext, plan: RunPlan, state: TrainState, *, epoch_batches: int, fingerprint: DataFingerprint
-) -> tuple[Progress, list[UnscoredEpoch]]:
-    """Puts the state of the plan's checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns
-    the progress from which the run continues, and the epochs that have to be scored; the start of a new run if there is
-    no checkpoint. Every rank must call this.
-
-    Args:
-        epoch_batches: batches of an epoch on each rank.
-        fingerprint: of the data set as it is now.
-
-    Raises UserError when the state does not fit the run.
-    """
-    checkpoint = plan.checkpoint
-    if checkpoint is None:
-        return Progress(), []
-    checkpoint.restore(ctx, state)
-    progress = continue_at(checkpoint, plan.settings.config, epoch_batches, fingerprint)
-    if checkpoint.description.identity.val_labels != fingerprint.val_labels:
-        for epoch in checkpoint.header.unscored if ctx.is_main else ():
-            scores_path(checkpoint.path.parent, epoch.number).unlink(missing_ok=True)
-        if plan.work_left is WorkLeft.STEPS:
-            progress.reset_best()  # the scores are not comparable
-    # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
-    has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
-    if progress.best_epoch >= 0 and not has_best:
-        progress.reset_best()
-    return progress, _unscored_epochs(plan, checkpoint)
-
-
-def continue_at(
-    checkpoint: Checkpoint, config: TrainConfig, epoch_batches: int, fingerprint: DataFingerprint
-) -> Progress:
-    """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has with ``config``.
-
-    An epoch that has begun continues at the same image, or at the last multiple of another batch size before it. If its
-    training images or their order have changed, the run continues at the next epoch, so that no image is trained on
-    twice: with another data set, or another batch size with ``--rect``, whose batches are of similar shapes. The other
-    arguments are those of `restore_run`.
-    """
-    description = checkpoint.description
-    conditions = checkpoint.header.run
-    stored = description.config
-    progress = replace(checkpoint.progress)
-    data = description.identity
-
-    def compare(split: str, old: str, new: str, consequence: str) -> None:
-        if old != new:
-            message = "%s: the %s images or labels have changed since the run began (fingerprint %s, now %s); %s"
-            get_logger().warning(message, config.data, split, old[:8], new[:8], consequence)
-
-    compare("training", data.train_labels, fingerprint.train_labels, "the run continues at the next epoch")
-    compare("validation", data.val_labels, fingerprint.val_labels, "the search for the best epoch begins again")
-    steps = step_plan(config, epoch_batches)
-    is_recounted = stored.batch_size != config.batch_size or conditions.epoch_batches != epoch_batches
-    has_other_order = data.train_labels != fingerprint.train_labels or (config.rect and is_recounted)
-    if progress.batch == conditions.epoch_batches or (progress.batch and has_other_order):
-        progress.batch = epoch_batches
-    elif progress.batch and is_recounted:
-        batches = min(progress.batch * stored.batch_size // config.batch_size, epoch_batches)
-        progress.begin_epoch(batches - batches % steps.accumulate)
-    if progress.batch and is_recounted:
-        get_logger().info("resume: continues at batch %d of %d", progress.batch, epoch_batches)
-    # The schedule is a function of the step relative to all steps.
-    progress.updates = progress.epoch * steps.per_epoch + -(-progress.batch // steps.accumulate)
-    return progress
-
-
-def _is_best(path: Path, progress: Progress) -> bool:
-    """Returns whether best.pt is that of the best epoch in ``progress``."""
-    try:
-        stored = build(Progress, read_checkpoint(path, verify=False).get("progress"), f"{path}: progress")
-    except UserError:
-        return False
-    newest_best = (stored.epoch, stored.best_epoch, stored.best_fitness)
-    return newest_best == (progress.best_epoch, progress.best_epoch, progress.best_fitness)
-
-
-def _unscored_epochs(plan: RunPlan, checkpoint: Checkpoint) -> list[UnscoredEpoch]:
-    """Returns the epochs of a checkpoint that have to be scored: their scores are missing, or the report of the
-    newest."""
-    unscored = checkpoint.header.unscored
-    is_reported_again = plan.work_left is WorkLeft.REPORT and checkpoint.header.metrics
-    if unscored and plan.work_left is not WorkLeft.STEPS and not unscored[-1].has_own_file:
-        return [*unscored[:-1], replace(unscored[-1], is_validated=True)]  # it is now the last
-    if unscored or not (checkpoint.lacks_scores(plan.settings.config.epochs) or is_reported_again):
-        return unscored
-    number = checkpoint.progress.epoch
-    description = checkpoint.description
-    row: dict[str, float] = next((row for row in checkpoint.rows if row["epoch"] == number), {})
-    scores = ("metrics/", "val/")
-    kept = {name: value for name, value in row.items() if name != "epoch" and not name.startswith(scores)}
-    is_closing = is_closing_epoch(number, description.config.epochs, description.hyp.close_mosaic)
-    return [UnscoredEpoch(number, kept, is_closing, is_validated=True, has_own_file=False)]
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

@@ -27,7 +27,8 @@ from engine.train.folder import claim_folder
 from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard, TimeLimit
 from engine.train.plots import Plots, subject_of
 from engine.train.progress_bar import ProgressBar
-from engine.train.resume import RunPlan, WorkLeft, restore_run
+from engine.train.restore import restore_run
+from engine.train.resume import RunPlan, WorkLeft
 from engine.train.scoring import LocalScorer, RemoteScorer, Scorer
 from engine.train.sources import RunData, Sources, open_run_data, open_sources
 from engine.train.starting_model import StartingModel, build_starting_model

@@ -25,7 +25,9 @@ from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, lin
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from utils.config import tool_settings
+from utils.config.flags import flag_name
 from utils.config.recipes import hyperparameters_from
+from utils.config.settings import TrainConfig, names_with
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.process.child import write_result
 
@@ -45,6 +47,13 @@ def test_links_lead_somewhere(page: str):
     for path, anchor in links(page):
         assert (ROOT / path).exists(), f"{page}: {path}"
         assert not anchor or anchor in anchors(path), f"{page}: {path}#{anchor}"
+
+
+@pytest.mark.parametrize("rule", ["machine", "extends", "again"])
+def test_the_table_of_resume_names_the_settings_that_a_command_may_give_again(rule: str):
+    rows = [line.split("|")[1] for line in (ROOT / "docs/training.md").read_text().splitlines() if line.startswith("|")]
+    flags = {flag_name(name) for name in names_with(TrainConfig, on_resume=rule)}
+    assert flags in [set(re.findall("`(--[a-z-]+)`", row)) for row in rows]
 
 
 @pytest.mark.parametrize("page", PAGES)
