@@ -134,15 +134,15 @@ class Progress:
 RESULT_FIELDS = ("best_fitness", "best_ap", "best_epoch", "confidence")
 
 
-@dataclass(frozen=True)
+@dataclass
 class UnscoredEpoch:
     """A complete epoch whose scores are still missing."""
 
     number: int  # from 1
-    row: dict[str, float]  # its row of results.csv
-    is_closing: bool  # see `models.losses.base.Criterion.set_no_mosaic`
-    is_validated: bool  # it gets scores; otherwise ``--val-every`` leaves it out
-    has_own_file: bool  # steps have been taken since: its averaged weights are those in `weights_path`
+    row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
+    is_closing: bool = False  # see `models.losses.base.Criterion.set_no_mosaic`
+    is_validated: bool = False  # it gets scores; otherwise ``--val-every`` leaves it out
+    has_own_file: bool = False  # steps have been taken since: its averaged weights are those in `weights_path`
 
 
 def weights_path(folder: Path, epoch: int) -> Path:

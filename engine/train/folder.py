@@ -63,6 +63,14 @@ def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack
                 f"{folder}: has {checkpoints[0]}, but no last.pt to continue from; restore it, or choose another --name"
             )
         return folder
+    folder = _named_last(command, launchers).parent
+    if not is_read_only(folder):
+        lock_folder(folder, stack)
+    return folder
+
+
+def _named_last(command: TrainConfig, launchers: Sequence[str]) -> Path:
+    """Returns the last.pt that ``--resume`` names or finds. Raises UserError if there is none."""
     if command.resume:
         path = Path(command.resume)
     elif (restarted := run_started_by(Path(command.project), launchers)) is not None:
@@ -80,9 +88,7 @@ def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack
             f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "
             f"and resume that; or begin a new run with --weights {shlex.quote(str(last))}"
         )
-    if not is_read_only(last.parent):
-        lock_folder(last.parent, stack)
-    return last.parent
+    return last
 
 
 def is_read_only(folder: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -112,15 +112,9 @@ class TrainingRun:
 
 
 @dataclass
-class Epoch:
-    """An epoch after its last step."""
+class Epoch(UnscoredEpoch):
+    """An epoch after its last step: unscored, then with the results of its validation, if there was one."""
 
-    number: int  # from 1
-    row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
-    is_closing: bool = False  # see `models.losses.base.Criterion.set_no_mosaic`
-    is_validated: bool = False  # see `UnscoredEpoch`
-    has_own_file: bool = False  # see `UnscoredEpoch`
-    # Results of its validation, if there was one:
     evaluation: Evaluation | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
     metrics: dict[str, float] = field(default_factory=dict)  # by their names in results.csv
@@ -236,8 +230,8 @@ class Trainer:
             self.checkpointer.wait()
 
     def _start(self) -> bool:
-        """Writes the record of a new run, calls the hooks that come first, and scores the epochs that an earlier start
-        has left. Returns False if the run ends here."""
+        """Writes the record of a new run, calls the hooks that come first, and scores what an earlier start has left.
+        Returns False if the run ends here."""
         progress = self.progress
         started_from = self.run.started_from
         self.loader.start_at(progress.epoch, progress.batch)
@@ -258,15 +252,19 @@ class Trainer:
         action = self.control.agree()
         self._follow(action)
         if Action.SKIP_REST not in action:
-            self.checkpointer.flush()
-            self.run.scorer.open()
-            for epoch in self._unscored:
-                self._submit(epoch)
-            # The earlier start may have ended before it saved the end of the newest epoch.
-            is_epoch_end = any(map(self._has_current_weights, self._unscored))
-            self._record_scores(max_pending=self._max_pending(), is_epoch_end=is_epoch_end)
+            self._score_earlier_epochs()
         self.checkpointer.flush()
         return not self._stopped
+
+    def _score_earlier_epochs(self) -> None:
+        """Lets the scorer begin, and scores the epochs that an earlier start has left."""
+        self.checkpointer.flush()
+        self.run.scorer.open()
+        for epoch in self._unscored:
+            self._submit(epoch)
+        # The earlier start may have ended before it saved the end of the newest epoch.
+        is_epoch_end = any(map(self._has_current_weights, self._unscored))
+        self._record_scores(max_pending=self._max_pending(), is_epoch_end=is_epoch_end)
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Takes the remaining steps of an epoch, and ends it, unless a signal or a request stops the run before."""
@@ -376,41 +374,51 @@ class Trainer:
                 self.checkpointer.save_weights(self.step, self._header(), epoch.number)
 
     def _record_scores(self, *, max_pending: int, is_epoch_end: bool = False) -> None:
-        """Reads the scores of the epochs that have none, but for the newest, of which at most ``max_pending`` may wait
-        longer. Records, saves and reports these epochs. A signal leaves the rest to a resumed run, which begins
-        here."""
-        if not max_pending and any(epoch.is_validated for epoch in self._unscored):
-            every_s = min(self.run.config.save_minutes * 60, SAVE_BEFORE_VALIDATION_S)
-            is_due = self.ctx.is_main and self._is_save_due(every_s)
-            if max_over_ranks(self.ctx, int(is_due)):  # a validation may be killed or fail
-                self.save_last()
+        """Scores the epochs that have no scores (`_read_scores`), saves the run, and reports them."""
+        if not self._unscored:
+            return
+        if not max_pending:
+            self._save_before_validation()
         scored: list[Epoch] = []
         best: dict[str, Any] | None = None  # content of best.pt, if it is of an epoch before the newest
-        is_interrupted = False
+        for epoch in self._read_scores(max_pending):
+            if epoch.is_best:
+                best = self._content_of_best(epoch)
+            self._call_hooks("epoch_scored", epoch)
+            scored.append(epoch)
+        for epoch in self._unscored:
+            epoch.row.setdefault("time", self.seconds())
+        if scored or is_epoch_end or self._stopped:
+            is_best = any(epoch.is_best and self._has_current_weights(epoch) for epoch in scored)
+            self._save(is_epoch_end=is_epoch_end, is_best=is_best, earlier_best=best)
+        for epoch in scored:
+            self._call_hooks("epoch_saved", epoch)
+
+    def _save_before_validation(self) -> None:
+        """Saves steps of a minute or more: a validation may be killed or fail."""
+        if any(epoch.is_validated for epoch in self._unscored):
+            every_s = min(self.run.config.save_minutes * 60, SAVE_BEFORE_VALIDATION_S)
+            is_due = self.ctx.is_main and self._is_save_due(every_s)
+            if max_over_ranks(self.ctx, int(is_due)):
+                self.save_last()
+
+    def _read_scores(self, max_pending: int) -> Iterator[Epoch]:
+        """Yields the epochs without scores, the oldest first, once they have them and their rows; at most the newest
+        ``max_pending`` may wait longer. At a signal, the run stops, and leaves the rest to a resumed one."""
         left = self._num_pending(max_pending)
-        while len(self._unscored) > left and not is_interrupted:
+        while len(self._unscored) > left:
             epoch = self._unscored[0]
             if epoch.is_validated:
                 is_newest = self._has_current_weights(epoch)
                 epoch.evaluation = self.run.scorer.read(
                     epoch.number, is_closing=epoch.is_closing, is_newest=is_newest, should_stop=self.control.should_stop
                 )
-                is_interrupted = self.control.after_validation() is not Action.CONTINUE
-            if not is_interrupted:
-                self._record(epoch)
-                if epoch.is_best:
-                    best = self._content_of_best(epoch)
-                self._unscored.pop(0)
-                self._call_hooks("epoch_scored", epoch)
-                scored.append(epoch)
-        self._stopped |= is_interrupted
-        for epoch in self._unscored:
-            epoch.row.setdefault("time", self.seconds())
-        if scored or is_epoch_end or is_interrupted:
-            is_best = any(epoch.is_best and self._has_current_weights(epoch) for epoch in scored)
-            self._save(is_epoch_end=is_epoch_end, is_best=is_best, earlier_best=best)
-        for epoch in scored:
-            self._call_hooks("epoch_saved", epoch)
+                if self.control.after_validation() is not Action.CONTINUE:
+                    self._stopped = True
+                    return
+            self._record(epoch)
+            self._unscored.pop(0)
+            yield epoch
 
     def _num_pending(self, max_pending: int) -> int:
         """Returns how many epochs, at most ``max_pending``, are left without scores because these have not come."""
