@@ -195,7 +195,7 @@ def test_in_a_run_of_few_steps_new_classes_start_as_similar_ones_of_the_weights(
 
 def test_the_weights_of_a_run_with_similar_classes_are_resumed_validated_and_exported(folder):
     write_wide_weights(folder / "weights.pt")
-    flags = ["--weights", "weights.pt", "--epochs", "2", "--virtual-ranks", "2"]
+    flags = ["--weights", "weights.pt", "--epochs", "1", "--virtual-ranks", "2"]
     with built(*flags, model="") as trainer:
         trainer.fit()
     run_python(ROOT / "train.py", *SMALL, "--data", "set/data.yaml", "--project", "runs", *flags, "--spawn", "2",

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -123,7 +122,10 @@ def copy_moment(evaluated: Path, moment: str, folder: Path) -> dict:
     raise AssertionError(moment)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+LONG = ("before its weights", "after best.pt")
+
+
+@pytest.mark.parametrize("moment", [pytest.param(m, marks=[pytest.mark.slow] * (m in LONG)) for m in MOMENTS])
 def test_a_kill_at_any_moment_resumes_to_the_same_bits(alone, evaluated, tmp_path, rated, moment):
     """Here without --eval-ranks."""
     folder = tmp_path / "exp"
@@ -135,7 +137,9 @@ def test_a_kill_at_any_moment_resumes_to_the_same_bits(alone, evaluated, tmp_pat
     assert not [*folder.glob("unscored*")]
 
 
-@pytest.mark.parametrize(("to", "more"), [("all", EVALUATED), ("the evaluating process", ())])
+@pytest.mark.parametrize(
+    ("to", "more"), [("the evaluating process", EVALUATED), pytest.param("all", (), marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_validation_between_batches_and_the_run_resumes_with_that_epoch(
     inputs, alone, tmp_path, to, more
 ):
@@ -182,8 +186,8 @@ def test_an_evaluating_process_with_other_code_ends_the_run(inputs, tmp_path):
         file.write("# another version\n")
     port = free_port()
     with Processes(tmp_path / "log.txt") as run:
-        for rank, (python, code) in enumerate([(run.python, ROOT), (sys.executable, other)]):
-            command = [python, str(code / "train.py"), *flags(inputs, tmp_path, *EVALUATED)]
+        for rank, code in enumerate([ROOT, other]):
+            command = [run.python, str(code / "train.py"), *flags(inputs, tmp_path, *EVALUATED)]
             run.start(command, code, **torchrun_variables(rank, 2, port))
         assert run.codes() == [2, 2], run.output()
         assert "rank 1: the code is" in run.output()
