@@ -21,11 +21,12 @@ from data.labels.label_format import (
     RawLabels,
     shape_of,
 )
-from utils.files.encoding import EncodingError, decode_loosely, decode_utf8
+from utils.files.encoding import EncodingError, decode_utf8
 from utils.strings import is_plain_number_text
 
 _ROUNDING = 1e-6  # a polygon that fills its box up to this fraction is the box itself
-_ROW = re.compile(r"^\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*$", re.MULTILINE)
+# A class and four numbers, possibly after a byte order mark.
+_ROW = re.compile(rb"^[\s\x80-\xff]*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*$", re.MULTILINE)
 _Geometry = tuple[tuple[float, float, float, float], float, int]  # corners, area, and `shape_of` a polygon; 0 for a box
 
 
@@ -103,7 +104,7 @@ def _read(listing: Listing, names: tuple[str, ...] | None) -> LabelSource:
 def _num_rows(data: bytes) -> int:
     """Counts the rows of a file. A file without any row of a class and four numbers, such as a list of class names, has
     none."""
-    text = decode_loosely(data)
+    text = data.replace(b"\0", b"")  # dropping zeros also matches UTF-16
     return sum(not line.isspace() for line in text.splitlines(keepends=True)) if _ROW.search(text) else 0
 
 

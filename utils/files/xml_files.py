@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from utils.files.encoding import EncodingError, decode_xml, encoding_advice
+from utils.files.encoding import EncodingError, decode_xml
 
 # A tag with an entity that XML does not predefine; expat drops it if the document has an external DTD.
 _ENTITY_IN_TAG = re.compile(rb"<\w[^<>]*&(?!(?:amp|lt|gt|quot|apos);|#)([^\s;<>&]+);")
@@ -58,10 +58,7 @@ def parse_xml(data: bytes) -> ElementTree.Element:
     except EncodingError as error:
         raise XmlError(f"malformed XML ({error})", 1) from None
     except expat.ExpatError as error:
-        reason = expat.ErrorString(error.code)
-        if error.code == expat.errors.codes[expat.errors.XML_ERROR_INVALID_TOKEN]:
-            reason = encoding_advice(data) or reason
-        raise XmlError(f"malformed XML ({reason})", error.lineno) from None
+        raise XmlError(f"malformed XML ({expat.ErrorString(error.code)})", error.lineno) from None
     except (ValueError, LookupError):  # raised by Python's codecs, which the parser uses
         raise XmlError("malformed XML (in an encoding that cannot be read)", 1) from None
     return builder.close()
