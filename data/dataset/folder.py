@@ -214,10 +214,11 @@ def _choose(split: str, places: list[Path], folders: Folders) -> _Source:
         reason = f"{separate[0]} and {separate[1]} are both '{split}'"
         raise UserError(f"data set {folders.root}: {reason}; rename one, or write a YAML with 'train:' and 'val:'")
     try:
-        chosen = complete_place(counts, lambda source: " with ".join(str(path) for path in source if path))
+        if not any(count for count, _ in counts.values()):
+            return _Source(places[0], None)
+        return complete_place(counts, lambda source: " with ".join(str(path) for path in source if path))
     except UserError as error:
         raise UserError(f"data set {folders.root}: '{split}': {error}, or write a YAML") from None
-    return chosen or _Source(places[0], None)
 
 
 def _find_annotations(folders: Folders, split: str, images: Path) -> Iterator[Path | None]:

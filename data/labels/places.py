@@ -21,6 +21,7 @@ from typing import TypeVar
 from data.folders import Folders
 from utils.errors import UserError
 from utils.files.paths import casefold_nfc
+from utils.logger import get_logger
 
 Key = TypeVar("Key")
 _IMAGE_TREES = ("images", "jpegimages")
@@ -63,15 +64,23 @@ def _first_part(path: str, root: Path) -> int:
     return len(root.parts) if Path(path).is_relative_to(root) else 1
 
 
-def complete_place(labeled: Mapping[Key, tuple[int, int]], show: Callable[[Key], str] = str) -> Key | None:
-    """Returns the place that counts: the first that has a label file for each image, else the only one that has any;
-    None if there is none. ``labeled``: by place, the number of images with a label file there, and of all images.
-    Raises UserError with these numbers if several places have some, and none has all."""
-    for place, (count, total) in labeled.items():
-        if count == total > 0:
-            return place
+def complete_place(labeled: Mapping[Key, tuple[int, int]], show: Callable[[Key], str] = str) -> Key:
+    """Returns the place that counts: the first that has a label file for each image, else the only one that has any,
+    and logs the places that do not count.
+
+    ``labeled``: by place, the number of images with a label file there, and of all images; some place has one. Raises
+    UserError with these numbers if several places have some, and none has all.
+    """
     some = [place for place, (count, _) in labeled.items() if count]
-    if len(some) > 1:
-        numbers = ["{:,} of {:,} images in {}".format(*labeled[place], show(place)) for place in some]
-        raise UserError(f"it is not known which labels count, those of {' or '.join(numbers)}; keep those of one place")
-    return some[0] if some else None
+    numbers = {place: "{:,} of {:,} images in {}".format(*labeled[place], show(place)) for place in some}
+    for chosen in some:
+        count, total = labeled[chosen]
+        if count == total or len(some) == 1:
+            for place in some:
+                if place != chosen:
+                    message = "%s has labels for each image; not used: those of %s"
+                    get_logger().info(message, show(chosen), numbers[place])
+            return chosen
+    raise UserError(
+        f"it is not known which labels count, those of {' or '.join(numbers.values())}; keep those of one place"
+    )
