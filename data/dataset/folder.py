@@ -10,18 +10,19 @@ Pascal VOC  JPEGImages, with ImageSets/Main/train.txt            Annotations
 =========== ==================================================== =====================================================
 
 A folder of which everything is in one subfolder, as after unpacking an archive, is that subfolder. Nothing outside is
-read but what a list names. Where a split's images or labels may be in several places, those count that have a label for
-each image. `_WAYS` answers other folders.
+read but what a list names. Rule D1 (`complete_place`) decides where the labels of a split are. Any other folder is
+refused with the YAML to write.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from data.dataset.spec import SPLITS
 from data.folders import Folders
@@ -36,14 +37,18 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.paths import casefold_nfc
 from utils.files.safe_io import read_regular, read_text
-from utils.strings import listed
 
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 _IMAGE_FOLDERS = ("images", "JPEGImages", "Images")
 _ANNOTATION_FOLDERS = ("Annotations", "annotations")
-_WITH_LABELS = ("labels", "ImageSets")  # folders beside those of images
 _NAME_LISTS = ("classes.txt", "obj.names", "_darknet.labels")
 _JSON_NAMES = ("_annotations", "annotations", "instances")  # beginnings of COCO JSONs that name no split
+_OTHER_LAYOUT = (
+    "data set {folder}: in no layout that --data FOLDER reads (docs/formats.md; YOLO txt needs a classes.txt, with one "
+    "class a line); write a YAML: 'path: {folder}', 'train: <folder of images>', 'names: [<class>, ...]', and for COCO "
+    "or Pascal VOC 'annotations: <JSON or folder>'; for LabelMe, CVAT, CSV or Hugging Face: python -m tools.convert "
+    "{quoted} out.json"
+)
 
 
 def split_of(name: str) -> str:
@@ -53,14 +58,10 @@ def split_of(name: str) -> str:
 
 
 class _Source(NamedTuple):
-    """Where the images of a split may be, and their labels."""
+    """The images of a split, and where their labels are."""
 
     images: Path  # folder or list
     annotations: Path | None  # COCO JSON, folder of Pascal VOC, or None for YOLO txt
-
-    @property
-    def is_coco(self) -> bool:
-        return self.annotations is not None and suffix_of(self.annotations) == ".json"
 
 
 def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any, Any], Path, str]:
@@ -78,30 +79,25 @@ def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any
         return values | known if known else values, yaml, f"{folder}: its YAML is {yaml.name}"
     values |= {"path": folder, **known}
     folders = Folders(folder)
-    places = _find_images(folder)
-    sources, has_labels = _find_sources(places, folders)
+    sources = _find_sources(folders)
     annotations = {split: source.annotations for split, source in sources.items() if source.annotations is not None}
     if annotations:
         sources = {split: source for split, source in sources.items() if split in annotations}
         values["annotations"] = annotations
-        has_voc = any(path.is_dir() for path in annotations.values())
-        if has_voc and "names" not in values:
-            values["names"] = _names_in_voc(sources.values(), folders)
-        layout = "Pascal VOC" if has_voc else "COCO JSON"
+        voc_folders = [path for path in annotations.values() if path.is_dir()]
+        if voc_folders and "names" not in values:
+            values["names"] = _names_in_voc(voc_folders, folders)
+        layout = "Pascal VOC" if voc_folders else "COCO JSON"
     else:
         images = [source.images for source in sources.values()]
         named = [folder / name for name in (*_IMAGE_FOLDERS, "labels")]
         values.setdefault("names", _listed_names([folder, *images, *named]))
         layout = "YOLO txt"
-        is_labeled = has_labels or any(path.is_file() for path in images)
-        if not values["names"] or not is_labeled:
-            raise UserError(f"data set {folder}: {_way(folder, folders, is_labeled=is_labeled)}")
+    if values.get("names") == []:
+        raise UserError(_OTHER_LAYOUT.format(folder=folder, quoted=shlex.quote(str(folder))))
     used = ", ".join(f"{split} {source.images.relative_to(folder)}" for split, source in sources.items())
-    note = f"{folder}: {layout}; {used}"
-    others = _not_used(folder, sources.values(), [place for of_split in places.values() for place in of_split])
-    if others:
-        note += f"; not used: {listed(others)}"
-    return {**values, **{split: source.images for split, source in sources.items()}}, folder, note
+    images_of = {split: source.images for split, source in sources.items()}
+    return {**values, **images_of}, folder, f"{folder}: {layout}; {used}"
 
 
 def _unpacked(folder: Path) -> Path:
@@ -146,32 +142,59 @@ def _names_images(values: Any) -> bool:
 # Images
 
 
-def _find_images(folder: Path) -> dict[str, list[Path]]:
-    """Returns where the images of each split may be: folders and lists that are named like it, or else, for JSONs that
-    are named like splits, or for training, the folder of all images."""
-    parents = [folder, *(folder / name for name in _IMAGE_FOLDERS)]
-    found = [path for parent in parents if parent.is_dir() for path in sorted(parent.iterdir()) if path.is_dir()]
-    found += [path for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))) if _is_list(path)]
-    places: dict[str, list[Path]] = {}
-    for path in found:
-        split = split_of(path.stem if path.is_file() else path.name)
-        if not split or (path.stem == "trainval" and "train" in places):
-            continue
-        images = _images_in(path)
-        if not any(images.samefile(other) for other in places.get(split, ())):
-            places.setdefault(split, []).append(images)
-    if places:
-        return places
+def _find_sources(folders: Folders) -> dict[str, _Source]:
+    """Returns the images and labels of each split: of the folders that are named after splits or, if none of them has
+    labels, of the lists, which may be those of another export or of a part of a folder. Without either, all images are
+    of the splits after which JSONs are named, or for training."""
+    folder = folders.root
+    sources: dict[str, _Source] = {}
+    for find_images in (_split_folders, _split_lists):
+        images_of = find_images(folder)
+        labeled = {split: _labeled_source(split, images, folders) for split, images in images_of.items()}
+        if images_of:
+            sources = {split: labeled[split] or _Source(images, None) for split, images in images_of.items()}
+        if any(labeled.values()):
+            return sources
+    if sources:
+        return sources
     images = _images_in(folder)
-    all_images = [images]
-    if images != folder and any(suffix_of(path.name) in IMAGE_SUFFIXES for path in folder.iterdir()):
-        all_images.append(folder)
     jsons = [path for place in _json_folders(folder, images) for path in sorted(place.glob("*.json"))]
-    return {split: all_images for split in map(_split_in, jsons) if split} or {"train": all_images}
+    splits = dict.fromkeys(filter(None, map(_split_in, jsons))) or ["train"]
+    return {split: _labeled_source(split, images, folders) or _Source(images, None) for split in splits}
+
+
+def _split_folders(folder: Path) -> dict[str, Path]:
+    """Returns the folder of the images of each split. Raises UserError if a split has two."""
+    parents = [folder, *(folder / name for name in _IMAGE_FOLDERS)]
+    paths = [path for parent in parents if parent.is_dir() for path in sorted(parent.iterdir()) if path.is_dir()]
+    return _by_split(folder, {path: path.name for path in paths})
+
+
+def _split_lists(folder: Path) -> dict[str, Path]:
+    """Returns the list of the images of each split. Raises UserError if a split has two."""
+    paths = sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt")))
+    return _by_split(folder, {path: path.stem for path in paths if split_of(path.stem) and _is_list(path)})
+
+
+def _by_split(folder: Path, names: dict[Path, str]) -> dict[str, Path]:
+    """Returns the images in a folder, or a list, by the split after which it is named. ``names``: by folder or list."""
+    found: dict[str, Path] = {}
+    for path, name in names.items():
+        split = split_of(name)
+        if split:
+            images = _images_in(path)
+            other = found.setdefault(split, images)
+            if not other.samefile(images):
+                reason = f"{other} and {images} are both '{split}'"
+                raise UserError(f"data set {folder}: {reason}; rename one, or write a YAML with 'train:' and 'val:'")
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def _is_list(path: Path) -> bool:
-    """Returns whether a .txt file named after a split is a list, not the label file of an image beside it."""
+    """Returns whether a .txt file named after a split is its list, and not the label file of an image beside it, or
+    Pascal VOC's trainval.txt beside train.txt."""
+    if path.name == "trainval.txt" and path.with_name("train.txt").exists():
+        return False
     return path.stat().st_size > 0 and not any(path.with_suffix(suffix).exists() for suffix in IMAGE_SUFFIXES)
 
 
@@ -183,49 +206,25 @@ def _images_in(path: Path) -> Path:
 # Labels
 
 
-def _find_sources(places: dict[str, list[Path]], folders: Folders) -> tuple[dict[str, _Source], bool]:
-    """Returns the source of each split: folders or, if none has labels, lists, which may be those of another export or
-    of a part of a folder. Also returns whether one has labels."""
-    sources: dict[str, _Source] = {}
-    has_labels = False
-    for is_kind in (Path.is_dir, Path.is_file):
-        of_kind = {split: [path for path in places.get(split, ()) if is_kind(path)] for split in SPLITS}
-        chosen = {split: _choose(split, paths, folders) for split, paths in of_kind.items() if paths}
-        sources = chosen or sources
-        has_labels = any(source.is_coco or _count(source, folders)[0] for source in sources.values())
-        if has_labels:
-            break
-    return sources, has_labels
-
-
-def _choose(split: str, places: list[Path], folders: Folders) -> _Source:
-    """Returns the source of a split: of several with labels, the one that has them for each image. Raises UserError if
-    it is not known which counts."""
-    sources = [_Source(images, path) for images in places for path in _find_annotations(folders, split, images)]
-    counts = {source: _count(source, folders) for source in sources if not source.is_coco}
-    counts = {source: count for source, count in counts.items() if count[0]}
-    of_json = [source for source in sources if source.is_coco]
-    if len(of_json) == 1 and not counts:  # it need not be read
-        return of_json[0]
-    counts = {source: _count(source, folders) for source in of_json} | counts
-    labeled = {source.images for source, count in counts.items() if count[0]} or set(places)
-    separate = [path for path in places if path.is_dir() and path in labeled and path != folders.root]
-    if len(separate) > 1:
-        reason = f"{separate[0]} and {separate[1]} are both '{split}'"
-        raise UserError(f"data set {folders.root}: {reason}; rename one, or write a YAML with 'train:' and 'val:'")
+def _labeled_source(split: str, images: Path, folders: Folders) -> _Source | None:
+    """Returns ``images``, a folder or list, with their labels; None if there are none. Raises UserError if several
+    places have labels, and none has them for every image (rule D1)."""
+    json = _find_json(split, images, folders)
+    counts = {place: _count_files(images, place, folders) for place in (*_voc_folders(images, folders), None)}
+    labeled = {place: count for place, count in counts.items() if count[0]}
+    if not labeled:  # the JSON, which may be large, need not be read
+        return _Source(images, json) if json else None
+    if json:
+        labeled = {json: _count_entries(images, json, folders), **labeled}
     try:
-        if not any(count for count, _ in counts.values()):
-            return _Source(places[0], None)
-        return complete_place(counts, lambda source: " with ".join(str(path) for path in source if path))
+        return _Source(images, complete_place(labeled, lambda place: str(place or "YOLO txt")))
     except UserError as error:
         raise UserError(f"data set {folders.root}: '{split}': {error}, or write a YAML") from None
 
 
-def _find_annotations(folders: Folders, split: str, images: Path) -> Iterator[Path | None]:
-    """Yields the COCO JSON of a split, if there is one; the folders that may be its Pascal VOC; and None, for YOLO txt.
-    Raises UserError if several JSONs may be that of the split."""
-    folder = folders.root
-    for place in _json_folders(folder, images):
+def _find_json(split: str, images: Path, folders: Folders) -> Path | None:
+    """Returns the COCO JSON of a split, or None. Raises UserError if it may be one of several."""
+    for place in _json_folders(folders.root, images):
         files = [place / name for name in folders.entries(str(place)) if name.endswith(".json")]
         of_split = [path for path in files if _split_in(path) == split]
         of_all = [path for path in files if not _split_in(path) and path.name.startswith(_JSON_NAMES)]
@@ -236,24 +235,32 @@ def _find_annotations(folders: Folders, split: str, images: Path) -> Iterator[Pa
             names = ", ".join(path.name for path in candidates)
             raise UserError(f"{place}: several JSONs may be of '{split}': {names}; write a YAML with 'annotations:'")
         if candidates:
-            yield candidates[0]
-            break
-    above = images.parent if images.name in _IMAGE_FOLDERS else images
-    for top in dict.fromkeys((above.parent, folder)):
-        for voc_folder in (top / name for name in _ANNOTATION_FOLDERS):
-            if voc_folder.is_dir() and voc_folder.is_relative_to(folder):
-                below = voc_folder / above.name
-                yield below if below.is_dir() else voc_folder
-    if images.is_dir() and any(folders.stems(path, [".xml"]) for path in folders.walk(str(images))):
-        yield images
-    yield None
+            return candidates[0]
+    return None
 
 
 def _json_folders(folder: Path, images: Path) -> list[Path]:
     """Returns the folders in which a COCO JSON of ``images`` may be."""
-    above = images.parent if images.name in _IMAGE_FOLDERS else images
-    places = dict.fromkeys((images, above, *(folder / name for name in reversed(_ANNOTATION_FOLDERS)), folder))
+    annotations = [folder / name for name in reversed(_ANNOTATION_FOLDERS)]
+    places = dict.fromkeys((images, _split_folder(images), *annotations, folder))
     return [place for place in places if place.is_dir() and place.is_relative_to(folder)]
+
+
+def _voc_folders(images: Path, folders: Folders) -> list[Path]:
+    """Returns the folders in which the Pascal VOC of ``images`` may be."""
+    split_folder = _split_folder(images)
+    found: list[Path] = []
+    for parent in dict.fromkeys((split_folder.parent, folders.root)):
+        for voc_folder in (parent / name for name in _ANNOTATION_FOLDERS):
+            if voc_folder.is_dir() and voc_folder.is_relative_to(folders.root):
+                of_split = voc_folder / split_folder.name
+                found.append(of_split if of_split.is_dir() else voc_folder)
+    return [*found, images] if images.is_dir() else found
+
+
+def _split_folder(images: Path) -> Path:
+    """Returns ``train`` for ``train/images``, and other paths as they are."""
+    return images.parent if images.name in _IMAGE_FOLDERS else images
 
 
 def _split_in(path: Path) -> str:
@@ -261,57 +268,45 @@ def _split_in(path: Path) -> str:
     return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
 
 
-def _count(source: _Source, folders: Folders) -> tuple[int, int]:
-    """Returns the number of images with labels, and of all; for a COCO JSON, of all that are there or named."""
-    if source.annotations is None or not source.is_coco:
-        counts = [(labeled, total) for _, labeled, total in _label_places(source, folders)]
-        return sum(labeled for labeled, _ in counts), sum(total for _, total in counts)
-    try:
-        content: Any = load_json(source.annotations, COCO_JSON)
-        names = [entry["file_name"] for entry in content["images"]]
-    except (UserError, LookupError, TypeError):  # no COCO JSON
-        return 0, 0
-    images = _rows(source.images)
-    images = images or [folders.prefix(folder) + name for folder, name in _images(source.images, folders)]
-    found = match_entries(names, images)
-    return len(set(found[found >= 0].tolist())), max(len(names), len(images))
-
-
-def _rows(file: Path) -> list[str]:
-    """Returns the rows of a list, none for a folder."""
-    if not file.is_file():
-        return []
-    return [row.strip() for row in read_text(file).replace("\\", "/").splitlines() if row.strip()]
-
-
-def _images(place: Path, folders: Folders) -> Iterator[tuple[str, str]]:
-    """Yields the folder and name of each image in and below a folder."""
-    for folder in folders.walk(str(place)):
-        for name in folders.entries(folder):
-            if suffix_of(name) in IMAGE_SUFFIXES:
-                yield folder, name
-
-
-def _label_places(source: _Source, folders: Folders) -> Iterator[tuple[str, int, int]]:
-    """Yields for each folder of images, or for a list, the folder with label files for most of them, the number of
-    these images, and of all."""
-    suffix = ".txt" if source.annotations is None else ".xml"
-    if source.images.is_file():
-        stems = {_stem(row.rpartition("/")[2]) for row in _rows(source.images)}
-        top = str(source.annotations or folders.root)
-        found = {stem for folder in folders.walk(top) for stem in folders.stems(folder, [suffix])}
-        yield top, len(stems & found), len(stems)
-        return
-    for folder in folders.walk(str(source.images)):
+def _count_files(images: Path, annotations: Path | None, folders: Folders) -> tuple[int, int]:
+    """Returns the number of images that have a label file, and of all. ``annotations``: as in `_Source`. The images of
+    a list have the files of their names in any folder."""
+    suffix = ".txt" if annotations is None else ".xml"
+    if images.is_file():
+        stems = {_stem(name.rpartition("/")[2]) for name in _image_names(images, folders)}
+        label_folders = folders.walk(str(annotations or folders.root))
+        label_stems = {stem for folder in label_folders for stem in folders.stems(folder, [suffix])}
+        return len(stems & label_stems), len(stems)
+    labeled = 0
+    total = 0
+    for folder in folders.walk(str(images)):
         stems = folders.stems(folder, IMAGE_SUFFIXES)
-        if not stems:
-            continue
-        if source.annotations is None:
+        if annotations is None:
             places = yolo_places(folder, folders, is_bounded=True)
         else:
-            places = voc_places(folder, str(source.annotations), str(source.images), folders)
-        counts = [len(stems & folders.stems(place, [suffix])) for place in places]
-        yield places[counts.index(max(counts))], max(counts), len(stems)
+            places = voc_places(folder, str(annotations), str(images), folders)
+        labeled += max(len(stems & folders.stems(place, [suffix])) for place in places)
+        total += len(stems)
+    return labeled, total
+
+
+def _count_entries(images: Path, json: Path, folders: Folders) -> tuple[int, int]:
+    """Returns the number of images that a COCO JSON names, and of all; for another JSON, zeros."""
+    names = _image_names(images, folders)
+    try:
+        content: Any = load_json(json, COCO_JSON)
+        matches = match_entries([entry["file_name"] for entry in content["images"]], names)
+    except (UserError, LookupError, TypeError):
+        return 0, 0
+    return len(np.unique(matches[matches >= 0])), len(names)
+
+
+def _image_names(images: Path, folders: Folders) -> list[str]:
+    """Returns the rows of a list, or the names of the images in and below a folder."""
+    if images.is_file():
+        return [row.strip() for row in read_text(images).replace("\\", "/").splitlines() if row.strip()]
+    walked = [(folders.prefix(folder), folders.entries(folder)) for folder in folders.walk(str(images))]
+    return [prefix + name for prefix, entries in walked for name in entries if suffix_of(name) in IMAGE_SUFFIXES]
 
 
 def _stem(name: str) -> str:
@@ -319,16 +314,16 @@ def _stem(name: str) -> str:
     return casefold_nfc(name.rpartition(".")[0] if suffix_of(name) in IMAGE_SUFFIXES else name)
 
 
-def _names_in_voc(sources: Iterable[_Source], folders: Folders) -> list[str]:
-    """Returns the classes of all objects in the folders of Pascal VOC of ``sources``, sorted."""
+# Classes
+
+
+def _names_in_voc(voc_folders: Iterable[Path], folders: Folders) -> list[str]:
+    """Returns the classes of all objects in folders of Pascal VOC, sorted."""
     names: set[str] = set()
-    for source in sources:
-        is_list = source.images.is_file()
-        for place, _, _ in [] if source.is_coco else _label_places(source, folders):
-            for folder in folders.walk(place) if is_list else [place]:
-                for name, entry in folders.entries(folder).items():
-                    if suffix_of(name) == ".xml":
-                        names |= object_names(read_regular(entry.path, MAX_BYTES))
+    for folder in dict.fromkeys(path for top in voc_folders for path in folders.walk(str(top))):
+        for name, entry in folders.entries(folder).items():
+            if suffix_of(name) == ".xml":
+                names |= object_names(read_regular(entry.path, MAX_BYTES))
     return sorted(names)
 
 
@@ -338,69 +333,3 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
         if path.is_file():
             return [line.strip() for line in read_text(path).splitlines() if line.strip()]
     return []
-
-
-# Messages
-
-
-def _not_used(folder: Path, sources: Collection[_Source], places: Iterable[Path]) -> list[str]:
-    """Returns the names of the ``places`` of images, of other subfolders, and of JSONs beside those in use, that
-    contain nothing of ``sources``."""
-    used = [path for source in sources for path in source if path is not None]
-    others = list(places)
-    if not any(source.images.is_file() for source in sources):  # lists name images in any folder
-        others += [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in _WITH_LABELS]
-    for json_folder in {path.parent for path in used if suffix_of(path) == ".json"}:
-        others += sorted(json_folder.glob("*.json"))
-    return [
-        str(path.relative_to(folder))
-        for path in dict.fromkeys(others)
-        if path.name[0] != "." and not any(path.is_relative_to(u) or u.is_relative_to(path) for u in used)
-    ]
-
-
-_CONVERT = "python -m tools.convert {command_folder} out.json"
-_YAML = "write a YAML: 'path: {folder}', 'train: {images}', 'annotations: {{train: {place}}}'"
-# Files that are found: the end of their names, and whether the rest is the name of an image; what they are; and the
-# line to type.
-_WAYS = (
-    (".txt", True, "YOLO txt", "labels of images/a.jpg are in labels/a.txt{renames}"),
-    (".json", True, "LabelMe", _CONVERT),
-    (".xml", True, "Pascal VOC", _YAML + ", 'names: [<class>, ...]'"),
-    ("annotations.xml", False, "CVAT", _CONVERT),
-    (".xml", False, "Pascal VOC", "no image has this name; objects of a.jpg are in a.xml"),
-    (".json", False, "a COCO JSON", _YAML),
-    (".csv", False, "a table", _CONVERT),
-    (".parquet", False, "Hugging Face", _CONVERT),
-    (".jsonl", False, "Hugging Face", _CONVERT),
-)
-_OTHERWISE = "write a YAML: 'train: <folder of images>', 'val: <folder of images>', 'names: [<class>, ...]'"
-
-
-def _way(folder: Path, folders: Folders, *, is_labeled: bool) -> str:
-    """Returns why a folder is not read, and the line of `_WAYS` for what is in it, by the names of its files."""
-    if is_labeled:
-        return "its YOLO txt have no class names; add classes.txt, with one class a line"
-    images = list(_images(folder, folders))
-    stems = {_stem(name) for _, name in images}
-    image_folders = {folders.prefix(place).rstrip("/") for place, _ in images}
-    files = [(place, name) for place in folders.walk(str(folder)) for name in folders.entries(place)]
-    image_folder = image_folders.pop() if len(image_folders) == 1 else ""
-    for suffix, is_named, title, line in _WAYS:
-        for place, name in files:
-            if name.lower().endswith(suffix) and (casefold_nfc(os.path.splitext(name)[0]) in stems) == is_named:
-                file = folders.prefix(place) + name
-                renames = [
-                    f"{path} to {expected}"
-                    for path, expected in ((image_folder, "images"), (os.path.dirname(file), "labels"))
-                    if image_folder and path not in ("", expected)
-                ]
-                way = line.format(
-                    folder=folder,
-                    command_folder=shlex.quote(str(folder)),
-                    images=image_folder or ".",
-                    place=os.path.dirname(file) or "." if is_named else file,
-                    renames=f": rename {' and '.join(renames)}" if renames else "",
-                )
-                return f"no layout that --data FOLDER reads (docs/formats.md); for {title} ({file}): {way}"
-    return f"no layout that --data FOLDER reads (docs/formats.md); {_OTHERWISE}"

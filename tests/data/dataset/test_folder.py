@@ -188,6 +188,7 @@ REFUSED = {
     "no names": {"images/a.png": b"", "labels/a.txt": b"0 0.5 0.5 0.1 0.1\n"},
     "two YAMLs": {"one.yaml": b"train: x\nnames: [a]\n", "two.yaml": b"train: y\nnames: [b]\n"},
     "two folders of a split": {"test1/a.png": b"", "test2/a.png": b"", "classes.txt": b"a\n"},
+    "two lists of a split": {"train.txt": b"a.png\n", "ImageSets/Main/train.txt": b"a\n", "classes.txt": b"a\n"},
 }
 
 
@@ -198,6 +199,17 @@ def test_any_other_folder_is_one_line_that_names_it(tmp_path, case):
     for name, content in REFUSED[case].items():
         export.file(name, content)
     assert str(tmp_path / "export") in refusal(lambda: open_set(export.root))
+
+
+def test_the_refusal_says_what_to_write_whatever_is_in_the_folder(tmp_path):
+    export = DataSet(tmp_path / "export")
+    export.images("a.png", "photos/b.png")
+    message = refusal(lambda: open_set(export.root))
+    for name in ("a.json", "annotations.xml", "boxes.csv", "boxes/a.txt", "more/boxes.parquet", "b.xml"):
+        export.file(name)
+    assert refusal(lambda: open_set(export.root)) == message
+    for word in ("docs/formats.md", "train:", "names:", "annotations:", f"tools.convert {export.root}"):
+        assert word in message
 
 
 def of(count: int, start: int = 0) -> list[str]:
@@ -239,23 +251,22 @@ def coco_of_two_splits(export: DataSet) -> None:
         export.file(f"annotations/instances_{name}.json", coco(entries, categories=[{"id": 1, "name": "own"}]))
 
 
-CHOSEN = {  # number of boxes by split, and what is not used
-    leftover_annotations: ({"train": 20}, ["annotations"]),
-    stray_train: ({"train": 4, "val": 2}, ["train"]),
-    list_of_a_part: ({"train": 3, "val": 1}, ["train.txt", "test.txt"]),
-    coco_of_two_splits: ({"train": 3, "val": 2}, []),
+CHOSEN = {  # number of boxes by split
+    leftover_annotations: {"train": 20},
+    stray_train: {"train": 4, "val": 2},
+    list_of_a_part: {"train": 3, "val": 1},
+    coco_of_two_splits: {"train": 3, "val": 2},
 }
 
 
 @pytest.mark.parametrize("export", CHOSEN, ids=lambda export: export.__name__)
 def test_of_several_places_the_one_with_all_labels_counts(export, tmp_path, lines):
     export(DataSet(tmp_path / "set"))
-    num_images, not_used = CHOSEN[export]
     spec = open_set(tmp_path / "set")
     assert spec.names == ("own",)
-    assert {split: len(load(spec, split).classes) for split in spec.splits} == num_images
-    _, _, shown = spec.notes[0].partition("; not used: ")
-    assert shown == ", ".join(not_used)
+    assert {split: len(load(spec, split).classes) for split in spec.splits} == CHOSEN[export]
+    is_logged = any("6 of 20 images" in record.getMessage() for record in lines.records)
+    assert is_logged == (export is leftover_annotations)
 
 
 def test_if_no_place_has_all_labels_the_line_has_both_numbers(tmp_path):
