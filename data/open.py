@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,8 +21,6 @@ from utils.schema import suggestion
 from utils.strings import counted
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from data.stage import StagePlan
     from utils.distributed.context import DistributedContext
 
@@ -44,42 +41,30 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 
 def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
-    """Opens a copy, the demo set, or a data set in its own folder."""
+    """Opens a copy, the demo set, or a data set in its own folder. Only the first process of each node reads files:
+    the classes may be in the labels."""
+    from utils.distributed.context import once_per_node
+
     if source.stage:
         from data.stage import stage_dataset
 
         return stage_dataset(source, ctx, lambda: _plan_copy(source))
-    if source.data == DEMO:
-        from data.dataset.demo import ensure_demo
-        from utils.distributed.context import torch_distributed_zero_first
-
-        with torch_distributed_zero_first(ctx):
-            return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
-    if ctx.store is not None and os.path.isdir(source.data):
-        return _open_folder(source, ctx, ctx.store)
-    return _open_files(source)
+    return once_per_node(ctx, lambda: _open_demo(source) if source.data == DEMO else _open_files(source))
 
 
-def _open_folder(source: DataSource, ctx: DistributedContext, store: Store) -> DatasetSpec:
-    """Opens a folder without a YAML. The first process of each node, which may have to read all labels to find the
-    classes, gives the others their names."""
-    from utils.distributed.context import torch_distributed_zero_first
+def _open_demo(source: DataSource) -> DatasetSpec:
+    """Opens the demo set, which is rendered if necessary."""
+    from data.dataset.demo import ensure_demo
 
-    key = f"folder/{ctx.first_rank}/{ctx.node_rank}/{source.data!a}/{source.splits}/{source.optional}"
-    with torch_distributed_zero_first(ctx):
-        if not ctx.is_node_leader:
-            return _open_files(source, tuple(json.loads(store.get(key))))
-        spec = _open_files(source)
-        store.set(key, json.dumps(spec.label_names or spec.names))
-        return spec
+    return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
 
 
-def _open_files(source: DataSource, known_names: tuple[str, ...] = ()) -> DatasetSpec:
-    """Opens a data set in its own folder. ``known_names``: see `load_dataset_spec`."""
+def _open_files(source: DataSource) -> DatasetSpec:
+    """Opens a data set in its own folder."""
     with _permission_errors_named(source.data):
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
-        spec = load_dataset_spec(find_data(source.data), source.known_root, known_names)
+        spec = load_dataset_spec(find_data(source.data), source.known_root)
         spec = _without_empty(spec, source.optional)
         for line in spec.notes:
             get_logger().info("%s", line)

@@ -4,11 +4,11 @@ The first process of the run lists the data set. The first process of each node 
 disk already has and reads a shard of the rest; the leaders exchange the files they read (`exchange_items`). The other
 processes wait for their leader. The next run continues an interrupted copy and merely checks a complete one.
 
-A copy's folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes them; ``<splits>.json``, which
-names the original; and ``<splits>.<split>.json``, the listing of a split, so that a copy is used, refused and reported
-like the original. Every file keeps its name relative to the data set's folder and its modification time. It is written
-to ``incoming/`` and moved to the tree once its bytes are on the disk, so that a file in the tree with the original's
-size and time is complete even after a crash.
+A copy's folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes them; and
+``<splits>.<split>.json``, the listing of a split, so that a copy is used, refused and reported like the original. Every
+file keeps its name relative to the data set's folder and its modification time. It is written to ``incoming/`` and
+moved to the tree once its bytes are on the disk, so that a file in the tree with the original's size and time is
+complete even after a crash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import shutil
 import stat
@@ -24,7 +23,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch.distributed as dist
@@ -36,12 +34,11 @@ from data.file_exchange import exchange_items
 from data.images.kinds import image_suffixes, is_image
 from data.labels.label_format import UNREADABLE, Listing
 from data.listing.listing import list_split, listing_text
-from utils.distributed.context import DistributedContext, StoreBarrier, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, StoreBarrier, once_per_node
 from utils.distributed.groups import Subgroup, one_per_node_group
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.paths import is_inside, normal_path, path_of, relative_name
-from utils.files.safe_io import read_text
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_posix
 from utils.machine.resources import check_space
@@ -65,20 +62,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, plan: Callable[[]
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
-    # Key for the path of the copy's YAML on this node, which depends on these values.
-    store_key = f"stage/{ctx.node_rank}/{source.data!a}/{source.stage!a}/{source.splits}/{source.optional}"
-    with torch_distributed_zero_first(ctx):
-        if ctx.is_node_leader:
-            file = _copy_as_leader(source, ctx, leaders, plan)
-            if ctx.store is not None:
-                # torch's stubs declare only str, but `set` also takes bytes.
-                ctx.store.set(store_key, cast(str, os.fsencode(file)))
-        else:
-            assert ctx.store is not None
-            file = Path(os.fsdecode(ctx.store.get(store_key)))
-        spec = load_dataset_spec(file)
-        original = json.loads(read_text(file.with_suffix(".json")))["source"]
-        return replace(spec, source=original, listings={split: _listing_file(file, split) for split in spec.splits})
+    return once_per_node(ctx, lambda: _copy_as_leader(source, ctx, leaders, plan))
 
 
 @dataclass(frozen=True)
@@ -140,8 +124,8 @@ class StagePlan:
 
 def _copy_as_leader(
     source: DataSource, ctx: DistributedContext, leaders: Subgroup, make_plan: Callable[[], StagePlan]
-) -> Path:
-    """Receives the plan, which the first leader makes for all, completes this node's copy, and returns its YAML."""
+) -> DatasetSpec:
+    """Receives the plan, which the first leader makes for all, completes this node's copy, and opens it."""
     folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
     with StoreBarrier(ctx.store, title, leaders.group_size) as barrier:
@@ -172,7 +156,9 @@ def _copy_as_leader(
                     copy.write(item, data)
             copy.finish()
             barrier.wait()
-        return copy.yaml
+    spec = load_dataset_spec(copy.yaml)
+    listings = {split: copy.listing_file(split) for split in spec.splits}
+    return replace(spec, source=plan.spec.source, listings=listings)
 
 
 def _gather(complete: np.ndarray, leaders: Subgroup) -> np.ndarray:
@@ -292,9 +278,12 @@ class StageCopy:
         for folder in map(self._path_in_copy, self.plan.folders):
             self._remove_other_images(folder, wanted)
         for split, listing in self.plan.listings.items():
-            self._write_text(_listing_file(self.yaml, split).name, listing_text(listing))
-        self._write_text(self.yaml.with_suffix(".json").name, json.dumps({"source": self.plan.spec.source}))
+            self._write_text(self.listing_file(split).name, listing_text(listing))
         self._write_text(self.yaml.name, self.plan.yaml_text())
+
+    def listing_file(self, split: str) -> Path:
+        """Returns the path of a split's listing."""
+        return self.yaml.with_suffix(f".{split}.json")
 
     def _path_in_copy(self, name: str) -> str:
         """Returns the path of a planned file or folder relative to the copy's folder."""
@@ -365,10 +354,6 @@ class StageCopy:
         """Writes or replaces a text file in the copy's folder."""
         self._write_incoming("text", text.encode("utf-8", "surrogateescape"))
         self._move("text", "", name)
-
-
-def _listing_file(yaml_file: Path, split: str) -> Path:
-    return yaml_file.with_suffix(f".{split}.json")
 
 
 def _open_below(root: Path, name: str) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,20 +64,18 @@ class _Source(NamedTuple):
     annotations: Path | None  # COCO JSON, folder of Pascal VOC, or None for YOLO txt
 
 
-def read_folder(folder: Path, known_names: Sequence[str] = ()) -> tuple[dict[Any, Any], Path, str]:
+def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
     """Reads the YAML in ``folder`` or, without one that names images, the folder's layout.
 
-    ``known_names`` take the place of names that would have to be read from all labels, or from an annotation file.
     Returns the values as in a YAML, with paths as Path; the YAML or the folder, for messages; and a line for the log.
     Raises UserError if the folder is in no known layout.
     """
     folder = _unpacked(folder)
     yaml = _own_yaml(folder)
     values = load_yaml(yaml, text_under=frozenset({"names", "classes", "ignore"})) if yaml else {}
-    known = {"names": list(known_names)} if known_names else {}
     if yaml is not None and _names_images(values):
-        return values | known if known else values, yaml, f"{folder}: its YAML is {yaml.name}"
-    values |= {"path": folder, **known}
+        return values, yaml, f"{folder}: its YAML is {yaml.name}"
+    values["path"] = folder
     folders = Folders(folder)
     sources = _find_sources(folders)
     annotations = {split: source.annotations for split, source in sources.items() if source.annotations is not None}

@@ -39,17 +39,17 @@ _DESCRIPTIVE = ("title", "annotator", "annotators", "annotation_type", "annotati
 _MIN_SIMILARITY = 0.75  # smallest `difflib` ratio between a misspelled key and the intended one
 
 
-def load_dataset_spec(path: str | Path, known_root: str = "", known_names: Sequence[str] = ()) -> DatasetSpec:
+def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     """Reads and checks a data set YAML or folder. Raises UserError that names the file and the key. ``known_root``: see
-    `DataSource`. ``known_names``: the names of the classes in the labels of a folder, if they have been read."""
-    return _load(Path(path), known_root, known_names, joined_by=())
+    `DataSource`."""
+    return _load(Path(path), known_root, joined_by=())
 
 
-def _load(path: Path, known_root: str, known_names: Sequence[str] = (), *, joined_by: tuple[Path, ...]) -> DatasetSpec:
+def _load(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> DatasetSpec:
     """Implements `load_dataset_spec`. ``joined_by``: YAMLs that join this one, outermost first."""
     notes: list[str] = []
     if path.is_dir():
-        values, path, note = read_folder(normal_path(path), known_names)
+        values, path, note = read_folder(normal_path(path))
         notes.append(note)
     else:
         values = read_yaml(path)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from data.dataset.spec import DataSource
-from data.open import open_data
-from tests.data.data_set import DataSet, voc
+from data.loading.build import open_val_index
+from tests.data.data_set import DataSet, open_set
 from tests.helpers.hostile_files import Touch
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.distributed.join import joined_run
 from utils.process.launch import read_launch
@@ -38,10 +38,12 @@ def _touching(path: Path) -> bytes:
     return pickle.dumps(Touch((os.system, (f"touch '{path}'",))), 2)
 
 
-def test_what_a_process_is_given_of_a_folder_runs_nothing(tmp_path):
+def test_what_a_process_is_given_of_an_index_runs_nothing(tmp_path):
     data = DataSet(tmp_path / "set")
-    data.images("train/x.png")
-    data.file("train/x.xml", voc(("b", 5, 5, 20, 20)))
+    data.pairs("train/x")
+    data.yaml(train="images/train")
+    spec = open_set(data.data)
+    config = TrainConfig(cache_dir=str(tmp_path / "cache"), workers=0)
     store = _Hostile(_touching(tmp_path / "ran"))
     errors: list[BaseException] = []
 
@@ -49,7 +51,7 @@ def test_what_a_process_is_given_of_a_folder_runs_nothing(tmp_path):
         one = DistributedContext.single()
         ctx = replace(one, rank=rank, local_rank=rank, world_size=2, local_world_size=2, store=store)
         try:
-            open_data(DataSource(str(data.root), ("train",)), ctx)
+            open_val_index(ctx, config, spec, "train")
         except Exception as error:
             errors.append(error)
 

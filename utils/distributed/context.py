@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from utils.errors import PeerFailure, PeerLost, Stopped, first_line
 from utils.machine.devices import make_current
 
+Made = TypeVar("Made")
 MAX_WAIT_S = 6 * 3600.0  # for the work of another process, such as the scan of a large data set
 _MAX_POLL_S = 0.05
 _READ_S = 1.0  # time for the others to read why this process fails, before the store may end with it
@@ -76,6 +77,15 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
         if ctx.is_node_leader:
             barrier.set(node)
         barrier.wait()
+
+
+def once_per_node(ctx: DistributedContext, make: Callable[[], Made]) -> Made:
+    """Returns on all processes of a node what ``make`` returns on its first one. Raises as `StoreBarrier.wait` does."""
+    made: Any = None
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_node_leader:
+            made = make()
+    return all_objects(ctx, made)[ctx.rank - max(ctx.local_rank, 0)]
 
 
 class StoreBarrier:
