@@ -55,10 +55,8 @@ def read_split(
     cache_files = {} if cache_files is None else cache_files
     source_split = "train" if spec.is_held_out(split) else split
     source = spec.split(source_split)
-    labeled = spec.as_labeled()
     note = ""
     report_path: Path | None = None
-    scans: tuple[Scan, ...] = ()
     parts: tuple[LoadedSplit, ...] = ()
     if isinstance(source, JoinedSplit):
         part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
@@ -70,32 +68,8 @@ def read_split(
         scans = (Scan(spec, root=source.index, source=None, findings=full.report.findings),)
         note = " (shards)"
     else:
-        # Classes are selected before they are merged, and a scan that merges all classes does not check them.
-        single_cls = settings.single_cls and not (spec.classes or spec.class_of)
-        names = class_names(labeled, single_cls)
-        key = cache_key_of(spec, source_split, single_cls)
-        file = Path(cache_files.get(key, ""))
-        cached = open_index(file, names, spec.root) if key in cache_files else None
-        if cached is None:
-            listing = list_split(labeled, source_split)
-            fingerprint = fingerprint_of(labeled, source_split, listing, single_cls=single_cls)
-            folder = cache_folder(settings.cache_dir)
-            if settings.use_cache:
-                private_folder(folder, "--cache-dir")
-            file = find_cache_file(folder, key, fingerprint)
-            cached = open_index(file, names, spec.root) if settings.use_cache else None
-        if cached is not None:
-            full = cached
-            note = " (cached)"
-        else:
-            full, scan = scan_split(labeled, source_split, listing, replace(settings, single_cls=single_cls))
-            full = replace(full, image_files=image_files_digest(listing))
-            scans = (replace(scan, spec=spec),)
-        full = replace(full, pixels=spec.pixels)
-        if cached is not None or (settings.use_cache and write_index(file, key, full)):
-            report_path = report_file(file)
-            cache_files[key] = str(file)
-
+        full, scans, report_path = _read_files(spec, source_split, settings, cache_files)
+        note = "" if scans else " (cached)"
     used = select_used(full, spec, split, settings)
     # With a fraction, runs with other seeds use other images and other caches. The classes in use belong to the
     # selection, because they determine which images with lost labels are left out.
@@ -105,3 +79,39 @@ def read_split(
         used, cache_key=cache_key_of(spec, split, settings.single_cls, *part_of_images), selection=digest_of(*selection)
     )
     return LoadedSplit(spec, split, full, used, note, report_path, scans, parts)
+
+
+def _read_files(
+    spec: DatasetSpec, split: str, settings: IndexSettings, cache_files: dict[str, str]
+) -> tuple[DatasetIndex, tuple[Scan, ...], Path | None]:
+    """Opens the index of a split of files from a cache file, or scans the files. ``cache_files``: see `load_index`.
+
+    Returns the index of all usable images; the scan, unless it is cached; and the path of its report, if it is cached
+    now.
+    """
+    labeled = spec.as_labeled()
+    # Classes are selected before they are merged, and a scan that merges all classes does not check them.
+    single_cls = settings.single_cls and not (spec.classes or spec.class_of)
+    names = class_names(labeled, single_cls)
+    key = cache_key_of(spec, split, single_cls)
+    if key in cache_files:
+        written = Path(cache_files[key])
+        cached = open_index(written, names, spec.root)
+        if cached is not None:
+            return replace(cached, pixels=spec.pixels), (), report_file(written)
+    listing = list_split(labeled, split)
+    folder = cache_folder(settings.cache_dir)
+    file = find_cache_file(folder, key, fingerprint_of(labeled, split, listing, single_cls=single_cls))
+    if settings.use_cache:
+        private_folder(folder, "--cache-dir")
+        cached = open_index(file, names, spec.root)
+        if cached is not None:
+            cache_files[key] = str(file)
+            return replace(cached, pixels=spec.pixels), (), report_file(file)
+    scanned, scan = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
+    index = replace(scanned, image_files=image_files_digest(listing), pixels=spec.pixels)
+    scans = (replace(scan, spec=spec),)
+    if not settings.use_cache or not write_index(file, key, index):
+        return index, scans, None
+    cache_files[key] = str(file)
+    return index, scans, report_file(file)
