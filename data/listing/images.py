@@ -137,19 +137,18 @@ def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders
     """Adds the images that the rows of a list name. A row without an image is a finding, and so is a repeated one."""
     rows = read_rows(file)
     paths = _paths_of_rows([row for _, row in rows], file, suffixes, folders)
-    stamps = [stamp_of(path) for path in paths]
     dropped = None  # number of leading folders that all rows drop
-    if all(stamp == ABSENT for stamp in stamps):
+    if all(stamp_of(path) == ABSENT for path in paths):
         dropped = _num_dropped([row for _, row in rows], folders)
     if dropped is not None:
         message = "%s: no row is a path as written; all are read below %s, dropping %s"
         get_logger().info(message, file, folders.root, counted(dropped, "leading folder"))
         paths = [str(folders.root.joinpath(*_parts(row)[dropped:])) for _, row in rows]
-        stamps = [stamp_of(path) for path in paths]
 
     list_name = folders.prefix(str(file)).rstrip("/")
     row_of_name: dict[str, str] = {}
-    for (line, row), path, stamp in zip(rows, paths, stamps, strict=True):
+    for (line, row), path in zip(rows, paths, strict=True):
+        stamp = stamp_of(path)
         if stamp == ABSENT:
             path = _path_alike(path, folders)
             stamp = stamp_of(path)
