@@ -23,7 +23,7 @@ from utils.config.settings import TrainConfig, ValConfig
 FOLDER = Path("my runs")
 RISING = {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
 LEVEL = {"metrics/AP": [0.1, 0.5, 0.62, 0.61, 0.62, 0.61]}
-OVERFITTED = {"train/x": [3, 2.5, 2, 1.5, 1.2, 1], "val/x": [3, 2.5, 2, 2, 2.2, 2.5]}
+FALLING = {"metrics/AP": [0.1, 0.5, 0.4, 0.4, 0.4, 0.4]}
 
 
 def advised(
@@ -87,7 +87,8 @@ def advised(
         ({"label_errors": 3}, "3 labels", {"data": "my set.yaml", "weights": "best.pt", "split": ["val"]}),
         ({"label_errors": 3, "is_held_out": True}, "3 labels", {"data": "my set.yaml", "split": ["train"]}),
         ({"epochs": 6, "history": RISING}, "AP was still rising", {"resume": "my runs/last.pt", "epochs": 12}),
-        ({"epochs": 6, "history": OVERFITTED}, "smaller model", None),
+        ({"epochs": 6, "history": FALLING}, "from 0.500 in epoch 2 to 0.400", None),
+        ({"epochs": 6, "batches": 9, "history": FALLING}, "from 0.500 in epoch 2 to 0.400", None),
         (
             {"epochs": 4, "batches": 9, "command": {"imgsz": 160}, "settings": {"imgsz": 160, "optimizer": "Muon"}},
             "Train longer",
@@ -120,7 +121,8 @@ def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, comma
         {"epochs": 6, "history": LEVEL},  # it rises by no more than chance
         {"epochs": 7, "history": RISING},  # it has not ended
         {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}},
-        {"epochs": 6, "history": OVERFITTED | {"val/x": [3, 2.5, 2, 1.9, 1.8, 1.7]}},
+        {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.48, 0.46, 0.46, 0.46]}},
+        {"epochs": 6, "history": {"metrics/AP": [0.0] * 6}},
         {"epochs": 3, "history": {"speed/data_wait": [0.9, 0.1, 0.1]}},
         {"epochs": 3, "train": index([2000, 0, 60], 30.0, images=100)},
         {"epochs": 4, "costs": {MISSED: 0.009}},
