@@ -44,8 +44,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(inputs, tmp_path, capsys, fi
         weights = tmp_path / "one class" / "last.pt"
         call(train.main, *flags(inputs, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")[1:])
         more += ["--weights", weights]
-    arguments = ["--epochs", "4", "--optimizer", "Muon", "--save-period", "2", *more]
-    run_python(*flags(inputs, whole.parent, *arguments))
+    arguments = ["--epochs", "2", "--optimizer", "Muon", "--save-period", "1", *more]
+    call(train.main, *flags(inputs, whole.parent, *arguments)[1:])
     table = rows(whole / "results.csv")
     assert ("lr/new_weight" in table[0]) == fine_tuned
     if fine_tuned:
@@ -54,20 +54,21 @@ def test_a_resumed_run_equals_the_uninterrupted_one(inputs, tmp_path, capsys, fi
         assert re.search(r"loaded weights learn [\d.]+ times slower: .* hardly find these objects", log)
         assert "\n  lr_mult: 0.125\n" in (whole / "settings.yaml").read_text()
         weights.unlink()  # not needed to resume
-    assert {p.name for p in whole.iterdir()} >= {"last.pt", "best.pt", "epoch2.pt", "results.csv", "settings.yaml"}
-    assert [row["epoch"] for row in table] == ["1", "2", "3", "4"]
+    assert {p.name for p in whole.iterdir()} >= {"last.pt", "best.pt", "epoch1.pt", "results.csv", "settings.yaml"}
+    assert [row["epoch"] for row in table] == ["1", "2"]
     broken = tmp_path / "broken" / "exp"
     broken.mkdir(parents=True)
-    for name, copy in (("epoch2.pt", "last.pt"), ("best.pt", "best.pt"), ("results.csv", "results.csv")):
+    for name, copy in (("epoch1.pt", "last.pt"), ("best.pt", "best.pt"), ("results.csv", "results.csv")):
         (broken / copy).write_bytes((whole / name).read_bytes())
     done = run_python("train.py", "--resume", "--project", broken.parent, "--workers", "1")
-    assert "/last.pt after 2 epochs" in done.stdout
+    assert "/last.pt after 1 epoch" in done.stdout
     assert "workers 0 -> 1" in done.stdout
     assert_same_content(read_checkpoint(whole / "last.pt"), read_checkpoint(broken / "last.pt"))
     assert table == rows(broken / "results.csv")
-    call(train.main, "--resume", whole / "last.pt", "--epochs", "5")
+    capsys.readouterr()
+    call(train.main, "--resume", whole / "last.pt", "--epochs", "3")
     assert "with Muon (as when the run began), learning rate" in capsys.readouterr().out
-    assert len(rows(whole / "results.csv")) == 5
+    assert len(rows(whole / "results.csv")) == 3
 
 
 @pytest.mark.parametrize(
@@ -78,14 +79,14 @@ def test_two_processes_equal_one_process_up_to_rounding(inputs, tmp_path, launch
     statistics. The processes of the older launcher are interpreters with seeds of string hashes of their own."""
     if launcher == "launch":
         monkeypatch.setenv("PYTHON_EXEC", sys.executable)
-    arguments = flags(inputs, tmp_path, "--epochs", "2", "--optimizer", "SGD", "--sync-bn")
+    arguments = flags(inputs, tmp_path, "--epochs", "1", "--optimizer", "SGD", "--sync-bn")
     older = ["-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", str(free_port())]
     spawned = ["--spawn", "2"] if launcher == "spawn" else []
     run_python(*(older if launcher == "launch" else []), *arguments, *spawned, torchrun=1 + (launcher == "torchrun"))
     assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name.startswith("exp")] == ["exp"]
     call(train.main, *arguments[1:], "--name", "one")
     two, one = (rows(tmp_path / name / "results.csv") for name in ("exp", "one"))
-    assert len(two) == 2
+    assert len(two) == 1
     for a, b in zip(two, one):
         for key in ("train/box", "train/cls", "train/dfl", "val/total"):
             assert float(a[key]) == pytest.approx(float(b[key]), rel=2e-3), key
@@ -93,11 +94,11 @@ def test_two_processes_equal_one_process_up_to_rounding(inputs, tmp_path, launch
 
 
 def test_a_run_resumes_on_another_number_of_processes(inputs, tmp_path):
-    """On one instead of two, and then on two instead of one."""
+    """On two instead of one, and then on one instead of two."""
     last = tmp_path / "exp" / "last.pt"
-    run_python(*flags(inputs, tmp_path, "--epochs", "1", "--optimizer", "AdamW"), torchrun=2)
-    call(train.main, "--resume", last, "--epochs", "2")
-    run_python("train.py", "--resume", last, "--epochs", "3", torchrun=2)
+    call(train.main, *flags(inputs, tmp_path, "--epochs", "1", "--optimizer", "AdamW")[1:])
+    run_python("train.py", "--resume", last, "--epochs", "2", torchrun=2)
+    call(train.main, "--resume", last, "--epochs", "3")
     assert read_checkpoint(last)["progress"]["epoch"] == len(rows(last.with_name("results.csv"))) == 3
 
 
