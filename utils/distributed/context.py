@@ -85,7 +85,8 @@ def once_per_node(ctx: DistributedContext, make: Callable[[], Made]) -> Made:
     with torch_distributed_zero_first(ctx):
         if ctx.is_node_leader:
             made = make()
-    return all_objects(ctx, made)[ctx.rank - max(ctx.local_rank, 0)]
+    leaders = [item for item in all_objects(ctx, (ctx.is_node_leader, ctx.node_rank, made)) if item[0]]
+    return next(value for _, node, value in leaders if node == ctx.node_rank)
 
 
 class StoreBarrier:
