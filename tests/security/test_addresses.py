@@ -67,7 +67,7 @@ def test_a_training_shows_and_stores_no_secret_and_resumes_with_its_addresses_gi
     assert config["weights"] == config["teacher"]
     assert config["teacher"].endswith("/w.pt")
     shutil.rmtree(tmp_path / "cache" / "weights", ignore_errors=True)
-    call(train.main, "--resume", run, "--teacher", teacher, "--epochs", "2")
+    call(train.main, "--resume", run, "--teacher", teacher, "--epochs", "2", "--noplots")
     out = capfd.readouterr()
     assert len((run / "results.csv").read_text().splitlines()) == 3
     assert_no_secret(tmp_path, out.out, out.err)

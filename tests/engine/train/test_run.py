@@ -24,6 +24,7 @@ from models.losses.base import class_weights
 from models.weights.load import load_detector
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_model, write_weights
 from utils.config.parser import parse_command
@@ -207,8 +208,7 @@ def test_the_weights_of_a_run_with_similar_classes_are_resumed_validated_and_exp
         trainer.fit()
     straight, spawned, resumed = (load_detector(f"runs/{name}/last.pt")[0] for name in ("exp", "exp2", "stopped"))
     for other in (spawned, resumed):
-        for name, tensor in other.state_dict().items():
-            assert torch.equal(tensor, straight.state_dict()[name]), name
+        assert_same_content(other.state_dict(), straight.state_dict())
     call(val.main, "--weights", "runs/exp/best.pt", "--project", "runs", *PLAIN)
     call(export.main, "--weights", "runs/exp/best.pt", "--format", "torchscript")
     with built("--weights", "runs/exp/best.pt", "--epochs", "17", model="") as trainer:  # its classes fit as they are
