@@ -111,7 +111,8 @@ class LabelFormat:
     # Reads the labels of a split, for class names, or None if every object is of class 0. Raises UserError for an
     # unusable label file of a split.
     read: Callable[[Listing, tuple[str, ...] | None], LabelSource]
-    num_objects: Callable[[bytes], int] | None = None  # number of objects in the content of an image's label file
+    # Number of objects in the content of an image's label file; None: there is no such file.
+    num_objects: Callable[[bytes], int] | None = None
     # Returns the class names in the annotations of the splits, ordered by id; None if annotations define no classes.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
 

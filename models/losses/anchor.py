@@ -99,12 +99,10 @@ class AnchorLoss(BranchLoss):
 
     def __init__(self, settings: LossSettings, anchors: Tensor) -> None:
         """``anchors``: the head's buffer float32 (L, A, 2), cells, whose memory is shared."""
-        super().__init__()
+        super().__init__(settings)
         hyp = settings.hyp
-        self.settings = settings
         self.gains = (hyp.box, hyp.obj, hyp.cls * _CLASS_GAIN)
         self.level_weights = _level_weights(settings.strides)
-        self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.register_buffer("anchors", anchors.detach().float(), persistent=False)
 
     def forward(

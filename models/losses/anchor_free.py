@@ -91,9 +91,8 @@ class AnchorFreeLoss(BranchLoss):
     distilled_classes: Tensor  # int64, classes with targets from a teacher
 
     def __init__(self, settings: LossSettings, reg_max: int) -> None:
-        super().__init__()
+        super().__init__(settings)
         hyp = settings.hyp
-        self.settings = settings
         self.strides = settings.strides
         self.reg_max = reg_max
         self.names = ("box", "cls", "dfl" if reg_max > 1 else "l1")
@@ -102,7 +101,6 @@ class AnchorFreeLoss(BranchLoss):
             self.register_buffer("distilled_classes", torch.tensor(settings.distilled_classes), persistent=False)
             self.names = (*self.names, "distill")
             self.gains = (*self.gains, hyp.distill)
-        self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = TaskAlignedAssigner(topk=hyp.tal_topk, one_to_one=settings.one_to_one)
         self._compiled_terms: _CompiledTerms | None = None
 

@@ -96,8 +96,12 @@ class Criterion(nn.Module):
 class BranchLoss(Criterion):
     """Base of the losses of a head, or of one of its two branches."""
 
-    settings: LossSettings
     gains: tuple[float, ...]  # factors of the terms ``names``
+
+    def __init__(self, settings: LossSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.register_buffer("class_weights", settings.class_weights, persistent=False)
 
     def ignored_cells(self, raw: Sequence[Tensor], targets: Targets) -> IgnoredCells | None:
         """Finds the cells in ignore regions; None if there are no regions."""

@@ -44,12 +44,10 @@ class YOLOXLoss(BranchLoss):
     names = ("box", "obj", "cls", "l1")
 
     def __init__(self, settings: LossSettings) -> None:
-        super().__init__()
+        super().__init__(settings)
         hyp = settings.hyp
-        self.settings = settings
         self.strides = settings.strides
         self.gains = (hyp.box * _BOX_GAIN, hyp.obj, hyp.cls * _CLASS_GAIN, hyp.dfl * _L1_GAIN)
-        self.register_buffer("class_weights", settings.class_weights, persistent=False)
         self.assigner = SimOtaAssigner(one_to_one=settings.one_to_one)
         self.no_mosaic = False
 
