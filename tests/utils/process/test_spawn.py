@@ -126,7 +126,7 @@ def test_signals_while_processes_start_end_the_command_before_all_have_started(t
 
 
 def print_start_method() -> None:
-    print(multiprocessing.get_start_method(), flush=True)
+    os.write(1, f"{multiprocessing.get_start_method()}\n".encode())  # at once: another process prints, too
 
 
 def test_spawned_processes_fork_their_loader_workers(capfd):
