@@ -19,11 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests.helpers.repository import ROOT
-from utils.distributed.join import join_run
+from utils.distributed.join import join_run, leave_run
 from utils.process.launch import read_launch, torchrun_variables
 from utils.process.spawn import free_port
 
@@ -76,7 +75,7 @@ def _run_rank(rank: int, launch: _RankLaunch) -> None:
         launch.all_started.wait(START_TIMEOUT_S)  # so that ``timeout_s`` does not include the start of the others
         ctx = join_run(read_launch(), "cpu", timeout_s=launch.timeout_s)
         result = launch.function(ctx, *launch.args)
-        dist.destroy_process_group()
+        leave_run(ctx)
     except BaseException as error:
         traceback.print_exc()
         result = error

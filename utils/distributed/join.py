@@ -44,6 +44,7 @@ from utils.strings import rank_list
 
 TIMEOUT_S = 1800.0  # for joining, and of collectives
 _LOOPBACK = "127.0.0.1"
+LEAVE_S = 5.0  # longest time for which process 0 waits for the others at the end
 LOG_AFTER_S = 10.0  # waiting time after which a line is logged, and then again and again
 # Parts of a failed collective's message that mean that another process has ended.
 _LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
@@ -60,7 +61,7 @@ def joined_run(
         yield ctx
     except Stopped as stop:
         traceback.clear_frames(stop.__traceback__)
-        _leave(ctx)
+        leave_run(ctx)
         raise
     except (PeerFailure, KeyboardInterrupt):
         raise
@@ -68,15 +69,24 @@ def joined_run(
         if ctx.store is None:
             raise
         raise _once(ctx.store, error) from error.__cause__
-    _leave(ctx)
+    leave_run(ctx)
 
 
-def _leave(ctx: DistributedContext) -> None:
-    """Leaves the process group. After a failure it is not left: that could wait for a collective of the others."""
-    if ctx.is_distributed and dist.is_initialized():
+def leave_run(ctx: DistributedContext) -> None:
+    """Leaves the process group; process 0, with which the store may end, once the others have left or `LEAVE_S` later:
+    they may still read from it. After a failure the group is not left: that could wait for a collective of the
+    others."""
+    if ctx.store is not None and dist.is_initialized():
         # If something (such as a DDP model) keeps gloo's threads alive, one of them can release a tensor while the
         # interpreter exits, which aborts the process.
         gc.collect()
+        is_first = ctx.is_main and ctx.first_rank == 0
+        deadline = time.monotonic() + LEAVE_S
+        with suppress(dist.DistError):
+            left = ctx.store.add("left", 1)
+            while is_first and left < ctx.world_size + ctx.eval_ranks and time.monotonic() < deadline:
+                time.sleep(0.01)
+                left = ctx.store.add("left", 0)
         dist.destroy_process_group()
 
 
