@@ -82,11 +82,13 @@ def leave_run(ctx: DistributedContext) -> None:
         gc.collect()
         is_first = ctx.is_main and ctx.first_rank == 0
         deadline = time.monotonic() + LEAVE_S
+        groups = [(ctx.store, ctx.world_size), (evaluation_store(ctx.store), ctx.eval_ranks)]
         with suppress(dist.DistError):
-            left = ctx.store.add("left", 1)
-            while is_first and left < ctx.world_size + ctx.eval_ranks and time.monotonic() < deadline:
+            ctx.store.add("left", 1)
+            while is_first and any(store.add("left", 0) < size for store, size in groups):
+                if time.monotonic() > deadline:
+                    break
                 time.sleep(0.01)
-                left = ctx.store.add("left", 0)
         dist.destroy_process_group()
 
 

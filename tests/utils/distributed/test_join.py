@@ -17,9 +17,12 @@ from tests.helpers.processes import Processes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.repository import ROOT
 from utils.distributed import join
+from utils.distributed.context import DistributedContext
 from utils.errors import PeerLost, UserError
 from utils.process.launch import Launch, torchrun_variables
 from utils.process.spawn import free_port
+
+CPU = {"device": torch.device("cpu"), "devices": (torch.device("cpu"),)}
 
 
 @pytest.mark.parametrize(
@@ -203,3 +206,23 @@ def test_a_process_whose_peer_is_killed_in_a_collective_ends_with_one_line(tmp_p
         (line,) = [line for line in run.output().splitlines() if line.startswith("error: ")]
         assert "another process of this run has ended" in line
         assert "Traceback" not in run.output()
+
+
+def test_process_0_leaves_last_and_waits_for_evaluating_processes_too(monkeypatch):
+    """The store ends with it, and others may still read from it."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(join, "LEAVE_S", 60.0)
+    store = dist.HashStore()
+    first = DistributedContext(rank=0, local_rank=0, world_size=2, eval_ranks=1, store=store, **CPU)
+    second = DistributedContext(rank=1, local_rank=1, world_size=2, eval_ranks=1, store=store, **CPU)
+    evaluating = join.evaluation_store(store)
+    third = DistributedContext(rank=0, local_rank=0, world_size=1, first_rank=2, store=evaluating, **CPU)
+    leaving = threading.Thread(target=join.leave_run, args=(first,), daemon=True)
+    leaving.start()
+    for context in (second, third):
+        leaving.join(0.1)
+        assert leaving.is_alive()
+        join.leave_run(context)
+    leaving.join(20)
+    assert not leaving.is_alive()
