@@ -15,7 +15,7 @@ from engine.train.resume import RunPlan
 from engine.train.sources import RunData, Sources, layers_to_freeze
 from models.detector import Detector, build_detector
 from models.losses.distillation import Teacher
-from models.weights.load import model_of
+from models.weights.load import class_count
 from models.weights.origin import RANDOM, origin_of_run, taught_by
 from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
@@ -62,7 +62,9 @@ def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Source
     else:
         origin = origin_of_run(weights)
         probe, similar = _probe(ctx, plan, sources, data, weights)
-        spec = model_of(weights, keep_width=True) if similar else sources.meta_model.spec
+        spec = sources.meta_model.spec
+        if similar:  # class layers as wide as the file's, whatever the number of classes is
+            spec = {"classes_of_width": class_count(sources.meta_model, weights.shapes)} | spec
         model = _build(config, spec, sources)
         report = transfer_weights(model, weights, grow=config.keep_old, similar=similar)
         lines = report.lines()

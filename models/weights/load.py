@@ -89,17 +89,14 @@ def _candidates(stored: StoredWeights) -> Iterator[ModelSpec]:
         yield parse_spec({key: value for key, value in stored.graph.items() if key in known_keys}, label)
 
 
-def model_of(stored: StoredWeights, *, keep_width: bool = False) -> dict[str, Any]:
+def model_of(stored: StoredWeights) -> dict[str, Any]:
     """Returns the spec of the model that the weights belong to, for `build_detector`. Raises UserError if they do not
-    match it. ``keep_width``: whether its class layers are as wide as the file's, whatever its number of classes is."""
-    if stored.is_ours:
-        spec = stored.content["model_spec"]
-        classes = len(stored.names or ())
-        check_shapes(stored.path, spec, stored.names or (), stored.shapes)
-    else:
-        recognized, classes = recognize(stored)
-        spec = recognized.plain
-    return {"classes_of_width": classes} | spec if keep_width else spec
+    match it."""
+    if not stored.is_ours:
+        return recognize(stored)[0].plain
+    spec = stored.content["model_spec"]
+    check_shapes(stored.path, spec, stored.names or (), stored.shapes)
+    return spec
 
 
 def check_shapes(path: Path, spec: dict[str, Any], names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
