@@ -262,9 +262,9 @@ class Rule(NamedTuple):
 ADVICE = (
     Rule(_few_images, "Label more images: {}; a few dozen of each class make the largest difference.", None),
     Rule(_random_weights, "Start from weights: {}.", _from_weights),
+    Rule(_small_boxes, "Use larger images: {}.", _larger_images),
     Rule(_few_steps, "Train longer: {}.", _longer_run),
     Rule(_falling, "Look at the labels in train_batch0.jpg, and add images: {}.", None),
-    Rule(_small_boxes, "Use larger images: {}.", _larger_images),
     Rule(_unlearned_classes, "Keep what the weights know: {}. Training will unlearn them.", _kept_classes),
     Rule(_largest_error, "Against the largest error: {}.", _against_largest_error),
     Rule(_contradicted_labels, "Check {} that the model contradicts, below.", _check_labels),
