@@ -33,8 +33,8 @@ CACHE_VERSION = 31
 
 
 def find_cache_file(folder: Path, cache_key: str, fingerprint: str) -> Path:
-    """Returns the file with ``fingerprint`` of any key, so that a data set that has been moved, or that another YAML
-    names, is not scanned again. Without one, returns the file to write."""
+    """Returns a cache file with this fingerprint, whatever its key, so that a data set that has been moved, or that
+    another YAML names, is not scanned again. Without one, returns the file to write."""
     return next(folder.glob(f"*-{fingerprint}.index"), folder / f"{cache_key}-{fingerprint}.index")
 
 
@@ -57,31 +57,35 @@ def open_index(file: Path, names: tuple[str, ...], root: Path) -> DatasetIndex |
 
 
 def write_index(file: Path, cache_key: str, index: DatasetIndex) -> bool:
-    """Writes a cache file and the report of the scan, and removes outdated ones and leftovers of killed processes.
-    Returns False, with a warning, if writing fails."""
+    """Removes outdated cache files and leftovers of killed processes, and writes a cache file and the report of the
+    scan. Returns False, with a warning, if the cache file can't be written."""
     folder = file.parent
-    is_written = False
-    try:
-        meta, arrays = index_content(index)
-        write_arrays(file, meta | {"image_files": index.image_files}, arrays)
-        is_written = True
-        if index.report.num_findings:
-            index.report.write(report_file(file))
-    except OSError as error:
-        get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
     for old in {*folder.glob(f"{cache_key}-*")} - {file, report_file(file)}:
         with contextlib.suppress(OSError):  # another process may have removed it
             old.unlink()
     with contextlib.suppress(OSError):
         remove_half_written(folder)
-    return is_written
+    meta, arrays = index_content(index)
+    try:
+        write_arrays(file, meta | {"image_files": index.image_files}, arrays)
+    except OSError as error:
+        get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
+        return False
+    if index.report.num_findings:
+        try:
+            index.report.write(report_file(file))
+        except OSError as error:
+            get_logger().warning("%s: the report can't be written (%s)", report_file(file), error.strerror)
+    return True
 
 
 def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cls: bool) -> str:
     """Returns a digest of the names, sizes and times of all files, the listing's findings, the classes, and the version
-    of this code, and of the contents of label files if their times are meaningless. It does not depend on the folder.
-    ``spec``: with the classes as labeled."""
+    of this code, and of the contents of label files if their times are meaningless. It does not depend on the folder,
+    unless a JSON may name it. ``spec``: with the classes as labeled."""
     facts = [CACHE_VERSION, listing.label_format.name, split, single_cls, spec.names, listing.other_images is None]
+    if not listing.label_format.is_per_image:
+        facts.append(listing.named_root)
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
@@ -104,10 +108,13 @@ def image_files_digest(listing: Listing) -> str:
 
 
 def _have_one_time(listing: Listing) -> bool:
-    """Returns whether several label files all have the same time, in whole seconds, as from an archive with a constant
-    time. Then only contents, not sizes and times, can distinguish a corrected label from an old one."""
-    times = np.unique(listing.label_stamps[listing.label_stamps[:, 0] >= 0, 1])
-    return len(listing.labels) > 1 and len(times) == 1 and times[0] % 1_000_000_000 == 0
+    """Returns whether all label files, or a single one and the images, have the same time, in whole seconds, as from an
+    archive with a constant time. Then only contents, not sizes and times, can distinguish a corrected label from an old
+    one."""
+    times = listing.label_stamps[listing.label_stamps[:, 0] >= 0, 1]
+    if len(listing.labels) == 1:
+        times = np.r_[times, listing.image_stamps[:, 1]]
+    return len(np.unique(times)) == 1 and times[0] % 1_000_000_000 == 0
 
 
 def _content_digest(path: str) -> bytes:

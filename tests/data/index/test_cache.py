@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from data.labels.findings import ScanReport
 from tests.data.data_set import BOX, DataSet, boxes, coco, give_away, image_bytes, load, refusal, voc
 from tests.helpers.open_counter import OpenCounter
 
@@ -115,17 +116,37 @@ def test_an_edited_json_causes_a_scan_of_each_split_that_names_it(three, tmp_pat
     assert boxes(load(three.data, cache_dir=str(tmp_path / "cache")))["a"] == [("a", 5, 5, 20, 21)]
 
 
-def test_labels_of_an_archive_with_one_time_are_told_apart_by_their_contents(three, tmp_path):
+@pytest.mark.parametrize("form", ["yolo", "coco"])
+def test_labels_of_an_archive_with_one_time_are_told_apart_by_their_contents(three, tmp_path, form):
     def give_one_time() -> None:
-        for path in three.root.rglob("labels/**/*.txt"):
+        for path in three.root.rglob("*"):
             os.utime(path, (315_532_800, 315_532_800))
 
+    if form == "coco":
+        three.yaml(train="images/train", annotations={"train": "all.json"})
     give_one_time()
     load(three.data, cache_dir=str(tmp_path / "cache"))
     assert images_opened(three, tmp_path / "cache") == 0
     three.file("labels/train/a.txt", BOX.replace("0 ", "1 ", 1))
+    three.file("all.json", (three.root / "all.json").read_text().replace('"category_id": 1', '"category_id": 2'))
     give_one_time()
     assert boxes(load(three.data, cache_dir=str(tmp_path / "cache")))["a"][0][0] == "b"
+
+
+def test_a_moved_json_is_scanned_anew_because_it_may_name_its_folder(three, tmp_path):
+    three.file("all.json", coco([(f"{three.root}/images/train/a.png", [(1, 5, 5, 20, 20)])]))
+    three.yaml(train="images/train", annotations={"train": "all.json"})
+    load(three.data, cache_dir=str(tmp_path / "cache"))
+    moved = DataSet(three.root.rename(tmp_path / "moved"))
+    assert "images/train/a.png" in refusal(lambda: load(moved.data, cache_dir=str(tmp_path / "cache")))
+
+
+def test_a_report_that_cannot_be_written_leaves_the_index_cached(three, tmp_path, lines, monkeypatch):
+    three.file("labels/train/lost.txt")
+    monkeypatch.setattr(ScanReport, "write", lambda *_: os.stat(tmp_path / "gone"))
+    load(three.data, cache_dir=str(tmp_path / "cache"))
+    assert any(f"{tmp_path}/cache/train-" in record.getMessage() for record in lines.records)
+    assert images_opened(three, tmp_path / "cache") == 0
 
 
 def test_a_damaged_cache_is_made_anew(three, tmp_path):
