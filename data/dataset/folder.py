@@ -9,9 +9,8 @@ Roboflow    train, valid, test                                   _annotations.co
 Pascal VOC  JPEGImages, with ImageSets/Main/train.txt            Annotations
 =========== ==================================================== =====================================================
 
-A folder of which everything is in one subfolder, as after unpacking an archive, is that subfolder. Nothing outside is
-read but what a list names. Rule D1 (`complete_place`) decides where the labels of a split are. Any other folder is
-refused with the YAML to write.
+A folder whose only entry is a subfolder stands for that subfolder. Nothing outside is read but what a list names. Rule
+D1 (`complete_place`) decides where the labels of a split are. Any other folder is refused with the YAML to write.
 """
 
 from __future__ import annotations
@@ -22,15 +21,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from data.dataset.spec import SPLITS
-from data.folders import Folders
+from data.dataset.spec import CLASS_KEYS, SPLITS
+from data.folders import Folders, read_rows
 from data.images.kinds import IMAGE_SUFFIXES, suffix_of
-from data.labels.categories import COCO_JSON
-from data.labels.json_files import load_json
+from data.labels.formats import COCO, VOC, YOLO, LabelFormat, format_of
 from data.labels.label_format import MAX_BYTES
-from data.labels.match import match_entries
 from data.labels.places import complete_place, voc_places, yolo_places
 from data.labels.voc import object_names
 from utils.config.yaml_files import load_yaml
@@ -43,6 +38,7 @@ _IMAGE_FOLDERS = ("images", "JPEGImages", "Images")
 _ANNOTATION_FOLDERS = ("Annotations", "annotations")
 _NAME_LISTS = ("classes.txt", "obj.names", "_darknet.labels")
 _JSON_NAMES = ("_annotations", "annotations", "instances")  # beginnings of COCO JSONs that name no split
+_LAYOUTS: dict[LabelFormat | None, str] = {YOLO: "YOLO txt", VOC: "Pascal VOC", COCO: "COCO JSON"}
 _OTHER_LAYOUT = (
     "data set {folder}: in no layout that --data FOLDER reads (docs/formats.md; YOLO txt needs a classes.txt, with one "
     "class a line); write a YAML: 'path: {folder}', 'train: <folder of images>', 'names: [<class>, ...]', and for COCO "
@@ -62,40 +58,38 @@ class _Source(NamedTuple):
 
     images: Path  # folder or list
     annotations: Path | None  # COCO JSON, folder of Pascal VOC, or None for YOLO txt
+    is_labeled: bool = True
 
 
-def read_folder(folder: Path) -> tuple[dict[Any, Any], Path, str]:
+def read_folder(folder: Path) -> tuple[Any, Path, str]:
     """Reads the YAML in ``folder`` or, without one that names images, the folder's layout.
 
-    Returns the values as in a YAML, with paths as Path; the YAML or the folder, for messages; and a line for the log.
-    Raises UserError if the folder is in no known layout.
+    Returns the content of the YAML, unchecked, or values as in one, with paths as Path; the YAML or the folder, for
+    messages; and a line for the log. Raises UserError if the folder is in no known layout, or in several.
     """
     folder = _unpacked(folder)
     yaml = _own_yaml(folder)
-    values = load_yaml(yaml, text_under=frozenset({"names", "classes", "ignore"})) if yaml else {}
+    values = load_yaml(yaml, text_under=CLASS_KEYS) if yaml else {}
     if yaml is not None and _names_images(values):
         return values, yaml, f"{folder}: its YAML is {yaml.name}"
-    values["path"] = folder
     folders = Folders(folder)
     sources = _find_sources(folders)
-    annotations = {split: source.annotations for split, source in sources.items() if source.annotations is not None}
-    if annotations:
-        sources = {split: source for split, source in sources.items() if split in annotations}
-        values["annotations"] = annotations
-        voc_folders = [path for path in annotations.values() if path.is_dir()]
-        if voc_folders and "names" not in values:
-            values["names"] = _names_in_voc(voc_folders, folders)
-        layout = "Pascal VOC" if voc_folders else "COCO JSON"
-    else:
-        images = [source.images for source in sources.values()]
+    annotations = {split: source.annotations for split, source in sources.items() if source.is_labeled}
+    formats = {format_of(place) for place in annotations.values()} or {YOLO}
+    found: dict[str, Any] = {"path": folder}
+    if YOLO not in formats:  # else splits without labels are refused when they are used
+        sources = {split: sources[split] for split in annotations}
+        found["annotations"] = annotations
+    images = {split: source.images for split, source in sources.items()}
+    if formats == {VOC}:
+        found["names"] = values.get("names") or _names_in_voc(filter(None, annotations.values()), folders)
+    elif formats == {YOLO}:
         named = [folder / name for name in (*_IMAGE_FOLDERS, "labels")]
-        values.setdefault("names", _listed_names([folder, *images, *named]))
-        layout = "YOLO txt"
-    if values.get("names") == []:
+        found["names"] = values.get("names") or _listed_names([folder, *images.values(), *named])
+    if len(formats) > 1 or found.get("names") == []:
         raise UserError(_OTHER_LAYOUT.format(folder=folder, quoted=shlex.quote(str(folder))))
-    used = ", ".join(f"{split} {source.images.relative_to(folder)}" for split, source in sources.items())
-    images_of = {split: source.images for split, source in sources.items()}
-    return {**values, **images_of}, folder, f"{folder}: {layout}; {used}"
+    used = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in images.items())
+    return values | found | images, folder, f"{folder}: {_LAYOUTS[formats.pop()]}; {used}"
 
 
 def _unpacked(folder: Path) -> Path:
@@ -147,18 +141,16 @@ def _find_sources(folders: Folders) -> dict[str, _Source]:
     folder = folders.root
     sources: dict[str, _Source] = {}
     for find_images in (_split_folders, _split_lists):
-        images_of = find_images(folder)
-        labeled = {split: _labeled_source(split, images, folders) for split, images in images_of.items()}
-        if images_of:
-            sources = {split: labeled[split] or _Source(images, None) for split, images in images_of.items()}
-        if any(labeled.values()):
+        found = {split: _source_of(split, images, folders) for split, images in find_images(folder).items()}
+        sources = found or sources
+        if any(source.is_labeled for source in found.values()):
             return sources
     if sources:
         return sources
     images = _images_in(folder)
     jsons = [path for place in _json_folders(folder, images) for path in sorted(place.glob("*.json"))]
     splits = dict.fromkeys(filter(None, map(_split_in, jsons))) or ["train"]
-    return {split: _labeled_source(split, images, folders) or _Source(images, None) for split in splits}
+    return {split: _source_of(split, images, folders) for split in splits}
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
@@ -204,17 +196,17 @@ def _images_in(path: Path) -> Path:
 # Labels
 
 
-def _labeled_source(split: str, images: Path, folders: Folders) -> _Source | None:
-    """Returns ``images``, a folder or list, with their labels; None if there are none. Raises UserError if several
-    places have labels, and none has them for every image (rule D1)."""
+def _source_of(split: str, images: Path, folders: Folders) -> _Source:
+    """Returns ``images``, a folder or list, with their labels. Raises UserError if there are a COCO JSON and other
+    labels, or if several places have labels, and none has them for every image (rule D1)."""
     json = _find_json(split, images, folders)
     counts = {place: _count_files(images, place, folders) for place in (*_voc_folders(images, folders), None)}
     labeled = {place: count for place, count in counts.items() if count[0]}
-    if not labeled:  # the JSON, which may be large, need not be read
-        return _Source(images, json) if json else None
-    if json:
-        labeled = {json: _count_entries(images, json, folders), **labeled}
+    if not labeled:
+        return _Source(images, json, is_labeled=json is not None)
     try:
+        if json:
+            raise UserError(f"ambiguous label locations: {json} or a file per image; keep the labels of one")
         return _Source(images, complete_place(labeled, lambda place: str(place or "YOLO txt")))
     except UserError as error:
         raise UserError(f"data set {folders.root}: '{split}': {error}, or write a YAML") from None
@@ -271,7 +263,7 @@ def _count_files(images: Path, annotations: Path | None, folders: Folders) -> tu
     a list have the files of their names in any folder."""
     suffix = ".txt" if annotations is None else ".xml"
     if images.is_file():
-        stems = {_stem(name.rpartition("/")[2]) for name in _image_names(images, folders)}
+        stems = {_stem(row.rpartition("/")[2]) for _, row in read_rows(images)}
         label_folders = folders.walk(str(annotations or folders.root))
         label_stems = {stem for folder in label_folders for stem in folders.stems(folder, [suffix])}
         return len(stems & label_stems), len(stems)
@@ -286,25 +278,6 @@ def _count_files(images: Path, annotations: Path | None, folders: Folders) -> tu
         labeled += max(len(stems & folders.stems(place, [suffix])) for place in places)
         total += len(stems)
     return labeled, total
-
-
-def _count_entries(images: Path, json: Path, folders: Folders) -> tuple[int, int]:
-    """Returns the number of images that a COCO JSON names, and of all; for another JSON, zeros."""
-    names = _image_names(images, folders)
-    try:
-        content: Any = load_json(json, COCO_JSON)
-        matches = match_entries([entry["file_name"] for entry in content["images"]], names)
-    except (UserError, LookupError, TypeError):
-        return 0, 0
-    return len(np.unique(matches[matches >= 0])), len(names)
-
-
-def _image_names(images: Path, folders: Folders) -> list[str]:
-    """Returns the rows of a list, or the names of the images in and below a folder."""
-    if images.is_file():
-        return [row.strip() for row in read_text(images).replace("\\", "/").splitlines() if row.strip()]
-    walked = [(folders.prefix(folder), folders.entries(folder)) for folder in folders.walk(str(images))]
-    return [prefix + name for prefix, entries in walked for name in entries if suffix_of(name) in IMAGE_SUFFIXES]
 
 
 def _stem(name: str) -> str:

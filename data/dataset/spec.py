@@ -24,6 +24,7 @@ from utils.schema import suggestion
 SPLITS = ("train", "val", "test")
 IGNORE = "ignore"  # value in the YAML's ``classes`` that turns boxes into ignore regions
 IGNORED = -1  # class index of such boxes
+CLASS_KEYS = frozenset({"names", "classes", "ignore"})  # keys in the YAML whose values are class names
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
 DEMO = "demo"  # name of the data set that is rendered into the cache folder

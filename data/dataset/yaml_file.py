@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from data.dataset.folder import read_folder
-from data.dataset.spec import IGNORE, IGNORED, SPLITS, DatasetSpec, FilesSplit, JoinedSplit, ShardSplit, Split
+from data.dataset.spec import (
+    CLASS_KEYS,
+    IGNORE,
+    IGNORED,
+    SPLITS,
+    DatasetSpec,
+    FilesSplit,
+    JoinedSplit,
+    ShardSplit,
+    Split,
+)
 from data.images.shards import is_shard_path
 from data.labels.formats import VOC, format_of
 from utils.config.yaml_files import load_yaml
@@ -30,7 +40,6 @@ from utils.schema import Bounds, bounded_repr, check, suggestion
 from utils.strings import listed
 
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
-CLASS_KEYS = frozenset({"names", "classes", "ignore"})  # their values are class names
 MIN_TILE = 32  # pixels
 _KEYS = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "channels", "bits", "tile")
 _FOR_MISSING_DATA = ("download", "url", "license")  # quoted by messages about missing data
@@ -51,8 +60,12 @@ def _load(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> Datase
     if path.is_dir():
         values, path, note = read_folder(normal_path(path))
         notes.append(note)
+    elif is_yaml(path):
+        values = load_yaml(path, text_under=CLASS_KEYS)
     else:
-        values = read_yaml(path)
+        raise UserError(f"{path}: expected a data set's .yaml file, or its folder")
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
     values, unused = _used_values(values, path)
     if unused:
         notes.append(f"{path}: not used: {listed(unused, 12)}")
@@ -81,16 +94,6 @@ def _load(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> Datase
         pixels=pixels,
         tile=tile,
     )
-
-
-def read_yaml(path: Path) -> dict[Any, Any]:
-    """Reads a data set's YAML, keeping class names exactly as written. Raises UserError."""
-    if not is_yaml(path):
-        raise UserError(f"{path}: expected a data set's .yaml file, or its folder")
-    values = load_yaml(path, text_under=CLASS_KEYS)
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
-    return values
 
 
 def is_yaml(path: str | Path) -> bool:

@@ -14,17 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.dataset.spec import WITHOUT_VAL, DatasetSpec, FilesSplit
-from data.folders import ABSENT, Folders, stamp_of
-from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, unread_text
+from data.folders import ABSENT, Folders, read_rows, stamp_of
+from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, suffix_of, unread_text
 from data.labels.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding
 from data.labels.places import image_tree
 from utils.errors import UserError
 from utils.files.paths import normal_path
-from utils.files.safe_io import read_text
 from utils.logger import get_logger
 from utils.strings import counted
-
-_MAX_LIST_BYTES = 1 << 31
 
 
 @dataclass(slots=True)
@@ -92,7 +89,7 @@ def images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders) -> S
         for folder in folders.walk(tree, skips_unlisted=True):
             prefix = folders.prefix(folder)
             for name, entry in folders.entries(folder).items():
-                is_image = os.path.splitext(name)[1].lower() in suffixes and prefix + name not in images.stamps
+                is_image = suffix_of(name) in suffixes and prefix + name not in images.stamps
                 if is_image and (os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()):
                     beside.stamps[prefix + name] = ABSENT
                     beside.folders[prefix] = folder
@@ -120,7 +117,7 @@ def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], fold
             stamp = stamp_of(entry)
             if stamp != ABSENT:
                 images.stamps[prefix + name] = stamp
-            elif not entry.is_dir():
+            elif not os.path.isdir(entry.path):  # `DirEntry.is_dir` raises for some links
                 text = "a broken link" if entry.is_symlink() else "not a file that can be read"
                 images.findings.append(Finding(MISSING_IMAGE, text, prefix + name, lost_images=1))
         elif suffix in UNREAD_SUFFIXES:
@@ -157,7 +154,7 @@ def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders
         # Without the dropped folders, rows of different images may be equal.
         is_other_image = dropped is not None and row_of_name.get(name, row) != row
         where = f"{list_name}:{line}"
-        if stamp == ABSENT or is_other_image or os.path.splitext(base_name)[1].lower() not in suffixes:
+        if stamp == ABSENT or is_other_image or suffix_of(base_name) not in suffixes:
             images.findings.append(Finding(MISSING_IMAGE, f"no image {row[:200]}", where, lost_images=1))
         elif name in row_of_name:
             images.findings.append(Finding(DUPLICATE, f"{name} is listed twice; used once", where))
@@ -172,7 +169,7 @@ def _paths_of_rows(rows: Iterable[str], file: Path, suffixes: frozenset[str], fo
     voc_names: dict[str, str] = {}  # images by stem
     voc_folder = str(file.parent.parent.parent / "JPEGImages")
     if file.parent.parent.name == "ImageSets" and os.path.isdir(voc_folder):
-        names = [name for name in folders.entries(voc_folder) if os.path.splitext(name)[1].lower() in suffixes]
+        names = [name for name in folders.entries(voc_folder) if suffix_of(name) in suffixes]
         voc_names = {os.path.splitext(name)[0]: name for name in names}
     paths: list[str] = []
     for row in rows:
@@ -206,12 +203,6 @@ def _num_dropped(rows: Iterable[str], folders: Folders) -> int | None:
 
 def _parts(row: str) -> list[str]:
     return [part for part in row.split("/") if part not in ("", ".", "..")]
-
-
-def read_rows(file: Path) -> list[tuple[int, str]]:
-    """Returns the line numbers and paths of a list's rows that are not blank. Raises UserError if it cannot be read."""
-    rows = enumerate(read_text(file, max_bytes=_MAX_LIST_BYTES).splitlines(), 1)
-    return [(line, row.strip().replace("\\", "/")) for line, row in rows if row.strip()]
 
 
 def check_rows(paths: Iterable[str]) -> None:

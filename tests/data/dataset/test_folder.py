@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.data.data_set import DataSet, boxes, coco, load, open_set, refusal, voc
+from tests.data.data_set import BOX, DataSet, boxes, coco, load, open_set, refusal, voc
 
 # Class (0: a, 1: b), x, y, w, h in pixels of 80 x 60, by split and stem.
 OBJECTS = {
@@ -181,13 +179,22 @@ def test_a_folder_may_be_named_from_within(tmp_path, monkeypatch):
     assert boxes(load(open_set("."), "val")) == expected("val")
 
 
-REFUSED = {
+JSON = coco([("a.png", [(1, 5, 5, 20, 20)]), ("b.png", [])])
+REFUSED: dict[str, dict[str, str | bytes | dict]] = {
     "empty": {},
     "images alone": {"a.png": b""},
     "another tool": {"a.png": b"", "a.json": b"{}"},
     "no names": {"images/a.png": b"", "labels/a.txt": b"0 0.5 0.5 0.1 0.1\n"},
     "two YAMLs": {"one.yaml": b"train: x\nnames: [a]\n", "two.yaml": b"train: y\nnames: [b]\n"},
     "two folders of a split": {"test1/a.png": b"", "test2/a.png": b"", "classes.txt": b"a\n"},
+    "an empty YAML": {"data.yaml": b"", "images/train/a.png": b""},
+    "COCO and YOLO": {"train/a.png": b"", "train/_annotations.coco.json": JSON, "valid/b.png": b"", "valid/b.txt": BOX},
+    "COCO and YOLO of a split": {
+        "train/x.png": b"",
+        "train/_annotations.coco.json": JSON,
+        "train/x.txt": BOX,
+        "classes.txt": b"a",
+    },
     "two lists of a split": {"train.txt": b"a.png\n", "ImageSets/Main/train.txt": b"a\n", "classes.txt": b"a\n"},
 }
 
@@ -305,4 +312,3 @@ def test_a_yaml_in_a_folder_decides(tmp_path):
     spec = open_set(export.root)
     assert spec.names == ("p", "q")
     assert set(boxes(load(spec))) == set(OBJECTS["val"])
-    shutil.rmtree(Path(export.root))

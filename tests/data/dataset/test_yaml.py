@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import tracemalloc
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.data.data_set import BOX, DataSet, load, num_boxes, open_set, refusal
+from tests.data.data_set import DataSet, load, num_boxes, open_set, refusal
 from tests.helpers.repository import ROOT
 
 PATHS = {  # the key ``path``, and the folder of the YAML
@@ -124,16 +122,6 @@ def test_the_value_of_a_mistake_is_not_written_out(data, key):
         tracemalloc.stop()
 
 
-MISSING = {
-    "a folder": {"train": "images/tarin"},
-    "a list": {"train": "train.txt"},
-    "one of two": {"train": ["images/train", "images/more"]},
-    "annotations": {"train": "images/train", "annotations": {"train": "a.json"}},
-    "a folder of annotations": {"train": "images/train", "annotations": {"train": "voc"}},
-    "the data set": {"train": "images/train", "path": "elsewhere"},
-}
-
-
 def test_the_content_of_a_data_set_is_read_as_the_same_classes(data):
     """Copies and folds store it. One class has the name of the value that ignores a class."""
     data.pairs("train/x")
@@ -155,11 +143,3 @@ def test_shipped_yamls_name_classes_and_download_nothing(path, tmp_path, monkeyp
         assert (len(spec.names), spec.names[0], spec.names[79]) == (80, "person", "toothbrush")
     if path.stem != "template":
         assert "https://" in refusal(lambda: open_set(path, ["train"]))
-
-
-def test_gray_and_16_bit_images_are_those_of_the_yaml(data):
-    data.pairs("train/x", rows=BOX)
-    data.yaml(train="images/train", channels=1, bits=12)
-    spec = open_set(data.data, ["train"])
-    assert (spec.pixels.channels, spec.pixels.bits) == (1, 12)
-    shutil.rmtree(Path(data.root))

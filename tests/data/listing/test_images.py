@@ -38,11 +38,12 @@ def test_an_array_beside_an_image_of_its_name_is_its_copy(data):
 def test_a_broken_link_is_a_lost_image(data):
     data.pairs("train/x")
     (data.root / "images/train/gone.png").symlink_to("nowhere.png")
+    (data.root / "images/train/itself.png").symlink_to("itself.png")
     data.file("labels/train/gone.txt", BOX * 2)
     data.yaml()
     index = data.index()
-    assert counts(index) == Counts(1, 1, 1, 2)
-    assert places(index, MISSING_IMAGE) == ["images/train/gone.png"]
+    assert counts(index) == Counts(1, 1, 2, 2)
+    assert places(index, MISSING_IMAGE) == ["images/train/gone.png", "images/train/itself.png"]
 
 
 ROWS = {
