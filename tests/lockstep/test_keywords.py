@@ -28,7 +28,6 @@ from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig
         ({"export": ["onnx", "pt2"], "device": torch.device("cuda:1")}, "--export onnx pt2 --device cuda:1"),
         ({"lr0": 0.01, "close_mosaic": 3}, "--set lr0=0.01 --set close_mosaic=3"),
         ({"lr_mult": None, "epochs": None}, "--set lr_mult=null"),  # null is a value of lr_mult only
-        ({"resume": False, "pretrained": False, "half": False, "visualize": False, "evolve": None, "save": True}, ""),
         ({"imgsz": (320, 320), "val": False}, "--imgsz 320 --val-every 0"),
     ],
 )  # fmt: skip
@@ -44,6 +43,7 @@ def test_values_mean_the_same_as_on_a_command_line(keywords, words):
         ({"epocs": 1}, "epochs"),
         ({"project": ["a", "b"]}, "project"),
         ({"resume": True}, "lockstep.resume"),
+        ({"half": False, "wandb": False}, "wandb: leave it out"),
         ({"pretrained": True}, "weights"),
         ({"data": None}, "data"),
         ({"callbacks": lambda run: None}, "callbacks"),

@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import re
-import shlex
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from utils.address import as_address, full_address
 from utils.config.commands import command_of
-from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name, words_of_settings
+from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name
 from utils.config.settings import (
     FIRST_SETTINGS,
     HYPERPARAMETERS,
@@ -34,13 +33,13 @@ from utils.config.settings import (
 )
 from utils.config.values import checked_setting, plain_value
 from utils.config.words import LEFT_OUT, MODES, WORDS
-from utils.errors import Mistakes, UserError, all_mistakes
+from utils.errors import UserError, all_mistakes
 from utils.schema import DataclassT, build, hints_of, parse_hint, suggestion, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_MANY_FLAGS = 50  # --help of a command with so many shows the first ones
+_MANY_FLAGS = 50  # at least this many flags: `--help` lists only `FIRST_SETTINGS`
 _STORED = "@"  # the only argument of a command whose settings are in the variable
 _VARIABLE = "LOCKSTEP_SETTINGS"  # not an argument, which every user of the machine can read: addresses may have logins
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `--set` adds to it
@@ -59,9 +58,7 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
     if list(argv) == [_STORED] and _VARIABLE in os.environ:
-        content = json.loads(os.environ.pop(_VARIABLE))  # not for the processes that this one starts
-        stored = {name: _with_addresses(value, as_address) for name, value in content.items()}
-        return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
+        return _parse_stored(cls)
     end = argv.index("--") if "--" in argv else len(argv)  # from there on, no word is a flag
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv[:end]), *argv[end:]]
 
@@ -88,6 +85,13 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
             with mistakes.collecting():
                 values[name] = checked_setting(cls, name, value, shown_name(fields[name]))
     return ParsedCommand(cls(**values), frozenset(values))
+
+
+def _parse_stored(cls: type[DataclassT]) -> ParsedCommand[DataclassT]:
+    """Reads the settings of `settings_of_child`."""
+    content = json.loads(os.environ.pop(_VARIABLE))  # not for the processes that this one starts
+    stored = {name: _with_addresses(value, as_address) for name, value in content.items()}
+    return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
 
 
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> DataclassT:
@@ -146,8 +150,7 @@ def settings_of(
 
     Args:
         cls: the settings of a command.
-        name: ours, an alias, or a name of another program. A switch of the latter that is given as false, where only
-            true has a meaning here, or the other way round, asks for nothing.
+        name: ours, an alias, or a name of another program.
         value: any value of Python, or text. None sets what can be null, and nothing else.
         location: the name in messages, if it is another one.
         is_keyword: only keywords are known (`utils.config.settings.setting`).
@@ -177,15 +180,9 @@ def settings_of(
 
         log_when_configured(f"{location}: {answer}")
         return {}
-    is_opposite = isinstance(plain, bool | None) and (name, not as_given[1]) in {**switches, **answers}
-    if is_opposite and not answer:
-        return {}
+    if not answer and (name, not as_given[1]) in {**switches, **answers}:
+        answer = "leave it out"
     raise UserError(f"{location}: {answer or f'unknown{suggestion(name, fields, 0.75)}'}")
-
-
-def switch_value(text: str) -> Any:
-    """Returns the value of a word that is true, false or none, and other words unchanged."""
-    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
 def _switches(cls: type[DataclassInstance]) -> dict[tuple[str, bool], tuple[str, Any]]:
@@ -217,7 +214,6 @@ def _hyperparameters(cls: type) -> dict[str, dataclasses.Field]:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
-    settings: type[DataclassInstance]  # of the command
     own_flags: Sequence[str] = ()  # those that are suggested
 
     def unknown_message(self, words: Sequence[str]) -> str:
@@ -226,28 +222,10 @@ class Parser(argparse.ArgumentParser):
         if flags:  # other words are probably their values
             descriptions = [as_address(flag) + self._nearest(flag.partition("=")[0]) for flag in flags]
             return f"unrecognized arguments: {', '.join(descriptions)}"
-        if words[0] in (*MODES, "detect", "resume"):
-            return "modes are programs, and settings are flags: docs/migration.md has the yolo command's lines and ours"
-        answer = self._settings_answer(words)
-        if answer:
-            return answer
+        if words[0] in (*MODES, "detect", "resume") or any("=" in word for word in words):
+            return "modes are programs, and settings are flags: --conf 0.3, not conf=0.3; see docs/migration.md"
         shown = f"{' '.join(map(as_address, words[:3]))}{' ...' if len(words) > 3 else ''}"
         return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
-
-    def _settings_answer(self, words: Sequence[str]) -> str:
-        """Returns what to write instead of ``conf=0.3 persist=True``; "" for other words."""
-        settings: dict[str, Any] = {}
-        mistakes = Mistakes()
-        for word in words:
-            name, separator, text = word.partition("=")
-            if separator and name.isidentifier():
-                with mistakes.collecting():
-                    given = settings_of(self.settings, name, switch_value(text))
-                    if not given:
-                        raise UserError(f"leave out {word}")
-                    settings |= given
-        line = [f"settings are flags; write {shlex.join(words_of_settings(settings))}"] if settings else []
-        return "; ".join([*line, *mistakes.messages])
 
     def _nearest(self, flag: str) -> str:
         """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
@@ -275,7 +253,7 @@ class _ForeignFlag(argparse.Action):
         hyperparameter = field_by_alias(Hyperparameters).get(name)
         if hyperparameter is not None:
             raise UserError(f"{flag}: is a hyper-parameter; write --set {hyperparameter.name}={value or 'VALUE'}")
-        value = True if value is None else switch_value(value)
+        value = {"true": True, "false": False, "none": None}.get((value or "true").lower(), value)
         for ours, checked in settings_of(self._settings, name, value, location=flag or name).items():
             setattr(namespace, ours, checked)
 
@@ -324,19 +302,31 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
         action = parser.add_argument(field.name, metavar=field.metadata["positional"], help=field.metadata["help"])
         action.required = False  # the parser of settings lists missing ones, with all other mistakes
         parser.add_argument(flag_name(field.name), dest=field.name, help=argparse.SUPPRESS)  # as in train.py --data
-    for topic, names in TOPICS.items():
+    in_topics = {name for names in TOPICS.values() for name in names.split()}
+    others = " ".join(field.name for field in flags if field.name not in in_topics)
+    for topic, names in {**TOPICS, "other": others}.items():
         group = parser.add_argument_group(topic)
         for field in [fields[name] for name in names.split() if fields.get(name) in flags]:
             is_shown = shows_all or field.name in FIRST_SETTINGS.split()
             help_text = field.metadata["help"] if is_shown else argparse.SUPPRESS
             _add_flag(group, field, cls, help_text)
-    parser.settings = cls
     parser.own_flags = list(parser._option_string_actions)
-    foreign = dict.fromkeys([name for name, _ in (*_switches(cls), *_answers(cls))] + [*_hyperparameters(cls)])
-    for flag in map(flag_name, foreign):
-        if flag not in parser.own_flags:
-            parser.add_argument(flag, action=_ForeignFlag, settings=cls, dest=argparse.SUPPRESS)
+    _add_foreign_flags(parser, cls)
     return parser
+
+
+def _add_foreign_flags(parser: Parser, cls: type) -> None:
+    """Adds the flags of other programs. Their switches take no value: it could be a positional argument."""
+    switches = _switches(cls)
+    for name in dict.fromkeys([name for name, _ in (*switches, *_answers(cls))] + [*_hyperparameters(cls)]):
+        flag = flag_name(name)
+        if flag in parser.own_flags:
+            continue
+        if (name, True) in switches:
+            setting, value = switches[name, True]
+            parser.add_argument(flag, action="store_const", dest=setting, const=value, help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(flag, action=_ForeignFlag, settings=cls, dest=argparse.SUPPRESS)
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type, help_text: str) -> None:

@@ -193,6 +193,11 @@ def test_the_help_of_train_shows_what_the_first_months_need():
     assert len(flags) < 26
 
 
+def test_a_setting_without_a_topic_has_a_flag(monkeypatch):
+    monkeypatch.setattr("utils.config.parser.TOPICS", {})
+    assert "--from" in build_parser.__wrapped__(ConvertConfig).format_help()
+
+
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_help_imports_nothing_heavy_and_names_the_command(command: Command):
     code = f"""

@@ -8,6 +8,7 @@ from lockstep.__main__ import main
 from utils.config.parser import parse_command, parse_config
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
 
 
@@ -23,9 +24,7 @@ from utils.errors import UserError
             ),
         ),
         (TrainConfig, "--cfg yolov5s.yaml --local_rank=0", TrainConfig(model="yolov5s.yaml")),
-        (TrainConfig, "--local-rank 0 --epochs 3", TrainConfig(epochs=3)),
         (TrainConfig, "--img 640 640 --epochs 3", TrainConfig(imgsz=640, epochs=3)),  # colabtools#3464
-        (DetectConfig, "--weights a --source b --imgsz 640 640", DetectConfig(weights="a", source="b", imgsz=640)),
         (
             ValConfig,
             "--model best.pt --data a.yaml --img 640 --half --task test --verbose",
@@ -42,15 +41,11 @@ from utils.errors import UserError
             DetectConfig(weights="best.pt", source="a.mp4", track="botsort"),
         ),
         (
-            DetectConfig,
-            "--weights best.pt --tracker=bytetrack.yaml --source a.yaml",
-            DetectConfig(weights="best.pt", source="a.yaml", track="bytetrack"),
-        ),
-        (
             ExportConfig,
             "--weights best.pt --include onnx openvino --simplify --device 0",
             ExportConfig(weights="best.pt", format=["onnx", "openvino"]),
         ),
+        (CheckConfig, "--noplots a.yaml", CheckConfig(data="a.yaml", plots=False)),
         # A script whose variable is empty, --device $DEVICE --half, exported float32.
         (ExportConfig, "--weights best.pt --device --half", ExportConfig(weights="best.pt", half=True)),
     ],
@@ -65,6 +60,7 @@ def test_command_lines_of_yolov5_work(cls, line, expected):
         (TrainConfig, "detect train data=a.yaml model=yolov8n.pt epochs=9"),
         (TrainConfig, "train --data a.yaml --epochs 3"),
         (TrainConfig, "resume model=path/last.pt"),
+        (TrainConfig, "--data a.yaml epochs=9"),
         (ExportConfig, "export model=best.pt format=onnx nms=True"),  # here, --nms is not NMS in the graph
     ],
 )
@@ -79,7 +75,6 @@ def test_a_line_of_the_yolo_command_is_answered_with_the_page_that_translates_it
         (TrainConfig, "--evolve 300", "tools.search"),
         (TrainConfig, "--epohcs 3", "--epochs"),
         (TrainConfig, "--lr 0.001", "write --set lr0=0.001"),  # yolov5#12399
-        (TrainConfig, "--lr0=0.001", "write --set lr0=0.001"),
         (TrainConfig, "--close-mosiac 3", "--close-mosaic"),
         (TrainConfig, "-- foo", "arguments: foo "),
         (TrainConfig, "--export onnx engine", "trtexec"),
@@ -89,7 +84,6 @@ def test_a_line_of_the_yolo_command_is_answered_with_the_page_that_translates_it
         (TrainConfig, "--imgsz 1280 640", "--rect"),  # ultralytics#13857
         (DetectConfig, "--weights a --source b --save-csv", "--save-json"),
         (ExportConfig, "--weights a.pt --format engine", "trtexec"),
-        (ExportConfig, "--weights a.pt --format=engine", "trtexec"),
         (ExportConfig, "--weights a.pt --include onnx saved_model", "onnx2tf"),
         (TrainConfig, "--save False", "^--save: last.pt is always written"),
     ],
