@@ -24,10 +24,11 @@ MAX_FOLDS = 20  # maximum number of folds from which `validation_images` takes s
 MAX_DEVIATION = 0.5  # relative deviation from the requested fraction above which a warning is logged
 
 
-def scan_settings(config: TrainConfig) -> IndexSettings:
-    """Returns the settings for indexing a split that will be divided, from those of a training run."""
+def index_to_divide(spec: DatasetSpec, split: str, config: TrainConfig) -> DatasetIndex:
+    """Returns the index of a split that will be divided, without repeated boxes. Raises the errors of `load_split`."""
     workers = available_cores() if config.workers < 0 else config.workers
-    return replace(IndexSettings.of_run(config, workers=workers), repeats=False)
+    settings = replace(IndexSettings.of_run(config, workers=workers), repeats=False)
+    return load_index(spec, split, settings, max_bad=config.max_bad)
 
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
@@ -69,7 +70,7 @@ def hold_out_validation(
         )
     with torch_distributed_zero_first(ctx):
         if ctx.is_main and not names:
-            index = load_index(spec, "train", scan_settings(config))
+            index = index_to_divide(spec, "train", config)
             names = validation_images(index, config.val_fraction)
             _log_share(config.val_fraction, len(names), len(index))
     return spec.hold_out(broadcast_object(ctx, names))

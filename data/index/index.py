@@ -249,7 +249,6 @@ class IndexSettings:
 
     cache_dir: str = ""  # folder of cache files and reports, see `cache_folder`
     workers: int = 2  # threads of a scan, which uses more if there are more CPUs; 0 for a single thread
-    max_bad: float = 0.1  # largest fraction of images or objects that may be lost, see `data.labels.findings`
     single_cls: bool = False  # treat all classes as one
     fraction: float = 1.0  # random fraction of the usable images, for ``seed``; smaller fractions are subsets
     seed: int = 0
@@ -261,13 +260,7 @@ class IndexSettings:
     @classmethod
     def of_run(cls, config: TrainConfig | ValConfig, *, workers: int, progress: bool = True) -> IndexSettings:
         """Returns the settings for reading all of a split, as for validation."""
-        return cls(
-            cache_dir=config.cache_dir,
-            workers=max(workers, 1),
-            max_bad=config.max_bad,
-            single_cls=config.single_cls,
-            progress=progress,
-        )
+        return cls(cache_dir=config.cache_dir, workers=max(workers, 1), single_cls=config.single_cls, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +282,17 @@ class LoadedSplit:
     full: DatasetIndex  # all usable images, with the classes of the labels
     used: DatasetIndex
     note: str = ""  # how it was read, for the log, such as " (cached)"
-    report_path: Path | None = None  # text file that lists the findings, if there are any; None without a cache
+    cache_file: Path | None = None  # None without a cache, and if it joins data sets
     scans: tuple[Scan, ...] = ()  # one for each data set that it joins; empty if the index is from a cache file
     parts: tuple[LoadedSplit, ...] = ()  # the data sets that it joins
+
+    @property
+    def cache_files(self) -> dict[str, str]:
+        """The cache files of the data sets that it joins, or its own, by `DatasetSpec.source`."""
+        files = {self.spec.source: str(self.cache_file)} if self.cache_file else {}
+        for part in self.parts:
+            files |= part.cache_files
+        return files
 
 
 def digest_of(*values: Any) -> str:

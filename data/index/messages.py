@@ -11,6 +11,7 @@ import numpy as np
 
 from data.dataset.spec import IGNORED, DatasetSpec
 from data.index.index import DatasetIndex, LoadedSplit
+from data.index.store import report_file
 from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.strings import counted, listed
@@ -52,7 +53,7 @@ def no_object(loaded: LoadedSplit) -> str:
     return message
 
 
-def warn_of_no_object(loaded: LoadedSplit) -> None:
+def warn_about_no_object(loaded: LoadedSplit) -> None:
     """Warns if a split has no object."""
     message = no_object(loaded)
     if message:
@@ -90,7 +91,8 @@ def log_split(loaded: LoadedSplit, *, title: str) -> None:
 
 def _report_note(loaded: LoadedSplit) -> str:
     """Returns the path of the file that lists the findings, for messages, or "" if there is none."""
-    return f"; report: {loaded.report_path}" if loaded.report_path and loaded.report_path.exists() else ""
+    report = report_file(loaded.cache_file) if loaded.cache_file else None
+    return f"; report: {report}" if report and report.exists() else ""
 
 
 def _log_joining(loaded: LoadedSplit) -> None:
@@ -112,7 +114,7 @@ def _log_joining(loaded: LoadedSplit) -> None:
         get_logger().warning(message, loaded.split, loaded.spec.source, counted(num_repeated, "image"))
 
 
-def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
+def warn_about_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIndex) -> None:
     """Warns about images that are in both splits."""
     if spec.held_out:
         return
@@ -124,7 +126,7 @@ def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIn
         get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
 
 
-def warn_of_unused_classes(train: DatasetIndex) -> None:
+def warn_about_unused_classes(train: DatasetIndex) -> None:
     """Warns about classes of which the training split has no object, unless no image says anything about them, such as
     about the old classes of --keep-old."""
     boxes = train.boxes_per_class(len(train.names)).tolist()

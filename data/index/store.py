@@ -43,7 +43,7 @@ def report_file(cache_file: Path) -> Path:
     return cache_file.with_suffix(".txt")
 
 
-def open_index(file: Path, names: tuple[str, ...], root: Path) -> DatasetIndex | None:
+def open_index(file: Path, names: tuple[str, ...], spec: DatasetSpec) -> DatasetIndex | None:
     """Memory-maps the index in a cache file. Returns None if the file is missing or (with a warning) unusable."""
     try:
         meta, arrays = open_arrays(file)
@@ -53,7 +53,7 @@ def open_index(file: Path, names: tuple[str, ...], root: Path) -> DatasetIndex |
         reason = error.strerror if isinstance(error, OSError) else error
         get_logger().warning("%s: the cached index can't be used (%s); scanning again", file, reason)
         return None
-    return restored_index(meta, arrays, names, root)
+    return replace(restored_index(meta, arrays, names, spec.root), pixels=spec.pixels)
 
 
 def write_index(file: Path, cache_key: str, index: DatasetIndex) -> bool:

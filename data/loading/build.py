@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from data.cache.open import decoding_for, open_cache, open_tile_cache
 from data.dataset.spec import DatasetSpec
 from data.index.index import DatasetIndex, IndexSettings, digest_of_arrays
-from data.index.load import load_index
+from data.index.load import load_split
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases, count_batches
 from data.render.letterbox import CanvasRule
@@ -54,7 +55,7 @@ def loader_workers(requested: int, ctx: DistributedContext) -> int:
     return min(max(cores // processes, 1), MAX_WORKERS)
 
 
-def warn_of_many_workers(requested: int, ctx: DistributedContext, split: str) -> None:
+def warn_about_many_workers(requested: int, ctx: DistributedContext, split: str) -> None:
     """Warns if more workers are requested for the loader of ``split`` than there are cores."""
     total = requested * ctx.local_world_size
     if ctx.is_main and total > available_cores():
@@ -67,9 +68,8 @@ def open_train_reader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
 ) -> SampleReader:
     """Opens the reader of the training split. Raises UserError if it has no images."""
-    warn_of_many_workers(config.workers, ctx, "train")
-    settings = replace(_index_settings(ctx, config), fraction=config.fraction, seed=config.seed, repeats=False)
-    index = _open_index(ctx, spec, "train", settings)
+    warn_about_many_workers(config.workers, ctx, "train")
+    index = _open_index(ctx, config, spec, "train", fraction=config.fraction, seed=config.seed, repeats=False)
     check_has_images(index, spec, "train", "train on")
     if index.tile:
         tiles = TiledIndex(index, index.tile, hyp=hyp, seed=config.seed)
@@ -83,7 +83,7 @@ def open_run_val_reader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
 ) -> SampleReader:
     """Opens the reader of a training run's validation split, of tiles if the run trains on tiles."""
-    warn_of_many_workers(config.workers, ctx, "val")
+    warn_about_many_workers(config.workers, ctx, "val")
     index = open_val_index(ctx, config, spec, "val")
     if index.tile:
         check_has_images(index, spec, "val", "cut into tiles")
@@ -107,7 +107,7 @@ def open_val_index(
     ctx: DistributedContext, config: TrainConfig | ValConfig, spec: DatasetSpec, split: str
 ) -> DatasetIndex:
     """Opens the index of a split to validate on, with all of its images."""
-    return _open_index(ctx, spec, split, _index_settings(ctx, config))
+    return _open_index(ctx, config, spec, split)
 
 
 def check_has_images(index: DatasetIndex, spec: DatasetSpec, split: str, purpose: str) -> None:
@@ -116,24 +116,23 @@ def check_has_images(index: DatasetIndex, spec: DatasetSpec, split: str, purpose
         raise UserError(f"{spec.source}: {split} has no images to {purpose}")
 
 
-def _index_settings(ctx: DistributedContext, config: TrainConfig | ValConfig) -> IndexSettings:
-    """Returns the settings for indexing a whole split."""
-    return IndexSettings.of_run(config, workers=loader_workers(config.workers, ctx), progress=ctx.is_node_leader)
-
-
-def _open_index(ctx: DistributedContext, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
+def _open_index(
+    ctx: DistributedContext, config: TrainConfig | ValConfig, spec: DatasetSpec, split: str, **selection: Any
+) -> DatasetIndex:
     """Opens the index of a split, the same on all processes. The first process of each node lists and scans the split,
-    and publishes its cache files, which the others map."""
+    and publishes its cache files, which the others map. ``selection``: of `IndexSettings`."""
+    workers = loader_workers(config.workers, ctx)
+    settings = replace(IndexSettings.of_run(config, workers=workers, progress=ctx.is_node_leader), **selection)
     key = f"index/{ctx.first_rank}/{ctx.node_rank}/{split}"
     with torch_distributed_zero_first(ctx):
-        cache_files: dict[str, str] = {}
+        known_files = None
         if ctx.store is not None and not ctx.is_node_leader:
-            cache_files = json.loads(ctx.store.get(key))
-        index = load_index(spec, split, settings, cache_files)
+            known_files = json.loads(ctx.store.get(key))
+        loaded = load_split(spec, split, settings, known_files, max_bad=config.max_bad)
         if ctx.store is not None and ctx.is_node_leader:
-            ctx.store.set(key, json.dumps(cache_files))
-    check_same_data(ctx, split, index)  # nodes may have separate copies
-    return index
+            ctx.store.set(key, json.dumps(loaded.cache_files))
+    check_same_data(ctx, split, loaded.used)  # nodes may have separate copies
+    return loaded.used
 
 
 def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) -> None:

@@ -160,10 +160,9 @@ def _open_images(
 ) -> SampleReader:
     """Opens about ``count`` images of a split, or tiles if the model was trained on tiles."""
     settings = IndexSettings(cache_dir=config.cache_dir, single_cls=model.has_merged_classes, progress=False)
-    allowed = model.stored("max_bad")
-    if type(allowed) in (int, float) and 0 <= allowed <= 1:
-        settings = replace(settings, max_bad=float(allowed))  # the fraction that the training was allowed to lose
-    index = load_index(spec, split, settings)
+    allowed = model.stored("max_bad")  # the fraction that the training was allowed to lose
+    is_fraction = type(allowed) in (int, float) and 0 <= allowed <= 1
+    index = load_index(spec, split, settings, max_bad=allowed if is_fraction else TrainConfig.max_bad)
     return open_samples(index, count=count, imgsz=max(options.imgsz_hw), tile=model.tile)
 
 

@@ -16,7 +16,7 @@ from data.loading.build import (
     check_same_data,
     open_tile_reader,
     open_val_index,
-    warn_of_many_workers,
+    warn_about_many_workers,
 )
 from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
@@ -220,7 +220,7 @@ def _open_loader(
     """Opens the split, unless it is open already as ``index``, and a loader of what the model is scored on: images or,
     as in training, tiles, scaled to ``config.imgsz``; or images at their full size, which the model itself cuts into
     tiles."""
-    warn_of_many_workers(config.workers, ctx, config.task)
+    warn_about_many_workers(config.workers, ctx, config.task)
     if index is None:
         index = open_val_index(ctx, config, spec, config.task)
     else:

@@ -14,7 +14,7 @@ from torch import nn
 
 from data.dataset.spec import DatasetSpec, class_names
 from data.folds.held_out import hold_out_validation
-from data.index.messages import warn_of_shared_images, warn_of_unused_classes
+from data.index.messages import warn_about_shared_images, warn_about_unused_classes
 from data.loading.build import open_run_val_reader, open_train_samples
 from data.open import open_data
 from data.samples.dataset import AugmentedImages
@@ -185,7 +185,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan, sources: Sources) -> R
     val = open_run_val_reader(ctx, config, hyp, sources.spec)
     sources.fitness.check_objects(val.image_index.ground_truth())
     if ctx.is_main and plan.work_left is WorkLeft.STEPS:
-        warn_of_shared_images(sources.spec, samples.reader.image_index, val.image_index)
-        warn_of_unused_classes(samples.reader.image_index)
+        warn_about_shared_images(sources.spec, samples.reader.image_index, val.image_index)
+        warn_about_unused_classes(samples.reader.image_index)
     fingerprint = DataFingerprint.of(samples.sample_index, val.sample_index)
     return RunData(samples=samples, val=val, fingerprint=fingerprint)

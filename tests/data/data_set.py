@@ -114,10 +114,11 @@ def open_set(data: Path | str, splits: Iterable[str] = (), **options: Any) -> Da
     return open_data(DataSource(str(data), tuple(splits), **options), DistributedContext.single())
 
 
-def load(data: Path | str | DatasetSpec, split: str = "train", **options: Any) -> DatasetIndex:
-    """Opens a data set and reads a split, whatever it loses. ``options``: of `IndexSettings`."""
+def load(data: Path | str | DatasetSpec, split: str = "train", *, max_bad: float = 1.0, **options: Any) -> DatasetIndex:
+    """Opens a data set and reads a split, whatever it loses, or ``max_bad``. ``options``: of `IndexSettings`."""
     spec = data if isinstance(data, DatasetSpec) else open_set(data, [split])
-    return load_index(spec, split, IndexSettings(**{"progress": False, "workers": 0, "max_bad": 1.0} | options))
+    settings = IndexSettings(**{"progress": False, "workers": 0} | options)
+    return load_index(spec, split, settings, max_bad=max_bad)
 
 
 def counts(index: DatasetIndex) -> Counts:

@@ -117,7 +117,7 @@ def check_dataset(config: CheckConfig) -> CheckResult:
 
 
 def scan_splits(spec: DatasetSpec, names: Sequence[str], *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
-    """Scans the splits ``names`` and decodes all their images; nothing is cached. Raises UserError as `load_index`.
+    """Scans the splits ``names`` and decodes all their images; nothing is cached. Raises UserError as `load_split`.
 
     Without ``names``, scans all splits. Then a split that is missing or cannot be read is only an issue, because some
     data sets are published without the images of their test split; the first error is raised if none can be read.
@@ -146,13 +146,13 @@ def scan_splits(spec: DatasetSpec, names: Sequence[str], *, workers: int) -> tup
 def scan_split(spec: DatasetSpec, name: str, *, workers: int) -> CheckedSplit:
     """Scans a split as `scan_splits` does."""
     settings = IndexSettings(workers=workers, decode_all=True, use_cache=False)
-    loaded = read_split(spec, name, settings)
+    loaded = read_split(spec, name, settings, {})
     log_split(loaded, title=name)
     return CheckedSplit(
         name=name,
         index=loaded.used,
         parts=loaded.scans,
-        refusals=tuple(problems(loaded, settings.max_bad)),
+        refusals=tuple(problems(loaded, TrainConfig.max_bad)),
         objects_problem=no_object(loaded),
     )
 

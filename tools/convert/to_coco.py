@@ -22,7 +22,6 @@ from data.dataset.folder import split_of
 from data.dataset.spec import SPLITS, DataSource
 from data.images.kinds import IMAGE_SUFFIXES
 from data.images.verify import check_image
-from data.index.index import IndexSettings
 from data.index.load import load_index
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.findings import BAD_BOX, BAD_LABEL, BAD_ROW, NO_LABEL, ORPHAN, Finding, ScanReport
@@ -120,7 +119,7 @@ def convert(source: Path, out: Path, format_name: str = "auto", *, max_bad: floa
             raise UserError(f"{source}: {report.loss_summary()} (--max-bad is {max_bad:g})")
         sizes = _write(images, sorted(num_boxes), root, out, created)
         spec = open_data(DataSource(str(out.with_suffix(".yaml"))), DistributedContext.single())
-        reports = [load_index(spec, split, IndexSettings(max_bad=max_bad)).report for split in spec.splits]
+        reports = [load_index(spec, split, max_bad=max_bad).report for split in spec.splits]
         num_read = sum(written.objects for written in reports)
         if num_read != num_boxes.total():
             raise UserError(f"{out}: {num_boxes.total()} objects were written, but {num_read} are read")

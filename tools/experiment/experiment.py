@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 
 from data.dataset.spec import DatasetSpec, DataSource, class_names
-from data.folds.held_out import scan_settings
-from data.index.load import load_index
+from data.folds.held_out import index_to_divide
 from data.open import open_data
 from engine.evaluation.fitness import Fitness
 from models.spec import load_spec
@@ -150,7 +149,7 @@ def open_experiment(config: KfoldConfig, settings_name: str, values: Mapping[str
     settings = {**_settings_of_results(config), "classes": list(names), **values}
     for split in SPLITS:
         if split in spec.splits:
-            index = load_index(spec, split, scan_settings(config))
+            index = index_to_divide(spec, split, config)
             content = "\n".join([index.label_digest(), *index.paths])
             digest = hashlib.blake2b(content.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
             settings[f"the digest of the split '{split}'"] = digest

@@ -18,9 +18,8 @@ from data.dataset.spec import DatasetSpec, FilesSplit, ShardSplit
 from data.flat_strings import FlatStrings
 from data.folds.assign import assign_folds, class_counts, rare_classes
 from data.folds.groups import groups_of
-from data.folds.held_out import scan_settings
+from data.folds.held_out import index_to_divide
 from data.index.index import DatasetIndex, concatenated
-from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.listing.images import check_rows
 from engine.evaluation.fitness import Fitness
@@ -60,8 +59,8 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
 
 
 def joined_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
-    """Joins the usable images of `SPLITS` into one split, with each image once. Raises the errors of `load_index`."""
-    indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
+    """Joins the usable images of `SPLITS` into one split, with each image once. Raises the errors of `load_split`."""
+    indexes = [index_to_divide(spec, split, config) for split in SPLITS if split in spec.splits]
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
     joined = replace(indexes[0], **concatenated(indexes), paths=FlatStrings.of(paths), image_ids=None, category_ids=())
     first_position: dict[str, int] = {}

@@ -47,13 +47,19 @@ def shard_data(config: ShardConfig) -> list[str]:
     """
     require_posix("writing shards")  # as reading them
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
-    settings = IndexSettings(cache_dir=config.cache_dir, workers=config.workers, max_bad=config.max_bad)
+    settings = IndexSettings(cache_dir=config.cache_dir, workers=config.workers)
     max_bytes = config.megabytes * 10**6
-    return write_set(spec, Path(config.out), max_bytes, settings, splits=config.split)
+    return write_set(spec, Path(config.out), max_bytes, settings, splits=config.split, max_bad=config.max_bad)
 
 
 def write_set(
-    spec: DatasetSpec, out: Path, max_bytes: int, settings: IndexSettings, *, splits: Sequence[str] = ()
+    spec: DatasetSpec,
+    out: Path,
+    max_bytes: int,
+    settings: IndexSettings,
+    *,
+    splits: Sequence[str] = (),
+    max_bad: float = ShardConfig.max_bad,
 ) -> list[str]:
     """Writes splits, with all classes of the labels, to the new folder ``out``. Returns their names.
 
@@ -63,8 +69,9 @@ def write_set(
         max_bytes: approximate size of a tar file, unless an image is larger.
         settings: how the splits are read, and how many threads read the images.
         splits: names of the splits to write; empty for all.
+        max_bad: see `load_split`.
 
-    Raises UserError like `load_index`, and if ``out`` exists, is searched for images, or the disk is too small.
+    Raises UserError like `load_split`, and if ``out`` exists, is searched for images, or the disk is too small.
     """
     check_new_path(out)
     problem = problem_of_output(out, spec)
@@ -74,7 +81,7 @@ def write_set(
     names = list(dict.fromkeys(splits or spec.splits))
     for split in names:  # before the first is scanned
         labeled.check_split(split)
-    indexes = {split: load_index(labeled, split, settings) for split in names}
+    indexes = {split: load_index(labeled, split, settings, max_bad=max_bad) for split in names}
     try:
         with creating_folder(out.absolute().parent), temporary_folder(out.absolute()) as temporary:
             folder = temporary / out.name

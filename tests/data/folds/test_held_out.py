@@ -9,8 +9,7 @@ import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
 from data.folds.assign import class_counts
-from data.folds.held_out import scan_settings, validation_images
-from data.index.load import load_index
+from data.folds.held_out import index_to_divide, validation_images
 from data.loading.build import open_val_index
 from tests.data.folds.eighteen_images import index_of, transfer
 from tests.helpers.messages import refused
@@ -32,7 +31,7 @@ def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch
     data = write_dataset(tmp_path / "set", train=2, val=2)
     config = TrainConfig(data=str(data), workers=workers, cache_dir=str(tmp_path / "cache"))
     spec = load_dataset_spec(data)
-    load_index(spec, "train", scan_settings(config))
+    index_to_divide(spec, "train", config)
     open_val_index(DistributedContext.single(), config, spec, "val")
     assert used[0] == used[1]
 

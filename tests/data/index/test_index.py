@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from data.index.messages import warn_of_shared_images
+from data.index.messages import warn_about_shared_images
 from data.labels.findings import BAD_IMAGE
 from tests.data.data_set import (
     BOX,
@@ -172,9 +172,9 @@ def test_an_image_in_two_splits_is_warned_of(data, lines):
     data.pairs("train/a", "train/b", "val/c")
     data.yaml()
     spec = open_set(data.data)
-    warn_of_shared_images(spec, load(spec), load(spec, "val"))
+    warn_about_shared_images(spec, load(spec), load(spec, "val"))
     assert "WARNING" not in [record.levelname for record in lines.records]
     (data.root / "images/val/more").symlink_to("../train")
     spec = open_set(data.data)
-    warn_of_shared_images(spec, load(spec), load(spec, "val"))
+    warn_about_shared_images(spec, load(spec), load(spec, "val"))
     assert "WARNING" in [record.levelname for record in lines.records]

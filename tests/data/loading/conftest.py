@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from data.loading.build import (
@@ -25,7 +27,7 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def open_loader(index, monkeypatch):
-    monkeypatch.setattr("data.loading.build.load_index", lambda *args, **kwargs: index)
+    monkeypatch.setattr("data.loading.build.load_split", lambda *args, **kwargs: SimpleNamespace(used=index))
 
     class Spec:
         source = "synthetic.yaml"

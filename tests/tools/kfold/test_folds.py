@@ -138,9 +138,9 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
         max_bad=0.5,
         cache_dir=cache,
     )
-    settings = IndexSettings(cache_dir=cache, max_bad=0.5, progress=False)
+    settings = IndexSettings(cache_dir=cache, progress=False)
     spec = load_dataset_spec(data).use_classes(classes)
-    direct = labels_of(load_index(spec, "train", settings))
+    direct = labels_of(load_index(spec, "train", settings, max_bad=0.5))
     assert len(direct) == 7
     make_folds(config, spec, tmp_path, Fitness.parse("AP", spec.names))
     with open(tmp_path / "folds.csv", newline="") as file:
@@ -150,7 +150,7 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
     validated = {}
     for number in range(3):
         fold = load_dataset_spec(data_of(tmp_path, number)).use_classes(classes)
-        train, val = (labels_of(load_index(fold, split, settings)) for split in ("train", "val"))
+        train, val = (labels_of(load_index(fold, split, settings, max_bad=0.5)) for split in ("train", "val"))
         assert train | val == direct
         assert not train.keys() & val.keys()
         listed = {Path(row["image"]).name for row in rows if row["fold"] == str(number + 1)}
