@@ -31,7 +31,7 @@ import yaml
 from data.dataset.spec import DEMO, DatasetSpec, DataSource
 from data.dataset.yaml_file import load_dataset_spec
 from data.file_exchange import exchange_items
-from data.images.kinds import image_suffixes, is_image
+from data.images.kinds import image_suffixes, suffix_of
 from data.labels.label_format import UNREADABLE, Listing
 from data.listing.listing import list_split, listing_text
 from utils.distributed.context import DistributedContext, StoreBarrier, once_per_node
@@ -307,7 +307,7 @@ class StageCopy:
             for parent, _, names, descriptor in os.fwalk(".", dir_fd=top_descriptor):
                 folder = os.path.normpath(os.path.join(top, parent))
                 for name in names:
-                    if is_image(name, suffixes) and os.path.join(folder, name) not in wanted:
+                    if suffix_of(name) in suffixes and os.path.join(folder, name) not in wanted:
                         os.unlink(name, dir_fd=descriptor)
 
     def _move_written(self) -> None:

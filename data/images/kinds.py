@@ -30,11 +30,6 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
     return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
-def is_image(name: str, suffixes: frozenset[str]) -> bool:
-    """Returns whether a file has one of the ``suffixes``, such as `image_suffixes`."""
-    return suffix_of(name) in suffixes
-
-
 def suffix_of(path: str | os.PathLike) -> str:
     """Returns the suffix of a file name in lower case, such as ".jpg"."""
     return os.path.splitext(path)[1].lower()

@@ -64,7 +64,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     findings = [finding for image in images for finding in image.findings]
     findings += [_located(source, problem) for problem in problems]
 
-    findings, is_used = _decide(findings, boxes, source, [image.num_labeled for image in images])
+    findings, is_used = _attribute_losses(findings, boxes, source, [image.num_labeled for image in images])
     is_incomplete = np.zeros(len(images), bool)
     is_incomplete[[finding.image for finding in findings if finding.kind in ROW_LOST]] = True
     index = _index_of_all(source, image_hw, boxes, is_incomplete, spec, single_cls=settings.single_cls)
@@ -183,39 +183,37 @@ def _located(source: LabelSource, problem: Finding) -> Finding:
     return problem._replace(where=source.where(problem.image, row_number))
 
 
-def _decide(
+def _attribute_losses(
     findings: Sequence[Finding], boxes: CleanBoxes, source: LabelSource, num_labeled: Sequence[int]
 ) -> tuple[list[Finding], np.ndarray]:
-    """Decides for each of N images whether it is used, bool (N,), and assigns each loss to one of ``findings``, which
-    are returned by image and row. ``num_labeled``: number of labeled rows of each image, usable or not.
+    """Attributes each loss to one of ``findings``, which are returned by image and row, and returns which of N images
+    are used, bool (N,). ``num_labeled``: number of labeled rows of each image, usable or not.
 
     An image is left out if it or its label file is unusable, or if it has lost rows and no usable object: as a
     background, it would teach the model to ignore its objects. The reason gets all labeled objects of the image. In
     other images, each lost row is one object, since no row is lost for two reasons.
     """
-    decided = sorted(findings, key=lambda finding: (finding.image, finding.row_number))
-    reason_of: dict[int, Finding] = {}
-    for finding in decided:
-        if finding.kind in (BAD_IMAGE, BAD_LABEL):
-            reason_of.setdefault(finding.image, finding)
-    with_object = set(boxes.image[~boxes.crowd].tolist())
-    for row in decided:
-        if row.kind in ROW_LOST and row.image not in with_object and row.image not in reason_of:
-            reason_of[row.image] = Finding(
-                BAD_LABEL, f"no row can be used, first {row.kind}: {row.text}", source.where(row.image), row.image
-            )
     is_used = np.ones(len(num_labeled), bool)
-    is_used[list(reason_of)] = False
+    is_used[[finding.image for finding in findings if finding.kind in (BAD_IMAGE, BAD_LABEL)]] = False
+    with_object = set(boxes.image[~boxes.crowd].tolist())
+    reasons = []  # of images without a usable row
+    for row in sorted(findings, key=_position):
+        if row.kind in ROW_LOST and row.image not in with_object and is_used[row.image]:
+            is_used[row.image] = False
+            text = f"no row can be used, first {row.kind}: {row.text}"
+            reasons.append(Finding(BAD_LABEL, text, source.where(row.image), row.image))
     result = []
-    for finding in decided:
-        if finding.kind in ROW_LOST and finding.image not in reason_of:
+    for finding in sorted([*findings, *reasons], key=_position):
+        if finding.kind in (BAD_IMAGE, BAD_LABEL):
+            finding = finding._replace(lost_images=1, lost_objects=num_labeled[finding.image])
+        elif finding.kind in ROW_LOST and is_used[finding.image]:
             finding = finding._replace(lost_objects=1)
-        if reason_of.get(finding.image) is not finding:
-            result.append(finding)
-    for image, reason in reason_of.items():
-        result.append(reason._replace(lost_images=1, lost_objects=num_labeled[image]))
-    result.sort(key=lambda finding: (finding.image, finding.row_number))
+        result.append(finding)
     return result, is_used
+
+
+def _position(finding: Finding) -> tuple[int, int]:
+    return finding.image, finding.row_number
 
 
 def _index_of_all(

@@ -38,17 +38,17 @@ def match_entries(file_names: Sequence[str], images: Sequence[str]) -> np.ndarra
 
     ``images``: paths with ``/``. In file names, ``\\`` is also a separator, and ``.`` and ``..`` are left out.
     """
-    ends = _Ends(images)
-    return np.array([_match(name, ends) for name in file_names], np.int64)
+    index = _SuffixIndex(images)
+    return np.array([_match(name, index) for name in file_names], np.int64)
 
 
-def _match(file_name: str, ends: _Ends) -> int:
+def _match(file_name: str, index: _SuffixIndex) -> int:
     names = [file_name]
     if "%" in file_name:
         names.append(unquote(file_name))
     for is_folded in (False, True):
         for name in names:
-            image = ends.find(name, is_folded=is_folded)
+            image = index.find(name, is_folded=is_folded)
             if image != NOT_FOUND:
                 return image
     return NOT_FOUND
@@ -59,7 +59,7 @@ def name_parts(file_name: str) -> list[str]:
     return [part for part in file_name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
 
 
-class _Ends:
+class _SuffixIndex:
     """Finds images by the last parts of their paths. For each number of parts, a table is made when it is needed."""
 
     def __init__(self, images: Sequence[str]) -> None:

@@ -81,6 +81,4 @@ def complete_place(labeled: Mapping[Key, tuple[int, int]], show: Callable[[Key],
                     message = "%s has labels for each image; not used: those of %s"
                     get_logger().info(message, show(chosen), numbers[place])
             return chosen
-    raise UserError(
-        f"it is not known which labels count, those of {' or '.join(numbers.values())}; keep those of one place"
-    )
+    raise UserError(f"ambiguous label locations: {' or '.join(numbers.values())}; keep the labels of one")

@@ -33,8 +33,8 @@ class LabelFiles(NamedTuple):
 
 
 def find_labels(spec: DatasetSpec, split: str, images: SplitImages, folders: Folders) -> LabelFiles:
-    """Finds the label files of ``images``. Raises UserError if it is not known in which of several places they are, or
-    which of several images a file is of."""
+    """Finds the label files of ``images``. Raises UserError if their location is ambiguous, or a file matches several
+    images."""
     source = spec.listed_splits[split]
     suffix = source.label_format.suffix
     expected: dict[str, str] = {}
@@ -55,7 +55,7 @@ def find_labels(spec: DatasetSpec, split: str, images: SplitImages, folders: Fol
             if name in found[place]:
                 first = image_of.setdefault(label, name)
                 if folder_of(first) != prefix:
-                    reason = f"it is not known whether it is of {first} or of {name}"
+                    reason = f"matches {first} and {name}"
                     remedy = "move the label files into folders like those of the images"
                     raise UserError(f"{spec.source}: '{split}': {label}: {reason}; {remedy}")
     return LabelFiles(expected, set(image_of), matched, label_folders)

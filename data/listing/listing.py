@@ -64,15 +64,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         assert source.annotations is not None
         labels = [folders.prefix(str(source.annotations)).rstrip("/")]
         label_stamps = [stamp_of(source.annotations)]
-        others = [images for _, images in images_of_other_splits(spec, split, folders)]
-        declared = SplitImages(dict(images.stamps), dict(images.folders))
-        for other in others:
-            if other is not None:
-                declared.stamps |= other.stamps
-                declared.folders |= other.folders
-        json_images = sorted(declared.stamps)
-        if None not in others:
-            other_images = sorted(images_beside(declared, spec, folders).stamps)
+        json_images, other_images = _images_of_json(spec, split, images, folders)
     return Listing(
         root=spec.root,
         named_root=spec.root.as_posix(),
@@ -85,6 +77,22 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         json_images=json_images,
         other_images=other_images,
     )
+
+
+def _images_of_json(
+    spec: DatasetSpec, split: str, images: SplitImages, folders: Folders
+) -> tuple[list[str], list[str] | None]:
+    """Returns `Listing.json_images` and `Listing.other_images`."""
+    declared = SplitImages(dict(images.stamps), dict(images.folders))
+    is_complete = True
+    for _, other in images_of_other_splits(spec, split, folders):
+        if other is None:
+            is_complete = False
+        else:
+            declared.stamps |= other.stamps
+            declared.folders |= other.folders
+    others = sorted(images_beside(declared, spec, folders).stamps) if is_complete else None
+    return sorted(declared.stamps), others
 
 
 def listing_text(listing: Listing) -> str:

@@ -74,16 +74,16 @@ def unused_settings(config: DataclassInstance, facts: Collection[str], run: RunS
         values = run.by_name()
         fields |= {field.name: field for field in dataclasses.fields(Hyperparameters)}
         given |= {name: f"--set {name}" for name in run.overridden}
-    flags_of: dict[str, list[str]] = {}  # by reason
+    flags_by_reason: dict[str, list[str]] = {}
     for name, flag in given.items():
         needs = fields[name].metadata["needs"]
         if needs and not any(need in facts or values.get(need) for need in needs):
             others = [need if need in HYPERPARAMETERS else flag_name(need) for need in needs]
             reason = f": {FACTS[needs[0]]}" if needs[0] in FACTS else f" without {' or '.join(others)}"
-            flags_of.setdefault(reason, []).append(flag)
+            flags_by_reason.setdefault(reason, []).append(flag)
     return [
         f"{' and '.join(flags)} {'do' if len(flags) > 1 else 'does'} nothing{reason}"
-        for reason, flags in flags_of.items()
+        for reason, flags in flags_by_reason.items()
     ]
 
 

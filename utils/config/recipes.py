@@ -48,12 +48,11 @@ def hyperparameters_from(
 
 def given_hyperparameters(hyp: str, overrides: Sequence[str]) -> frozenset[str]:
     """Returns the names of the hyper-parameters to which the user gives a value: those in the file ``hyp`` and in
-    ``overrides``. A recipe of configs/hyp gives none."""
-    known = field_by_alias(Hyperparameters)
+    ``overrides``. Built-in recipes count as defaults."""
     names = {item.partition("=")[0].strip() for item in overrides}
     if hyp != "auto" and not (CONFIGS / "hyp" / f"{hyp}.yaml").exists():
         names |= set(load_yaml(hyp) or ())
-    return frozenset(known[name].name for name in names if name in known)
+    return frozenset(names & set(HYPERPARAMETERS))
 
 
 def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparameters:

@@ -41,7 +41,7 @@ DATA_HELP = "data set YAML, folder of an export, name in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
-# What the first months need, of a command that trains: `--help` shows these, `--help-all` all.
+# Flags of training commands that `--help` shows; `--help-all` shows all.
 FIRST_SETTINGS = (
     "data val_fraction classes single_cls cache model weights imgsz epochs batch_size resume hyp override patience "
     "device workers spawn project name exist_ok seed folds trials"
@@ -65,7 +65,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
 }
 
 
-# What a setting may need besides other settings, and why it has no effect without.
+# Conditions on which settings depend, with the reason shown when one is unmet.
 FACTS = {
     "@anchors": "the model has no anchors",
     "@any_size": "the exported model takes images of one size",

@@ -61,7 +61,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
 
 def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
     """Returns the value of the setting ``name`` of ``owner``, converted and checked. ``value``: a `plain_value`, or
-    the words of a command line; a single one is no list. Raises UserError that begins with ``location``."""
+    the words of a command line; one word is not wrapped in a list. Raises UserError that begins with ``location``."""
     field = owner.__dataclass_fields__[name]
     convert = field.metadata["convert"]
     value = _converted(value if convert is None else convert(value, location), field, type_of(field, owner))

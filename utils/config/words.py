@@ -1,4 +1,4 @@
-"""What users of YOLOv5 and Ultralytics type every day and has no setting here, with what to write instead.
+"""Replies to YOLOv5 and Ultralytics flags without a counterpart here.
 
 Another name of a setting, and a switch of theirs that sets it, stand at its field (`utils.config.settings.setting`).
 Any other word is unknown, and the error names the nearest of ours. docs/migration.md shows both programs side by side.

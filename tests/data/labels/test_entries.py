@@ -130,6 +130,7 @@ ROOTED = [(0, "fleet", "none"), (1, "ship", "fleet"), (10, "boat", "fleet")]
         (ROOTED, [0, 1], ("fleet", "ship", "boat")),
         ([*ROOTED, (3, "tree", "none")], [1], ("fleet", "ship", "tree", "boat")),
         ([(7, "b", "x"), (3, "ä", "x")], [7], ("ä", "b")),
+        ([(0, "ship", "none"), (1, "ship", "ship")], [1], ("ship",)),
     ],
 )
 def test_names_come_from_the_categories_without_the_root_of_roboflow(data, categories, used, names):

@@ -107,9 +107,9 @@ TWO_PLACES = {  # with all labels, and with some
 @pytest.mark.parametrize("case", TWO_PLACES)
 def test_of_two_places_the_one_with_a_label_file_for_each_image_counts(data, case, lines):
     whole, part, annotations = TWO_PLACES[case]
-    content, other = (BOX * 2, BOX) if annotations is None else (voc(*[("a", 5, 5, 20, 20), ("b", 1, 1, 9, 9)]), voc())
+    content, other = BOX * 2, BOX
     if annotations:
-        other = voc(("a", 5, 5, 20, 20))
+        content, other = voc(("a", 5, 5, 20, 20), ("b", 1, 1, 9, 9)), voc(("a", 5, 5, 20, 20))
     stems = [f"x{i}" for i in range(5)]
     data.images(*(f"images/train/{stem}.png" for stem in stems))
     for stem in stems:
