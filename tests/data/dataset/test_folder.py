@@ -180,7 +180,7 @@ def test_a_folder_may_be_named_from_within(tmp_path, monkeypatch):
 
 
 JSON = coco([("a.png", [(1, 5, 5, 20, 20)]), ("b.png", [])])
-REFUSED: dict[str, dict[str, str | bytes | dict]] = {
+REFUSED = {
     "empty": {},
     "images alone": {"a.png": b""},
     "another tool": {"a.png": b"", "a.json": b"{}"},

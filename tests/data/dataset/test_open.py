@@ -102,7 +102,6 @@ def test_shards_keep_what_a_data_set_has_lost(data, tmp_path):
         files, shards = load(path, split), load(tmp_path / "out", split)
         assert counts(shards) == counts(files)
         assert list(num_boxes(shards).values()) == list(num_boxes(files).values())
-        np_equal = (shards.boxes_xywh_px == files.boxes_xywh_px).all()
-        assert np_equal
+        assert (shards.boxes_xywh_px == files.boxes_xywh_px).all()
     message = refusal(lambda: load(tmp_path / "out", max_bad=0.1))
     assert "labels/train/x.txt" in message

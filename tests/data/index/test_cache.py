@@ -46,7 +46,6 @@ CHANGES: dict[str, Callable[[DataSet], object]] = {
     "image added": lambda data: data.images("images/train/d.png"),
     "image removed": lambda data: os.remove(data.root / "images/train/a.png"),
     "classes renamed": lambda data: data.yaml(names=["a", "c"]),
-    "class added": lambda data: data.yaml(names=["a", "b", "c"]),
     "another format": lambda data: data.yaml(annotations={"train": "voc"}),
 }
 NO_CHANGES: dict[str, Callable[[DataSet], object]] = {

@@ -54,7 +54,6 @@ ROWS = {
     "other case": "images/train/X{}",
     "dropped folders": "data/obj/images/train/{}",
     "of another machine": "C:\\sets\\mine\\images\\train\\{}",
-    "absolute, of another machine": "/content/mine/images/train/{}",
     "from the root, with a slash": "/images/train/{}",
 }
 
