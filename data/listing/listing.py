@@ -1,4 +1,4 @@
-"""Lists the images of a split and their label files (rules D1 to D5 of docs/data.md)."""
+"""Lists the images of a split and their label files."""
 
 from __future__ import annotations
 
