@@ -37,7 +37,8 @@ _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", r
 _IMAGE_FOLDERS = ("images", "JPEGImages", "Images")
 _ANNOTATION_FOLDERS = ("Annotations", "annotations")
 _NAME_LISTS = ("classes.txt", "obj.names", "_darknet.labels")
-_JSON_NAMES = ("_annotations", "annotations", "instances")  # beginnings of COCO JSONs that name no split
+# Beginnings of COCO JSONs that name no split; the last is Label Studio's.
+_JSON_NAMES = ("_annotations", "annotations", "instances", "result.json")
 _LAYOUTS: dict[LabelFormat | None, str] = {YOLO: "YOLO txt", VOC: "Pascal VOC", COCO: "COCO JSON"}
 _OTHER_LAYOUT = (
     "data set {folder}: in no layout that --data FOLDER reads (docs/formats.md; YOLO txt needs a classes.txt, with one "

@@ -86,6 +86,9 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
                 raise
             failures[name] = error
             get_logger().warning("%s: %s", name, _summary(error))
+    if files and not (options.dynamic or model.squares or model.tile):
+        note = "detect.py pads images to rectangles for the checkpoint and to squares for files of a fixed size"
+        get_logger().info("%s; --dynamic makes files that take rectangles", note)
     for path in files:
         get_logger().info("next: %s", _next_command(path, config.data, has_data=bool(model.info.get("data"))))
     if failures:

@@ -158,14 +158,27 @@ def label_studio(export: DataSet) -> None:
 
 def cvat_coco(export: DataSet) -> None:
     write(export, "images/default")
+    export.file("annotations/instances_default.json", json_of_all())
+
+
+def label_studio_coco(export: DataSet) -> None:
+    write(export, "images")
+    content = json_of_all()
+    content["images"] = [image | {"file_name": f"images/{image['file_name']}"} for image in content["images"]]
+    export.file("result.json", content)
+
+
+def json_of_all() -> dict:
     content = json_of("train")
     more = json_of("val")
     content["images"] += [image | {"id": image["id"] + 100} for image in more["images"]]
     content["annotations"] += [a | {"id": a["id"] + 100, "image_id": a["image_id"] + 100} for a in more["annotations"]]
-    export.file("annotations/instances_default.json", content)
+    return content
 
 
-@pytest.mark.parametrize("export", [labelimg, labelimg_voc, label_studio, cvat_coco], ids=lambda e: e.__name__)
+@pytest.mark.parametrize(
+    "export", [labelimg, labelimg_voc, label_studio, label_studio_coco, cvat_coco], ids=lambda e: e.__name__
+)
 def test_without_splits_all_images_are_for_training(export, tmp_path):
     export(DataSet(tmp_path / "export"))
     spec = open_set(tmp_path / "export")
