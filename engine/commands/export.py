@@ -29,7 +29,7 @@ from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from models.weights.origin import origin_of
 from utils.config.commands import COMMANDS
-from utils.config.export_formats import EXPORT_FORMATS
+from utils.config.export_formats import EXPORT_FORMATS, formats_with
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
@@ -86,9 +86,10 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
                 raise
             failures[name] = error
             get_logger().warning("%s: %s", name, _summary(error))
-    if files and not (options.dynamic or model.squares or model.tile):
-        note = "detect.py pads images to rectangles for the checkpoint and to squares for files of a fixed size"
-        get_logger().info("%s; --dynamic makes files that take rectangles", note)
+    has_rectangles = not (options.dynamic or model.squares or model.tile)  # the checkpoint, not the files
+    if files and has_rectangles and set(formats) & set(formats_with("--dynamic")):
+        note = "files of a fixed size take one canvas, while detect.py pads images to rectangles for the checkpoint"
+        get_logger().info("%s; %s --dynamic writes files that take both", note, COMMANDS["export"].typed)
     for path in files:
         get_logger().info("next: %s", _next_command(path, config.data, has_data=bool(model.info.get("data"))))
     if failures:

@@ -13,8 +13,9 @@ from utils.strings import counted
 # 0.93 after 260.
 ENOUGH_STEPS = 250
 # From yolov8n.pt at 160 px on five sets of 140 to 240 images: 90 to 150 steps lose 0.02 to 0.06 AP against 180 to 300
-# (benchmarks/LOG.md), and beyond 300 some sets gain and others lose. So a run of four fifths of it is long enough.
+# (benchmarks/LOG.md), and beyond 300 some sets gain and others lose.
 ENOUGH_STEPS_FROM_WEIGHTS = 300
+ABOUT = 0.8  # fraction of these numbers, which are rough, that is enough
 # New layers learn faster in runs of fewer steps from weights.
 MIN_STEPS_FROM_WEIGHTS = 100
 MAX_ADVISED_EPOCHS = 100  # images that give too few steps in so many are too few themselves
@@ -68,7 +69,7 @@ def few_steps_warning(steps: StepPlan, config: TrainConfig) -> str:
     enough = _enough_steps(config)
     epochs = enough_epochs(steps, config)
     has_large_batches = steps.accumulate == 1 and config.batch_size > TrainConfig.batch_size
-    if steps.total >= 0.8 * enough or (epochs > MAX_ADVISED_EPOCHS and not has_large_batches):
+    if steps.total >= ABOUT * enough or (epochs > MAX_ADVISED_EPOCHS and not has_large_batches):
         return ""
     kind = "Fine-tuning" if config.weights else "Training from random weights"
     length = counted(steps.total, "step")
