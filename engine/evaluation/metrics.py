@@ -35,6 +35,9 @@ from utils.labels import GroundTruth
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
+# With a lower mean F1, fewer than one box in ten is right or one object in ten is found, and the best confidence is
+# chance: after an epoch of a new class it is often 0.001, at which detect.py would draw hundreds of boxes.
+MIN_F1 = 0.1
 _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
@@ -48,9 +51,9 @@ class ConfidenceCurves:
     f1: np.ndarray  # float64 (C, S)
     # The threshold: the middle of the confidences around the best mean F1 that lose at most its standard error. With
     # few objects the best one itself is chance (benchmarks/LOG.md, "Threshold"). Or the confidence that the user has
-    # chosen. None: none gives a true positive.
+    # chosen. None: none gives a mean F1 of `MIN_F1`.
     threshold: float | None
-    shown: int  # index in `CONFIDENCES` of the metrics at ``threshold``
+    shown: int  # index in `CONFIDENCES` of the metrics at ``threshold``, else at `DEFAULT_CONFIDENCE`
 
     @classmethod
     def of(cls, matches: Matches, chosen: float | None = None) -> ConfidenceCurves:
@@ -81,10 +84,13 @@ class ConfidenceCurves:
         mean_f1 = nanmean(f1, axis=0)
         peak = mean_f1.max()
         standard_error = np.sqrt(peak * (1 - peak) / max(targets.sum(), 1))
-        best = middle_of_best(mean_f1, standard_error)
-        threshold = float(CONFIDENCES[best]) if chosen is None else chosen
-        shown = best if chosen is None else 0  # all are above the chosen one
-        return cls(precision, recall, f1, threshold if peak > 0 else None, shown)
+        shown = middle_of_best(mean_f1, standard_error)
+        threshold: float | None = float(CONFIDENCES[shown])
+        if chosen is not None:
+            threshold, shown = chosen, 0  # all are above it
+        elif not peak >= MIN_F1:
+            threshold, shown = None, int(np.searchsorted(CONFIDENCES, DEFAULT_CONFIDENCE))
+        return cls(precision, recall, f1, threshold, shown)
 
 
 class Metric(NamedTuple):

@@ -29,7 +29,7 @@ class EvalResult:
 
     metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py
     class_metrics: dict[str, np.ndarray]  # float64 (C,), by the same names
-    threshold: float | None  # see `ConfidenceCurves`; None: no confidence gives a true positive
+    threshold: float | None  # see `ConfidenceCurves`; None: detections are too bad for one
     # Of precision, recall, F1 and what is shown: the user's choice, else `threshold`, else detect.py's default.
     shown_confidence: float
     ap_small: float  # IoU 0.50:0.95

@@ -78,13 +78,17 @@ class Advice(NamedTuple):
 
 
 def advise(facts: Facts) -> list[Advice]:
-    """Returns the rows of `ADVICE` whose conditions hold. Those that need a run or a validation do not without one."""
-    found = []
+    """Returns the rows of `ADVICE` whose conditions hold. Those that need a run or a validation do not without one.
+
+    A command stands in the first row that it belongs to.
+    """
+    found: list[Advice] = []
     for rule in ADVICE:
         reason = rule.condition(facts)
         if reason:
             command = "" if rule.command is None else rule.command(facts)
-            found.append(Advice(rule.sentence.format(reason), command))
+            is_known = any(command == row.command for row in found)
+            found.append(Advice(rule.sentence.format(reason), "" if is_known else command))
     return found
 
 

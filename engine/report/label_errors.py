@@ -91,11 +91,11 @@ def _issue(split: CheckedSplit, table: DetectionTable, score: float, detection: 
     class_id = int(table.classes[detection])
     name = split.index.names[class_id]
     labeled = () if label < 0 else (split.box(label),)
-    text = f"{labeled[0].class_name} that looks like {name}" if labeled else f"{name} without a label"
+    what = labeled[0].class_name if labeled else "object without a label"
     corners = labeled[0].xyxy_px if labeled else tuple(table.boxes_xyxy_px[detection].tolist())
     return Issue(
         kind=WRONG_CLASS if labeled else MISSING_LABEL,
-        text=text,
+        text=f"{what} that looks like {name}",
         split=split.name,
         images=(split.index.paths[int(table.image_index[detection])],),
         where=(labeled[0].where or "") if labeled else "",

@@ -15,7 +15,7 @@ import torch
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import FOREGROUND_IOU, ap_error, confused_pairs, split_errors
-from engine.evaluation.metrics import METRICS
+from engine.evaluation.metrics import METRICS, MIN_F1
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.report.advice import Facts, advise
 from engine.report.figures import (
@@ -222,7 +222,7 @@ def _facts(result: EvalResult, error: float, config: TrainConfig | ValConfig) ->
         facts = [("AP, ± 95 % on other images", f"{result.ap:.3f} ± {1.96 * error:.3f}")]
     facts += [("AP50", f"{result.metrics['AP50']:.3f}"), images]
     if result.threshold is None:
-        return [*facts, ("threshold", "no detection is correct at any confidence")]
+        return [*facts, ("threshold", f"{result.shown_confidence} as no confidence gives a mean F1 of {MIN_F1}")]
     name = "threshold, which detect.py uses"
     if isinstance(config, ValConfig):
         is_chosen = config.chosen_confidence is not None

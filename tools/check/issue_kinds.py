@@ -67,7 +67,10 @@ ADVICE = {
     TINY: Advice(
         "too small to be found at this --imgsz", "delete it if it was drawn by mistake, else raise --imgsz or use tiles"
     ),
-    MISSING_LABEL: Advice("the model is sure of an object that is not labeled", "add the label"),
+    MISSING_LABEL: Advice(
+        "the model is sure of an object that is not labeled",
+        "add the label; its class may be another that the model has not learned",
+    ),
     WRONG_CLASS: Advice("the model is sure of another class", "change the class"),
 }
 

@@ -214,6 +214,20 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     assert len(format_summary(nothing, names)) == 1
 
 
+def test_detections_that_are_too_bad_for_a_threshold_are_shown_above_the_default():
+    """After an epoch, the best F1 was at 0.001, where detect.py draws hundreds of boxes."""
+    zero = np.zeros(1, int)
+    gt = make_ground_truth(
+        np.array([[0, 0, 9, 9]]), classes=zero, area=np.array([81]), image=zero, num_images=1, num_classes=1
+    )
+    boxes = [[0, 0, 9, 9], *([50, 50, 60, 60] for _ in range(20))]
+    scores = [0.01, *np.linspace(0.1, 0.4, 20)]
+    result = score_detections(gt, make_table(image=[0] * 21, boxes=boxes, scores=scores, classes=[0] * 21), 1).result
+    assert (result.threshold, result.shown_confidence) == (None, 0.25)
+    assert (result.metrics["recall"], result.confusion.tolist()) == (0, [[0, 10], [1, 0]])
+    assert result.best_f1[0][0] == pytest.approx(2 / 22)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_confusion_matrix_has_the_counts_of_precision_and_recall(seed):
     gt, table, num_classes = random_case(seed, crowd_share=(0, 0.15)[seed % 2])

@@ -68,7 +68,7 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     image = ("images/train/0.png",)
     other = LabelBox("dog", 1, cat.xyxy_px)
     errors = [
-        Issue(MISSING_LABEL, "dog without a label", "train", image, "", (), 0.9, dog),
+        Issue(MISSING_LABEL, "object without a label that looks like dog", "train", image, "", (), 0.9, dog),
         Issue(WRONG_CLASS, "cat that looks like dog", "train", image, cat.where, (cat,), 0.8, other),
     ]
     read, _ = page_of(data, tmp_path / "out", errors)
