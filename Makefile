@@ -86,7 +86,7 @@ test-python3.%:  ### test-python3.12 runs the tests with that Python
 	$(MAKE) test VENV=.venv-python3.$* PYTHON=python3.$*
 
 test-slow: $(STAMP)  ### runs the long tests: weekly, and before a release
-	$(BIN)/python -m pytest -m slow $(TESTS)
+	$(BIN)/python -m pytest -m slow -n $$(($(JOBS) - 1)) --dist worksteal $(TESTS)
 
 # A check that hangs ends the call, with the stacks of all threads.
 test-gpu: $(STAMP)  ### runs the checks that need an NVIDIA GPU; GPU_CHECKS='gpu and quick' runs the first half

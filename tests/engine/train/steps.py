@@ -13,7 +13,11 @@ from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch
 from utils.batches import Batch, Targets
 from utils.config.settings import ALL_RANKS
 
-MODELS = {"anchor_free": TINY_MODEL, "anchor": TINY_ANCHOR_MODEL}
+MODELS = {
+    "anchor_free": TINY_MODEL,
+    "anchor": TINY_ANCHOR_MODEL,
+    "two_levels": TINY_MODEL | {"backbone": TINY_MODEL["backbone"][:3], "head": [[[1, 2], 1, "Detect", ["nc"]]]},
+}
 
 
 def make_step(

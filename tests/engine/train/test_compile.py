@@ -130,9 +130,9 @@ def test_built_in_models_train_in_one_graph(name):
 def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
     """With torch's own compiler, as in `Compilation.apply`; on a CPU it does not use CUDA graphs."""
     plan = Compilation(images=4, cuda_graphs=cuda_graphs, loss=True)
-    step, model = make_step(CPU, "anchor_free", compilation=plan)
+    step, model = make_step(CPU, "two_levels", compilation=plan)
     plan.apply(model, step.criterion)
-    plain, plain_model = make_step(CPU, "anchor_free")
+    plain, plain_model = make_step(CPU, "two_levels")
     for update, images in enumerate((4, 4, 3, 4, 4), start=1):
         for take in (step, plain):
             take([make_batch(images, seed=update)], [images], update)
@@ -145,7 +145,7 @@ def _shares_of_steps(ctx: DistributedContext, sync_bn: bool) -> list[torch.Tenso
     """Returns the weights after uncompiled and after compiled steps."""
     weights = []
     for plan in (None, Compilation(images=4)):
-        step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)
+        step, model = make_step(ctx, "two_levels", sync_bn=sync_bn, compilation=plan)
         if plan is not None:
             plan.apply(model, step.criterion)
         for update, images in enumerate((4, 4, 3, 4), start=1):
