@@ -226,9 +226,7 @@ def _facts(result: EvalResult, error: float, config: TrainConfig | ValConfig) ->
     name = "threshold, which detect.py uses"
     if isinstance(config, ValConfig):
         is_chosen = config.chosen_confidence is not None
-        name = (
-            "--conf-thres, below which AP counts nothing" if is_chosen else "best threshold, for detect.py --conf-thres"
-        )
+        name = "--conf-thres, below which AP counts nothing" if is_chosen else "best --conf-thres of detect.py"
     return [*facts, (name, f"{result.shown_confidence:.3f}")]
 
 
