@@ -208,26 +208,3 @@ def test_both_branches_of_yolox_refine_their_boxes_in_the_closing_epochs() -> No
     for closing in (False, True, False):
         criterion.set_no_mosaic(closing)
         assert ((criterion(raw, targets).parts[terms] > 0) == closing).all()
-
-
-def test_without_bins_the_distance_loss_is_the_mean_error_in_cells() -> None:
-    model = build_detector(MODELS["no bins"], 2, seed=1)
-    criterion = model.head.build_loss(HYP).one
-    raw = raw_maps(model, 1)[3:]
-    targets = torch.tensor([[0, 1, 0.5, 0.5, 0.3, 0.4]])
-    seen = []
-    inner = criterion.assigner
-    criterion.assigner = lambda *args, **kwargs: seen.append(inner(*args, **kwargs)) or seen[-1]
-    output = criterion(raw, as_targets(targets))
-    n = int(seen[0].cells[0, 0, 0])
-    weight = float(seen[0].scores[0, 0, 0])
-    sizes = [(CANVAS // s) ** 2 for s in model.strides]
-    level = next(i for i in range(3) if n < sum(sizes[: i + 1]))
-    stride = model.strides[level]
-    grid = CANVAS // model.strides[level]
-    row, column = divmod(n - sum(sizes[:level]), grid)
-    left, top, right, bottom = raw[level][0, :4, row, column].tolist()
-    x, y = column + 0.5, row + 0.5
-    x1, y1, x2, y2 = (v * CANVAS / stride for v in (0.35, 0.3, 0.65, 0.7))
-    error = (abs(left - x + x1) + abs(top - y + y1) + abs(right - x2 + x) + abs(bottom - y2 + y)) / 4
-    assert output.parts[2].item() == pytest.approx(HYP.dfl * weight * error, rel=1e-5)

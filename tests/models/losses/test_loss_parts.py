@@ -1,8 +1,6 @@
-"""The parts of losses: closed forms, torch's own functions on dense targets, and finite differences."""
+"""The parts of losses: closed forms, loops, and torch's own functions on dense targets."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import torch
 from models.assigners.anchor import match_anchors
 from models.box_coding import flatten_levels
 from models.layers.ops import sparse_cross_entropy, split_rows
-from models.losses.anchor_free import distribution_focal_loss
 from models.losses.base import class_weights, pad_targets
 from tests.models.losses.cases import REG_MAX, raw_maps
 
@@ -43,22 +40,6 @@ def test_splitting_maps_into_rows_equals_autograd(dtype, layout):
     for a, b in zip(*(torch.autograd.grad(parts, raw, weights) for parts in (ours, theirs))):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
-
-
-def test_dfl_equals_its_closed_form_and_its_gradient_finite_differences():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(50, 7, generator=generator, dtype=torch.float64, requires_grad=True)
-    distance = torch.rand(50, generator=generator, dtype=torch.float64) * 6
-    distance[:3] = torch.tensor([0.0, 6.0, 3.0])
-    probabilities = logits.detach().softmax(-1).tolist()
-    expected = []
-    for p, d in zip(probabilities, distance.tolist()):
-        left = min(int(d), 5)
-        expected.append(-(left + 1 - d) * math.log(p[left]) - (d - left) * math.log(p[left + 1]))
-    np.testing.assert_allclose(distribution_focal_loss(logits, distance).detach().numpy(), expected)
-    assert torch.autograd.gradcheck(lambda x: distribution_focal_loss(x, distance), (logits,))
-    beyond = distribution_focal_loss(logits, torch.full((50,), 99.0, dtype=torch.float64))
-    torch.testing.assert_close(beyond, -logits.log_softmax(-1)[:, -1])
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])
