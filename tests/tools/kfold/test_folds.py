@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from data.dataset.yaml_file import load_dataset_spec
-from data.folds.assign import assign_folds, class_counts
+from data.folds.assign import class_counts
 from data.folds.groups import groups_of
 from data.index.index import IndexSettings
 from data.index.load import load_index
@@ -55,38 +54,6 @@ def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
     write_folds(tmp_path, load_dataset_spec(data), index, group=group, fold=group % 3)
     assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
     assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
-
-
-def test_the_lists_give_the_same_labels(config, tmp_path):
-    """The validation images of the folds are those of the data set, each once."""
-    spec = load_dataset_spec(config.data)
-    joined = joined_index(spec, replace(config, data=spec.source))
-    fold = assign_folds(np.arange(len(joined)), class_counts(joined), 3, 0)
-    folder = tmp_path / "lists"
-    folder.mkdir()
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
-    write_folds(folder, spec, joined, group=np.arange(len(joined)), fold=fold)
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
-    seen = []
-    for number in range(3):
-        parts = {
-            split: load_index(
-                load_dataset_spec(data_of(folder, number)), split, IndexSettings(cache_dir=config.cache_dir)
-            )
-            for split in ("train", "val")
-        }
-        paths = {split: {part.path(i) for i in range(len(part))} for split, part in parts.items()}
-        assert not paths["train"] & paths["val"]
-        assert len(paths["train"] | paths["val"]) == len(joined)
-        assert paths["val"] == {joined.path(i) for i in np.flatnonzero(fold == number)}
-        labels = {joined.path(i): joined.labels(i) for i in range(len(joined))}
-        for part in parts.values():
-            for i in range(len(part)):
-                np.testing.assert_allclose(part.labels(i), labels[part.path(i)], atol=1e-6)
-        seen += paths["val"]
-    assert len(seen) == len(set(seen)) == len(joined)
-    with open(folder / "folds.csv", newline="") as file:
-        assert [int(row["fold"]) - 1 for row in csv.DictReader(file)] == fold.tolist()
 
 
 NAMES = ["cat", "dog"]
@@ -142,7 +109,9 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
     spec = load_dataset_spec(data).use_classes(classes)
     direct = labels_of(load_index(spec, "train", settings, max_bad=0.5))
     assert len(direct) == 7
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
     make_folds(config, spec, tmp_path, Fitness.parse("AP", spec.names))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")} == before
     with open(tmp_path / "folds.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     letters = {(Path(row["image"]).name[0], row["group"], row["fold"]) for row in rows}
