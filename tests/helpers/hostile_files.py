@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import struct
@@ -17,9 +16,9 @@ import torch
 from torch import nn
 
 
-def zip_around(program: bytes, path: Path, compression: int = zipfile.ZIP_STORED, **entries: Any) -> Path:
+def zip_around(program: bytes, path: Path, **entries: Any) -> Path:
     """Writes a file like those of `torch.save`, with ``program`` as its pickle. ``entries``: the bytes of storages."""
-    with zipfile.ZipFile(path, "w", compression) as file:
+    with zipfile.ZipFile(path, "w") as file:
         file.writestr("archive/data.pkl", program)
         for name, data in entries.items():
             file.writestr(f"archive/data/{name}", data)
@@ -55,32 +54,6 @@ def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key:
     arguments: tuple[object, ...] = (storage, offset, size, stride, False, OrderedDict())
     Fake(buffer, protocol=2).dump({"w": Touch((torch._utils._rebuild_tensor_v2, arguments))})
     return buffer.getvalue()
-
-
-def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str]]:
-    """Writes a file of each kind. Returns them by kind, each with the expected message. ``marker`` would be created if
-    any of them ran."""
-    command = Touch((os.system, (f"touch '{marker}'",)))
-    torch.save({"model": {"w": torch.zeros(1000)}}, folder / "whole.pt")
-    (folder / "truncated.pt").write_bytes((folder / "whole.pt").read_bytes()[:-300])
-    (folder / "notes.pt").write_text("not a model\n" * 50)
-    header = json.dumps({"w": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
-    (folder / "huge.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
-    (folder / "header.safetensors").write_bytes(struct.pack("<Q", 2**40) + b"{}")
-    huge = zip_around(tensor_program((2**40,), (1,), 2**40), folder / "huge.pt", zipfile.ZIP_STORED, **{"0": bytes(24)})
-    bomb = zip_around(pickle.dumps({}, 2), folder / "bomb.pt", zipfile.ZIP_DEFLATED, **{"0": bytes(2**23)})
-    program = pickle.dumps({"model": command}, 2)
-    (folder / "old.pt").write_bytes(program)
-    return {
-        "runs a command": (zip_around(program, folder / "runs.pt"), "no detector weights in the file"),
-        "bare pickle that runs a command": (folder / "old.pt", "damaged, truncated, or not a PyTorch checkpoint"),
-        "huge tensor": (huge, "damaged, or not a PyTorch checkpoint"),
-        "huge tensor, safetensors": (folder / "huge.safetensors", "truncated, damaged, or not a safetensors file"),
-        "huge header, safetensors": (folder / "header.safetensors", "truncated, damaged, or not a safetensors file"),
-        "truncated": (folder / "truncated.pt", "damaged, truncated, or not a PyTorch checkpoint"),
-        "zip bomb": (bomb, "no detector weights in the file"),
-        "not a checkpoint": (folder / "notes.pt", "damaged, truncated, or not a PyTorch checkpoint"),
-    }
 
 
 class Plus(nn.Module):
