@@ -65,18 +65,6 @@ def test_a_sample_depends_on_its_key_and_not_on_order_or_global_generators(index
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def test_training_samples_are_well_formed(index):
-    dataset = dataset_of(index, hyp=Hyperparameters(degrees=10, shear=5, perspective=0.001, mixup=0.5, flipud=0.5))
-    samples = [render_sample(dataset, key) for key in keys(40, canvas=(96, 128))]
-    assert sum(len(sample.labels) for sample in samples) > 40
-    for sample in samples:
-        assert (sample.image.shape, sample.image.dtype) == ((96, 128, 3), np.uint8)
-        assert sample.image.flags.c_contiguous
-        assert sample.labels.dtype == np.float32
-        corners = cxcywh_to_xyxy(sample.labels[:, 1:])
-        assert ((corners >= -1e-6) & (corners <= 1 + 1e-6)).all()
-
-
 @pytest.mark.parametrize(("options", "expected"), [({}, 6), ({"rect": True}, 12)])
 def test_each_image_of_a_block_is_decoded_once(index, monkeypatch, options, expected):
     """With ``--rect`` there is no mosaic, so no other sample needs an image again, and none are kept."""

@@ -13,8 +13,6 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.images.decode import read_bytes
 from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
-from data.samples.dataset import AugmentedImages
-from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
@@ -77,18 +75,6 @@ def test_tar_files_have_the_layout_of_webdataset(source: Path, tmp_path: Path):
             assert label["path"] == index.paths[i]
             assert label["boxes_xywh_px"] == index.boxes_xywh_px[index.offsets[i] : index.offsets[i + 1]].tolist()
             assert tar.extractfile(f"{i:09d}.png").read() == read_bytes(index.path(i))
-
-
-def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
-    from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
-
-    samples = []
-    for path in (source, written(source, tmp_path / "out")):
-        dataset = AugmentedImages(ImageReader(index_of(path), imgsz=64))
-        order = EpochOrder(dataset.weights, seed=0, batch_size=4, canvases=TrainCanvases(64, 32), block=4)
-        request = next(KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=2).requests(0, 0))
-        samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.render(request)])
-    assert samples[0] == samples[1]
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 1000)])
