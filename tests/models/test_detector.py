@@ -11,7 +11,7 @@ from torch import nn
 
 from models.detector import Detector, build_detector, build_on_meta
 from models.spec import load_spec
-from tests.helpers.tiny import TINY_MODEL, randomize_batch_norms
+from tests.helpers.tiny import randomize_batch_norms
 
 PARAMETERS = {
     "yolov5": (1_872_157, 7_235_389, 21_190_557, 46_563_709, 86_749_405),
@@ -82,21 +82,6 @@ def test_batch_of_images_equals_single_images(nano: dict[str, Detector], name: s
         apart = [torch.cat(level) for level in zip(*(detector(images[i : i + 1]) for i in range(3)))]
     for a, b in zip(together, apart):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yolov5n", "yolo11n"))])
-def test_the_whole_graph_compiles_in_one_piece(nano: dict[str, Detector], name: str) -> None:
-    detector = (nano[name] if name else build_detector(TINY_MODEL, 2)).eval()
-    images = torch.rand(1, 3, 64, 64)
-
-    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return detector.decode(detector(x))
-
-    with torch.no_grad():
-        expected = run(images)
-        boxes, scores = torch.compile(run, backend="eager", fullgraph=True)(images)
-    torch.testing.assert_close(boxes, expected[0])
-    torch.testing.assert_close(scores, expected[1])
 
 
 # Initialization

@@ -16,7 +16,6 @@ import train
 import val
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.files.torch_file import read_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +125,6 @@ def test_a_refused_validation_or_detection_leaves_no_folder(inputs, tmp_path, ca
     assert not (tmp_path / "runs").exists()
 
 
-def test_persistent_non_finite_steps_stop_a_run(inputs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("engine.train.trainer.MAX_CONSECUTIVE_BAD_STEPS", 1)
-    argv = [*flags(inputs), "--project", tmp_path, "--epochs", "2", "--weights", inputs / "runs" / "exp" / "best.pt"]
-    diverges = ["--set", "lr0=1e30", "warmup_epochs=0"]
-    assert "start again" in error_of(capsys, train.main, *argv, *diverges)
-
-
 def test_the_files_of_each_skipped_step_are_in_the_log(inputs, tmp_path, capsys, monkeypatch):
     total_norm = torch.nn.utils.get_total_norm
     steps = itertools.count()
@@ -147,15 +139,6 @@ def test_the_files_of_each_skipped_step_are_in_the_log(inputs, tmp_path, capsys,
     files = line.partition("its files: ")[2].split()
     assert all(Path(file).is_file() for file in files)
     assert len(files) == 4
-
-
-def test_a_longer_run_keeps_its_optimizer(inputs, tmp_path):
-    """`auto` depends on the length of the run; a run that is extended must still find its state."""
-    call(train.main, *flags(inputs), "--epochs", "1", "--project", tmp_path)
-    last = tmp_path / "exp" / "last.pt"
-    assert read_checkpoint(last)["config"]["optimizer"] == "Muon"
-    call(train.main, "--resume", last, "--epochs", "20000", "--patience", "1")
-    assert read_checkpoint(last)["config"]["optimizer"] == "Muon"
 
 
 def test_file_names_that_are_not_utf_8_are_handled(inputs, tmp_path, capsys):

@@ -242,21 +242,3 @@ def test_a_stall_prints_the_stacks_of_every_rank(inputs, tmp_path):
         go_on.touch()
         assert run.codes() == [0, 0], run.output()
         assert "faulty_train.py" in run.output()  # where it sleeps
-
-
-def start(run: Processes, folder: Path, data: Path) -> None:
-    flags = ["--data", data, "--model", write_model(folder / "tiny.yaml"), "--project", folder, "--epochs", 1, *SMALL]
-    flags += ["--cache-dir", folder / "cache"]
-    run.torchrun(["--standalone", "--nproc_per_node", "2"], *map(str, flags), agent=python())
-
-
-def test_a_leader_that_fails_during_the_scan_prints_the_reason_once(tmp_path):
-    data = write_dataset(tmp_path / "set")
-    for image in (data.parent / "images" / "train").iterdir():
-        image.write_bytes(b"no image")
-    with Processes(tmp_path / "log") as run:
-        start(run, tmp_path, data)
-        assert run.codes(120) != [0]
-        assert run.output().count("error: ") == 1, run.output()
-        assert "10 of 10 images and 19 of 19 objects" in run.output()
-        assert not run.alive()

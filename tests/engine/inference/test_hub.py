@@ -108,16 +108,6 @@ def test_tables_of_pandas(results):
     assert list(results[0][[]].to_df()) == ["name", "class", "confidence", "box"]
 
 
-def test_printing(results, capsys):
-    results.print()
-    first, second, speed = capsys.readouterr().out.splitlines()
-    assert first == f"image 1/2: 48x64 {results[0].verbose()}"
-    assert second == f"image 2/2: 40x80 {results[1].verbose()}"
-    assert speed.startswith("Speed: ")
-    assert str(results) in repr(results)
-    assert str(Yolov5Results([], results.names)).startswith("Speed: 0.0ms")
-
-
 def test_drawn_images(results, tmp_path, monkeypatch, capsys):
     assert np.array_equal(results.ims[0], picture())
     drawn = results.render()

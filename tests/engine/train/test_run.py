@@ -95,6 +95,8 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
         (longer,) = (line for line in advise(Facts(subject_of(trainer.run), folder)) if "longer" in line.sentence)
         assert "--model" in longer.command
         assert "--optimizer" not in longer.command  # the run has chosen it, not the user
+    with built("--resume", "runs/exp/last.pt", "--epochs", "20000") as trainer:  # so long a new run would have SGD
+        check_told_settings(trainer, folder / "set" / "data.yaml")
 
 
 @pytest.mark.parametrize(

@@ -226,16 +226,6 @@ def test_a_failing_callback_ends_the_run_before_its_final_work_and_says_how_to_g
     assert not watch.of("finish")
 
 
-def test_a_callback_that_fails_last_is_an_error_of_the_command():
-    class FailsAtEnd(Hook):
-        def finish(self, trainer: Trainer) -> None:
-            trainer.control.fail("on_end failed")
-
-    assert str(build(FailsAtEnd(), epochs=1).fit().failure).startswith(
-        "on_end failed; when it is fixed, complete the run"
-    )
-
-
 @pytest.mark.parametrize(("ap", "last_epoch"), [({9: 0.9}, 11), ({}, 9)])
 @pytest.mark.parametrize("late", [0, 1, 4])
 def test_patience_waits_for_the_scores_that_decide(tmp_path, ap, last_epoch, late):
