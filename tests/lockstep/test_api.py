@@ -57,9 +57,7 @@ def test_help_and_editors_know_the_settings():
     assert (parameters["epochs"].default, parameters["epochs"].kind) == (100, inspect.Parameter.KEYWORD_ONLY)
     assert {"lr0", "batch_size", "weights"} <= set(parameters)
     assert parameters["resume"].default is None
-    assert "    epochs: number of epochs" in lockstep.train.__doc__
-    assert "\nSettings (None means not given unless" in lockstep.resume.__doc__  # the run's own, not the default
-    assert "    patience: stop after this many epochs without a better `fitness`; 0: never" in lockstep.train.__doc__
+    assert all(f"    {name}: " in lockstep.train.__doc__ for name in parameters)
     assert not re.search(
         "(?<![a-z])--[a-z]", "".join(f.__doc__ for f in (lockstep.train, lockstep.val, lockstep.export))
     )
