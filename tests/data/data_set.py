@@ -95,6 +95,17 @@ class DataSet:
             self.images(f"images/{name}.png")
             self.file(f"labels/{name}.txt", rows)
 
+    def three_formats(self, objects: dict[str, list[tuple]]) -> None:
+        """Writes images of the split train, by stem with their objects (class, x, y, w, h in pixels), which are in YOLO
+        txt, in the folder voc, and in all.json."""
+        entries = []
+        for stem, rows in objects.items():
+            centers = [(c, (x + w / 2) / 80, (y + h / 2) / 60, w / 80, h / 60) for c, x, y, w, h in rows]
+            self.pairs(f"train/{stem}", rows="".join(" ".join(map(repr, row)) + "\n" for row in centers))
+            self.file(f"voc/{stem}.xml", voc(*(("ab"[c], x, y, x + w, y + h) for c, x, y, w, h in rows)))
+            entries.append((f"{stem}.png", [(c + 1, *box) for c, *box in rows]))
+        self.file("all.json", coco(entries[::-1]))
+
     def yaml(self, **content: Any) -> Path:
         """Writes the YAML, by default with the splits images/train and images/val."""
         if not content.keys() & {"train", "val", "test"}:

@@ -98,15 +98,7 @@ def test_a_repeated_row_is_scored_each_time_and_trained_on_once(data):
 
 
 def test_three_formats_say_the_same(data):
-    objects = {"p/x": [(0, 8, 6, 32, 24), (1, 0, 0, 80, 60)], "y": [(1, 10, 10, 20, 30)], "empty": []}
-    entries = []
-    for stem, rows in objects.items():
-        centers = [(c, (x + w / 2) / 80, (y + h / 2) / 60, w / 80, h / 60) for c, x, y, w, h in rows]
-        data.pairs(f"train/{stem}", rows="".join(" ".join(map(repr, row)) + "\n" for row in centers))
-        corners = [("ab"[c], x, y, x + w, y + h) for c, x, y, w, h in rows]
-        data.file(f"voc/{stem}.xml", voc(*corners))
-        entries.append((f"{stem}.png", [(c + 1, *box) for c, *box in rows]))
-    data.file("all.json", coco(entries[::-1]))
+    data.three_formats({"p/x": [(0, 8, 6, 32, 24), (1, 0, 0, 80, 60)], "y": [(1, 10, 10, 20, 30)], "empty": []})
     contents = []
     for labels in (None, "voc", "all.json"):
         data.yaml(train="images/train", **({"annotations": {"train": labels}} if labels else {}))

@@ -16,8 +16,8 @@ from data.folds.groups import groups_of
 from data.index.index import IndexSettings
 from data.index.load import load_index
 from engine.evaluation.fitness import Fitness
+from tests.data.data_set import DataSet
 from tests.data.folds.eighteen_images import write_eighteen_images
-from tests.helpers.three_formats import write_three_formats
 from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
 from utils.config.tool_settings import KfoldConfig
 
@@ -56,21 +56,17 @@ def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
     assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
 
 
-NAMES = ["cat", "dog"]
-CAT = (0, 16, 16, 80, 64)
-DOG = (1, 96, 16, 140, 64)
-WITHOUT_AREA = (1, 20, 20, 20, 20)
+NAMES = ["a", "b"]
+A = (0, 8, 8, 32, 24)
+B = (1, 48, 8, 22, 24)
+WITHOUT_AREA = (1, 20, 20, 0, 0)
 
 
 def write_set(folder: Path) -> None:
     """Writes nine images of three groups, alternately. The second, the third and the fifth have lost a label, the last
-    two of these have no dog, and the last image is a background."""
-    names = [f"{'abc'[i % 3]}{i}.png" for i in range(9)]
-    objects = {name: [CAT, DOG] for name in names}
-    objects[names[1]] = [CAT, DOG, WITHOUT_AREA]
-    objects[names[2]] = objects[names[4]] = [CAT, WITHOUT_AREA]
-    objects[names[8]] = []
-    write_three_formats(folder, NAMES, dict.fromkeys(names, (128, 160)), objects)
+    two of these have no b, and the last image is a background."""
+    rows = [[A, B], [A, B, WITHOUT_AREA], [A, WITHOUT_AREA], [A, B], [A, WITHOUT_AREA], *[[A, B]] * 3, []]
+    DataSet(folder).three_formats({f"{'xyz'[i % 3]}{i}": objects for i, objects in enumerate(rows)})
 
 
 def labels_of(index) -> dict[str, tuple]:
@@ -81,8 +77,8 @@ def labels_of(index) -> dict[str, tuple]:
     }
 
 
-@pytest.mark.parametrize("chosen", [{"classes": ["dog"]}, {"ignore": ["cat"]}])
-@pytest.mark.parametrize("annotations", [{}, {"annotations": "voc"}, {"annotations": "instances.json"}, "joined"])
+@pytest.mark.parametrize("chosen", [{"classes": ["b"]}, {"ignore": ["a"]}])
+@pytest.mark.parametrize("annotations", [{}, {"annotations": "voc"}, {"annotations": "all.json"}, "joined"])
 def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotations, chosen):
     write_set(tmp_path / "set")
     content = {"train": "images/train", "names": NAMES, "ignore": chosen.get("ignore", [])}
@@ -100,7 +96,7 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
         data=str(data),
         model="yolov8n",
         folds=3,
-        groups=r"([abc])\d",
+        groups=r"([xyz])\d",
         near_duplicates=False,
         max_bad=0.5,
         cache_dir=cache,

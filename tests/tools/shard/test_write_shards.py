@@ -13,8 +13,8 @@ from data.dataset.yaml_file import load_dataset_spec
 from data.images.decode import read_bytes
 from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
+from tests.data.data_set import DataSet
 from tests.helpers.messages import refused
-from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
@@ -88,14 +88,13 @@ def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp
 
 def test_labels_of_splits_that_are_not_written_are_not_lost(tmp_path: Path):
     """One COCO JSON for the images of three lists; those of the last list are missing."""
-    objects = {f"{i}.png": [(0, 2, 3, 20, 30)] for i in range(9)}
-    write_three_formats(tmp_path, ["light"], dict.fromkeys(objects, (48, 64)), objects)
+    DataSet(tmp_path).three_formats({str(i): [(0, 2, 3, 20, 30)] for i in range(9)})
     for split, numbers in {"train": range(4), "val": range(4, 6), "test": range(6, 9)}.items():
         (tmp_path / f"{split}.txt").write_text("".join(f"./images/train/{i}.png\n" for i in numbers))
     for i in range(6, 9):
         (tmp_path / f"images/train/{i}.png").unlink()
     data = tmp_path / "d.yaml"
-    data.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [light]\nannotations: instances.json\n")
+    data.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [a, b]\nannotations: all.json\n")
     main([str(data), str(tmp_path / "out"), "--split", "train", "val", "--cache-dir", str(tmp_path / "cache")])
     for split, count in (("train", 4), ("val", 2)):
         index = index_of(tmp_path / "out", split)
