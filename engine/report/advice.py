@@ -27,9 +27,9 @@ from utils.strings import counted, listed
 # 32 gave 0.34.
 FEW_TRAINING_IMAGES = 25
 MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
-# Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Of six sets at
-# 20 epochs, those that rose by 0.07 and 0.11 had 0.04 more AP after 40; those that rose by 0.026 to 0.043 had between
-# 0.03 less and 0.02 more: the decay of the learning rate lifts the end of every run.
+# Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Of six sets
+# at 20 epochs, those that rose by 0.07 and 0.11 had 0.04 more AP after 40; those that rose by 0.026 to 0.043 had
+# between 0.03 less and 0.02 more: the decay of the learning rate lifts the end of every run.
 MIN_RISE = 0.05
 # Fraction of the best fitness; more is lost only where training images mislead. With labels that were shifted in the
 # training split alone all of it was, with three training images a third; runs of 40 epochs end at most 7 % below those
