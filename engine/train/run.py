@@ -44,6 +44,7 @@ from models.postprocess.selection import ValidationSettings
 from utils.config.settings import RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
+from utils.machine.torch_threads import threads_of_process
 from utils.process.signals import StopSignals
 from utils.strings import counted
 
@@ -119,9 +120,11 @@ def prepare_process(ctx: DistributedContext, plan: RunPlan) -> None:
     """Sets up logging, threads and determinism. Logs the messages of the plan, and where the process runs."""
     config = plan.settings.config
     configure_logging(ctx.is_main, file_follows=True)
-    if config.threads or (resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"):
+    threads = config.threads or threads_of_process(ctx.local_world_size)
+    if resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu":
         # The number of threads that share a sum affects its rounding, so it must not depend on the number of processes.
-        torch.set_num_threads(config.threads or 1)
+        threads = config.threads or 1
+    torch.set_num_threads(threads)
     choose_kernels(config)
     log = get_logger()
     for message in plan.messages:

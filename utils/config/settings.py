@@ -503,7 +503,7 @@ class TrainConfig(DataFlags):
     threads: int = setting(
         0,
         Bounds(0, _MAX_THREADS),
-        help="CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs",
+        help="CPU threads per process; 0: OMP_NUM_THREADS, else the cores but one; 1 with virtual ranks on CPUs",
         on_resume="machine",
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
