@@ -120,11 +120,9 @@ def prepare_process(ctx: DistributedContext, plan: RunPlan) -> None:
     """Sets up logging, threads and determinism. Logs the messages of the plan, and where the process runs."""
     config = plan.settings.config
     configure_logging(ctx.is_main, file_follows=True)
-    threads = config.threads or threads_of_process(ctx.local_world_size)
-    if resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu":
-        # The number of threads that share a sum affects its rounding, so it must not depend on the number of processes.
-        threads = config.threads or 1
-    torch.set_num_threads(threads)
+    # The number of threads that share a sum affects its rounding: with virtual ranks, processes must not change it.
+    is_exact = resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"
+    torch.set_num_threads(config.threads or (1 if is_exact else threads_of_process(ctx.local_world_size)))
     choose_kernels(config)
     log = get_logger()
     for message in plan.messages:
