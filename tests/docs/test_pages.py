@@ -72,6 +72,12 @@ def test_every_page_of_docs_is_linked_from_the_readme_or_another_page():
     assert {page for page in PAGES if page.startswith("docs/")} <= linked
 
 
+def test_the_index_for_language_models_lists_every_page_once():
+    paths = [path for path, _ in links("llms.txt")]
+    pages = {page for page in PAGES if page.startswith("docs/")} | {"README.md", "CONTRIBUTING.md", "SECURITY.md"}
+    assert sorted(paths) == sorted(pages | {"CHANGELOG.md"})
+
+
 def test_the_reference_of_settings_is_current():
     stored = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert stored == "\n".join(settings_page.page()), "python -m tests.helpers.settings_page > docs/settings.md"
