@@ -24,7 +24,7 @@ import numpy as np
 from data.dataset.spec import IGNORED, DatasetSpec
 from data.flat_strings import FlatStrings
 from data.labels.categories import Category
-from data.labels.findings import Finding, ScanReport
+from data.labels.findings import NO_LABEL, Finding, ScanReport
 from data.labels.label_format import LabelSource
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.config.settings import TrainConfig, ValConfig
@@ -137,14 +137,26 @@ class DatasetIndex(LabelArrays):
             "crowd": int(is_labeled_region.sum()),
         }
 
-    def summary(self) -> str:
-        """Returns one line: the numbers of images, backgrounds, boxes and findings."""
+    def without_label_file(self) -> np.ndarray:
+        """Returns which images have no label file, and are backgrounds therefore: bool (N,)."""
+        if all(total.kind != NO_LABEL for total in self.report.kinds):
+            return np.zeros(len(self), bool)
+        names = {finding.where for finding in self.report.findings if finding.kind == NO_LABEL}
+        return np.array([path in names for path in self.paths], bool)
+
+    def summary(self, split: str) -> str:
+        """Returns one line: the numbers of images, backgrounds, boxes and findings. ``split``: name of the split."""
         counts = self.counts()
         boxes = counted(counts["boxes"], "box")
         if counts["crowd"]:
             boxes += f" and {counted(counts['crowd'], 'crowd region')}"
         findings = counted(self.report.num_findings, "finding")
-        return f"{counted(len(self), 'image')}, {counted(counts['backgrounds'], 'background')}, {boxes}, {findings}"
+        line = f"{counted(len(self), 'image')}, {counted(counts['backgrounds'], 'background')}, {boxes}, {findings}"
+        unlabeled = int(self.without_label_file().sum())
+        if unlabeled:
+            use = "trained" if split == "train" else "scored"
+            line += f"; {counted(unlabeled, 'image')} without a label file, {use} as showing no object"
+        return line
 
     def labels(self, i: int) -> np.ndarray:
         """Returns the labels of image i, float32 (n, 5), see `labels_of`."""

@@ -24,7 +24,10 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
     indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
     index = _concatenate(indexes) if len(indexes) > 1 else indexes[0]
     findings = [
-        finding._replace(where=relative_name(path_of(finding.where, part.spec.root), spec.root))
+        finding._replace(
+            where=relative_name(path_of(finding.where, part.spec.root), spec.root),
+            image_name=finding.image_name and relative_name(path_of(finding.image_name, part.spec.root), spec.root),
+        )
         for part in parts
         for finding in part.used.report.findings
     ]

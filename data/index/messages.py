@@ -76,15 +76,15 @@ def log_split(loaded: LoadedSplit, *, title: str) -> None:
     """Logs a line about the images and boxes that are used, and one about each kind of finding. ``title``: the split in
     log messages.
 
-    For a held-out part, only the first line is logged, because the training split reports the rest.
+    For the parts of a split that is divided, only the first line is logged: the scan that divides it logs the rest.
     """
-    is_held_out = loaded.spec.is_held_out(loaded.split)
-    if loaded.parts and not is_held_out:
+    is_divided = bool(loaded.spec.held_out)
+    if loaded.parts and not is_divided:
         for part in loaded.parts:
             log_split(part, title=f"{part.split} of {part.spec.source}")
         _log_joining(loaded)
-    get_logger().info("%s: %s%s%s", title, loaded.used.summary(), loaded.note, _report_note(loaded))
-    if not loaded.parts and not is_held_out:
+    get_logger().info("%s: %s%s%s", title, loaded.used.summary(loaded.split), loaded.note, _report_note(loaded))
+    if not loaded.parts and not is_divided:
         for level, line in loaded.full.report.lines():
             get_logger().log(level, "%s: %s", title, line)
 

@@ -72,7 +72,10 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
         index = index.take(np.flatnonzero(is_used))
     # They are stored, and may quote rows of a list that are URLs.
     findings = [
-        finding._replace(text=with_short_addresses(finding.text))
+        finding._replace(
+            text=with_short_addresses(finding.text),
+            image_name=source.images[finding.image] if finding.image >= 0 else "",
+        )
         for finding in (*listing.findings, *source.findings, *findings)
     ]
     report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes))

@@ -37,11 +37,12 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
     if settings.fraction != 1:
         images = _sample(images, settings)
 
-    report = index.report
-    if is_divided and split == "val":  # the training split has the findings of the scan
-        report = ScanReport.of(())
     if len(images) < len(index):  # otherwise all arrays stay views of the cache file
         index = index.take(images)
+    report = index.report
+    if is_divided:  # what concerns no image, or none that can be used, stays with the training images
+        findings = [f for f in report.findings if (f.image_name in spec.held_out) == (split == "val")]
+        report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes))
     return replace(index, report=report, tile=spec.tile)
 
 

@@ -91,6 +91,7 @@ class Finding(NamedTuple):
     number: int = 1  # images or objects, see `Kind.unit`, that it is about
     lost_images: int = 0  # images, or entries of missing images, that are not used because of this
     lost_objects: int = 0  # labeled objects that are not used because of this
+    image_name: str = ""  # of ``image``, relative to the data set's folder
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind}: {self.text}"

@@ -265,7 +265,7 @@ def data_content(splits: Mapping[str, DatasetIndex], imgsz: int) -> dict[str, An
         "splits": page.HtmlTable(columns, rows, "Splits; a background has no boxes; a side is the root of an area"),
         "classes": page.HtmlTable(("class", *class_columns), class_rows, f"Boxes of each class ({len(names)})"),
         "bars": {f"boxes of {first}": class_bars(boxes[first], names, first)} if boxes[first].any() else {},
-        "scans": [f"The scan of {name}: {index.summary()}." for name, index in splits.items()],
+        "scans": [f"The scan of {name}: {index.summary(name)}." for name, index in splits.items()],
     }
 
 

@@ -35,6 +35,30 @@ def rows(path: Path) -> list[dict[str, str]]:
     return without_times(read_csv(path))
 
 
+def test_each_split_says_how_many_images_without_a_label_file_it_has(inputs, tmp_path, capsys):
+    """Also a held-out part, to val.py too; what the scan warns of is said once."""
+    data = write_dataset(tmp_path / "set", train=12, val=5)
+    for name in ("train/000", "train/002", "train/003", "val/001"):
+        (tmp_path / "set" / "labels" / f"{name}.txt").unlink()
+    one = {"data": str(data), "model": inputs["model"]}
+    call(train.main, *flags(one, tmp_path, "--epochs", "1")[1:])
+    starts = re.findall(
+        "^(train|val): .*; (.*) without a label file, (.*) as showing no object", capsys.readouterr().out, re.M
+    )
+    assert starts == [("train", "3 images", "trained"), ("val", "1 image", "scored")]
+
+    data.write_text("train: images/train\nnames: [light, dark]\n")
+    call(train.main, *flags(one, tmp_path, "--epochs", "1", "--val-fraction", "0.5", "--name", "part")[1:])
+    out = capsys.readouterr().out
+    assert out.count("warning: train: image without labels: 3 images") == 1
+    parts = re.findall(r"^(train|val): .*, (\d) findings?.*; (\d) images? without a label file", out, re.M)
+    assert [split for split, *_ in parts] == ["train", "train", "val"]
+    (whole, train_part, val_part) = (int(number) for _, number, same in parts if number == same)
+    assert whole == train_part + val_part == 3
+    call(val.main, "--weights", tmp_path / "part" / "last.pt", "--project", tmp_path, "--name", "val", *PLAIN)
+    assert f"; {val_part} image" in capsys.readouterr().out
+
+
 def test_a_resumed_fine_tuning_equals_the_uninterrupted_one(inputs, tmp_path, capsys):
     """Fine-tuning gives pretrained parameters another rate than new ones. --resume may have larger --epochs."""
     whole = tmp_path / "whole" / "exp"

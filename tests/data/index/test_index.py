@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.index.messages import warn_about_shared_images
-from data.labels.findings import BAD_IMAGE
+from data.labels.findings import BAD_IMAGE, BAD_ROW, NO_LABEL, ORPHAN
 from tests.data.data_set import (
     BOX,
     Counts,
@@ -144,6 +144,21 @@ def test_held_out_images_are_the_validation_split(three):
     assert list(load(open_set(three.data, ["train", "val"], val_images=tuple(names)), "val").paths) == [
         "images/val/own.png"
     ]
+
+
+def test_a_held_out_part_has_the_findings_of_its_images(data):
+    data.pairs(*(f"train/{i}" for i in range(4)), rows=BOX + "0 0.5 0.5 0.2\n")
+    data.images("images/train/5.png", "images/train/6.png")
+    data.file("labels/train/z.txt")
+    data.yaml(train="images/train")
+    spec = open_set(data.data, ["train", "val"], val_images=("images/train/0.png", "images/train/5.png"))
+    for split, with_bad_row, unlabeled in (("train", "123", "6"), ("val", "0", "5")):
+        index = load(spec, split)
+        assert places(index, BAD_ROW) == [f"labels/train/{i}.txt:2" for i in with_bad_row]
+        assert places(index, NO_LABEL) == [f"images/train/{unlabeled}.png"]
+        assert [index.paths[i] for i in np.flatnonzero(index.without_label_file())] == places(index, NO_LABEL)
+    assert places(load(spec), ORPHAN) == ["labels/train/z.txt"]
+    assert places(load(spec, "val"), ORPHAN) == []
 
 
 def test_unreadable_images_are_counted_with_their_objects(data, tmp_path):
