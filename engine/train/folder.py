@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -17,7 +16,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.train.checkpoint import RESULTS_CSV
+from engine.train.checkpoint import RESULTS_CSV, RunDescription
 from models.weights.catalog import list_checkpoints
 from utils.config.settings import AUTO, RunSettings, TrainConfig
 from utils.config.values import plain_value
@@ -32,7 +31,7 @@ from utils.process.child import report_started
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 SETTINGS_YAML = "settings.yaml"
 REPORT = "report.html"
-STARTED_BY = ".started-by"  # in the run's folder: the torchrun processes that have started it, a line each
+STARTED_BY = ".started-by"  # in the run's folder: its --name, then the torchrun processes that have started it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 # What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
@@ -102,7 +101,7 @@ def claim_folder(
     settings: RunSettings,
     stack: ExitStack,
     *,
-    run_id: str = "",
+    stored: RunDescription | None = None,
     is_kept: Callable[[], bool],
 ) -> tuple[Path, str]:
     """Sets up the run's folder, with its settings and log: the first thing that a run writes. Every rank must call
@@ -115,22 +114,23 @@ def claim_folder(
         settings: the run's settings; none of them is left open.
         stack: when it is closed, a new folder is removed if the run has failed, unless ``is_kept``, and the folder is
             unlocked.
-        run_id: what the checkpoint stores; empty for a new run.
+        stored: what the checkpoint says of the run; None for a new one.
         is_kept: returns whether the run has taken a step, or was told to stop and save.
 
     Raises UserError when the folder cannot be made, and when another process trains there.
     """
     launchers = all_objects(ctx, ctx.launcher_identity)
+    run_id = stored.run_id if stored else secrets.token_hex(8)  # does not depend on the seed or advance a generator
+    command = (stored and stored.command) or settings.config
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             if folder is None:
                 folder = _make_folder(settings, stack, is_kept)
-            run_id = run_id or secrets.token_hex(8)  # neither depends on the seed nor advances any generator
             open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a link leads elsewhere
             # A restart by any of these torchrun processes finds its folder before it knows its run.
-            lines = "".join(f"{launcher}\n" for launcher in dict.fromkeys(launchers) if launcher)
-            if lines:
-                write_whole(folder / STARTED_BY, lines, durable=True)
+            if any(launchers):
+                lines = [command.folder.name, *dict.fromkeys(filter(None, launchers))]
+                write_whole(folder / STARTED_BY, "\n".join(lines), durable=True)
             content = yaml.safe_dump({"run_id": run_id, **plain_value("settings", asdict(settings))}, sort_keys=False)
             write_whole(folder / SETTINGS_YAML, content)
             continue_in_file(folder / "train.log")
@@ -144,16 +144,15 @@ def run_started_by(parent: Path, launchers: Sequence[str], name: str = "") -> Pa
     """Returns the newest run folder in ``parent`` that one of the torchrun processes ``launchers`` has started, which
     makes this start a restart; else None.
 
-    ``name``: the value of ``--name``, because a torchrun's script may train several runs; "": any.
+    ``name``: the name that the run was asked for, because a torchrun's script may train several runs; "": any.
     """
     wanted = {launcher for launcher in launchers if launcher}
     if not wanted:
         return None
     newest_first = sorted(parent.glob(f"*/{STARTED_BY}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest_first:
-        if name and re.fullmatch(re.escape(name) + r"\d*", path.parent.name) is None:
-            continue
-        if not wanted.isdisjoint(path.read_text("utf-8", errors="replace").splitlines()):
+        asked_name, *started_by = path.read_text("utf-8", errors="replace").split("\n")
+        if name in ("", asked_name) and not wanted.isdisjoint(started_by):
             return path.parent
     return None
 

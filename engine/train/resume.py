@@ -6,7 +6,7 @@
 | restarted by torchrun | the one that its first start has begun, as with --resume auto |
 | --resume auto | that of the folder --project/--name: begins it, or continues it |
 | --resume PATH | that of last.pt, or of the folder that has it |
-| --resume | that of the newest last.pt in the folders of --project |
+| --resume | that of --project/--name if --name is given, else of the newest last.pt in the folders of --project |
 
 The settings of a run that continues are those of its checkpoint; which of them the command may change, `on_resume` in
 utils/config/settings.py says. A run that has ended only gets what is missing: scores of its last epoch, its report, and
@@ -121,6 +121,8 @@ def plan_run(
     checkpoint is damaged, or the run cannot have these settings.
     """
     command = resolve(config)
+    if command.resume == "" and "name" in explicit_flags:
+        command = replace(command, resume=str(command.folder))
     launchers = all_objects(ctx, ctx.launcher_identity)
     plan = None
     checkpoint = None

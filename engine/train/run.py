@@ -87,7 +87,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         plan.folder,
         settings,
         stack,
-        run_id=plan.stored.run_id if plan.stored else "",
+        stored=plan.stored,
         is_kept=lambda: progress.updates > 0 or control.has_stopped,
     )
     description = describe_run(plan, sources, data, start, choices, run_id=run_id)

@@ -76,11 +76,14 @@ def position(folder: Path) -> tuple[int, int]:
     return progress["epoch"], progress["batch"]
 
 
-@pytest.mark.parametrize("way", ["last.pt", "newest", "auto"])
+@pytest.mark.parametrize("way", ["last.pt", "newest", "name", "auto"])
 def test_a_run_continues_at_its_step(root, saved, way):
+    if way == "name":
+        shutil.copytree(saved, saved.with_name("newer"), copy_function=shutil.copy)
     ways = {
         "last.pt": ["--resume", saved / "last.pt"],
         "newest": ["--resume", "--project", saved.parent],
+        "name": ["--resume", "--project", saved.parent, "--name", "saved"],
         "auto": flags(root, saved.parent, "--name", "saved", "--resume", "auto"),
     }
     (saved / "results.csv").write_text("epoch,time\n9,lost by a power cut")  # it is written from last.pt

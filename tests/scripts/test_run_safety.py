@@ -13,6 +13,7 @@ import pytest
 import train
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -159,6 +160,28 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
         assert "resuming" in run.output()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
     assert_same_run(whole, tmp_path / "exp")
+
+
+TWO_RUNS = """
+import os, signal, sys
+from pathlib import Path
+import train
+
+for name in ("fold10", "fold1"):
+    if name == "fold1" and not Path("killed").exists():
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    train.main([*sys.argv[1:], "--name", name])
+"""
+
+
+def test_a_script_of_several_runs_that_torchrun_restarts_trains_each_in_its_own_folder(inputs, tmp_path):
+    (tmp_path / "folds.py").write_text(TWO_RUNS)
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1", "folds.py"]
+    with Processes(tmp_path / "log.txt") as run:
+        run.start([*command, *flags(inputs, tmp_path, "--epochs", "1")], tmp_path, PYTHONPATH=str(ROOT))
+        assert run.codes() == [0], run.output()
+    assert (position(tmp_path / "fold10"), position(tmp_path / "fold1")) == ((1, 0), (1, 0))
 
 
 @pytest.mark.slow

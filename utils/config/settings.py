@@ -438,7 +438,7 @@ class TrainConfig(DataFlags):
     resume: str | None = setting(
         None,
         const="",
-        help="checkpoint or run; without a value: the newest; auto: start or resume --project/--name",
+        help="checkpoint or run; alone: that of --name, else the newest; auto: start or resume --project/--name",
         scope="run",
         on_resume="command",
         is_keyword=False,
