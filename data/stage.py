@@ -1,53 +1,46 @@
 """``--stage DIR``: copies the data set to a local disk of each node, reading the shared file system only once.
 
-The first process of the run lists the data set. The first process of each node (its leader) reports which files its
-disk already has and reads a shard of the rest; the leaders exchange the files they read (`exchange_items`). The other
-processes wait for their leader. The next run continues an interrupted copy and merely checks a complete one.
+The first process of the run lists the data set. The first process of each node (its leader) copies the files that its
+disk lacks: the leaders take turns in reading one and broadcasting it to the others. A file gets its name and time once
+it is whole, so a file with the original's size and time is complete, and the next run continues an interrupted copy.
 
-A copy's folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes them; and
-``<splits>.<split>.json``, the listing of a split, so that a copy is used, refused and reported like the original. Every
-file keeps its name relative to the data set's folder and its modification time. It is written to ``incoming/`` and
-moved to the tree once its bytes are on the disk, so that a file in the tree with the original's size and time is
-complete even after a crash.
+A copy's folder contains ``tree/``, the copied files, which keep their names relative to the data set's folder, and
+``<split>.json``, the listing of a split, so that a copy is used, refused and reported like the original.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
-import yaml
 
-from data.dataset.spec import DEMO, DatasetSpec, DataSource
-from data.dataset.yaml_file import load_dataset_spec
-from data.file_exchange import exchange_items
-from data.images.kinds import image_suffixes, suffix_of
+from data.dataset.spec import DEMO, DatasetSpec, DataSource, FilesSplit, Split
 from data.labels.label_format import UNREADABLE, Listing
 from data.listing.listing import list_split, listing_text
 from utils.distributed.context import DistributedContext, StoreBarrier, once_per_node
-from utils.distributed.groups import Subgroup, one_per_node_group
+from utils.distributed.groups import one_per_node_group
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.paths import is_inside, normal_path, path_of, relative_name
+from utils.files.safe_io import folder_below
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_posix
 from utils.machine.resources import check_space
+from utils.machine.threads import map_ahead
 from utils.program_folders import check_owner, private_folder
 from utils.strings import counted, format_bytes
 
-_SYNC_EVERY_S = 10.0  # a killed process loses at most the files written in this time
+_READING_THREADS = 8
 _BLOCK = 4096  # bytes; a file's disk usage is a multiple of this
-_INODE = 512  # bytes that a file takes up besides its content
 
 
 def stage_dataset(source: DataSource, ctx: DistributedContext, plan: Callable[[], StagePlan]) -> DatasetSpec:
@@ -88,122 +81,58 @@ class StagePlan:
         names = sorted(stamps)
         return cls(spec, listings, names, np.array([stamps[name] for name in names], np.int64).reshape(-1, 2))
 
-    @property
-    def folders(self) -> list[str]:
-        """Names of the folders that the splits name, from which other images are removed."""
-        paths = [path for split in self.listings for path in self.spec.split(split).paths]
-        return list(dict.fromkeys(relative_name(path, self.spec.root) for path in paths if path.is_dir()))
-
-    @property
-    def root_in_tree(self) -> Path:
-        """The data set's folder in the copied tree, which begins as many levels above it as any name leads."""
-        levels = max((name.split("/").count("..") for name in (*self.names, *self.folders)), default=0)
-        return Path(*self.spec.root.parts[-levels:]) if levels else Path()
-
-    @property
-    def key(self) -> str:
-        """A folder name that is unique to this data set."""
-        source = normal_path(self.spec.source)
-        digest = hashlib.blake2b(f"{source}\0{self.spec.root}".encode("utf-8", "surrogateescape"), digest_size=6)
-        return f"{source.stem}-{digest.hexdigest()}"
-
-    def yaml_text(self) -> str:
-        """Returns the YAML of the copy, which is written next to the folder ``tree``."""
-        root = self.spec.root
-        content: dict[str, object] = {"path": Path("tree", self.root_in_tree).as_posix()}
-        annotations: dict[str, str] = {}
-        for name in self.listings:
-            split = self.spec.listed_splits[name]
-            content[name] = [relative_name(path, root) for path in split.images]
-            if split.annotations is not None:
-                annotations[name] = relative_name(split.annotations, root)
-        if annotations:
-            content["annotations"] = annotations
-        return yaml.safe_dump(content | self.spec.content(), sort_keys=False, allow_unicode=True)
-
 
 def _copy_as_leader(
-    source: DataSource, ctx: DistributedContext, leaders: Subgroup, make_plan: Callable[[], StagePlan]
+    source: DataSource, ctx: DistributedContext, leaders: dist.ProcessGroup | None, make_plan: Callable[[], StagePlan]
 ) -> DatasetSpec:
-    """Receives the plan, which the first leader makes for all, completes this node's copy, and opens it."""
-    folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
-    title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
-    with StoreBarrier(ctx.store, title, leaders.group_size) as barrier:
-        plans = [make_plan() if leaders.group_rank == 0 else None]
+    """Receives the plan, which the first leader makes for all, completes this node's copy, and opens it. ``leaders``:
+    None in a run of one process."""
+    place = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
+    num_nodes = 1 if leaders is None else leaders.size()
+    title = "" if leaders is None else f"stage/{leaders.group_name}"
+    with StoreBarrier(ctx.store, title, num_nodes) as barrier:
+        plans = [make_plan() if ctx.is_main else None]
         barrier.wait()
-        if leaders.group_size > 1:
-            dist.broadcast_object_list(plans, src=leaders.ranks[0], group=leaders.handle)
+        if leaders is not None:
+            dist.broadcast_object_list(plans, src=0, group=leaders)
         plan = plans[0]
         assert plan is not None
-        image_folders = {os.path.dirname(name) for name in plan.names}
-        if any(is_inside(folder / plan.key, path_of(name, plan.spec.root)) for name in (*plan.folders, *image_folders)):
-            raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
-        copy = StageCopy(folder / plan.key, plan)
-        with copy.locked(wait=leaders.group_size == 1):
-            complete = copy.complete_files()
+        copy = StageCopy(place, plan)
+        with copy.locked(wait=num_nodes == 1):
+            is_complete = copy.complete_files()
+            copy.check_space(~is_complete)
             barrier.wait()
-            complete_by_node = _gather(complete, leaders)
-            copy.check_space(~complete)
-            barrier.wait()
-            missing = ~np.all(complete_by_node, axis=0)
-            if ctx.is_main:
-                _log_plan(copy, missing, num_nodes=leaders.group_size)
-            is_shown = ctx.is_main and bool(missing.any())
-            sizes = plan.stamps[:, 0]
-            items = exchange_items(sizes, complete_by_node, copy.loader(complete), barrier=barrier, group=leaders)
-            for item, data in progress(items, desc="staging", total=int(missing.sum()), unit="file", enabled=is_shown):
-                if not complete[item]:
-                    copy.write(item, data)
-            copy.finish()
-            barrier.wait()
-    spec = load_dataset_spec(copy.yaml)
-    listings = {split: copy.listing_file(split) for split in spec.splits}
-    return replace(spec, source=plan.spec.source, listings=listings)
-
-
-def _gather(complete: np.ndarray, leaders: Subgroup) -> np.ndarray:
-    """Gathers the masks of the files that are complete on each node: bool (N, F). ``complete``: bool (F,), that of this
-    node."""
-    packed: list[np.ndarray] = [np.packbits(complete)] * leaders.group_size
-    if leaders.group_size > 1:
-        dist.all_gather_object(packed, packed[0], group=leaders.handle)
-    return np.stack([np.unpackbits(bits, count=len(complete)).astype(bool) for bits in packed])
-
-
-def _log_plan(copy: StageCopy, missing: np.ndarray, num_nodes: int) -> None:
-    """Logs the number and size of the files to copy. ``missing``: bool (F,), those that any node lacks."""
-    if not missing.any():
-        get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(len(missing), "file"))
-        return
-    get_logger().info(
-        "--stage: copying %d of %d files (%s) to %s, on this node to %s",
-        missing.sum(),
-        len(missing),
-        format_bytes(int(copy.plan.stamps[missing, 0].sum())),
-        counted(num_nodes, "node"),
-        copy.folder,
-    )
+            complete_by_node = [is_complete] * num_nodes
+            if leaders is not None:
+                dist.all_gather_object(complete_by_node, is_complete, group=leaders)
+            copy.receive(np.stack(complete_by_node), leaders, is_main=ctx.is_main)
+            return copy.spec()
 
 
 class StageCopy:
-    """A node's copy of a data set in the folder ``folder``, which is created if necessary.
+    """A node's copy of a data set in a folder of ``place``, which is created if necessary. Masks have one value for
+    each file of the plan.
 
-    A file is given by its number in the plan (``item``); masks have one value for each file. Writing needs `locked`.
-    Another user could guess its name and make it first: symbolic links in the copy are not followed, and only a folder
-    in which nobody else can write is taken (`private_folder`).
+    Another user could guess the folder's name and make it first, so it must be private, and no link.
     """
 
-    def __init__(self, folder: Path, plan: StagePlan) -> None:
-        self.folder = folder
+    def __init__(self, place: Path, plan: StagePlan) -> None:
+        root = plan.spec.root
+        source = normal_path(plan.spec.source)
+        digest = hashlib.blake2b(f"{source}\0{root}".encode("utf-8", "surrogateescape"), digest_size=6)
+        self.folder = place / f"{source.stem}-{digest.hexdigest()}"
         self.plan = plan
-        self.yaml = folder / f"{'-'.join(plan.listings)}.yaml"
-        self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, relative to ``folder``
-        self._written: set[int] = set()  # whole files in ``incoming``
-        self._synced_at = time.monotonic()
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_owner(folder.parent, "--stage")
-        with self._opened(""):  # creates it
-            private_folder(folder, "--stage")
+        folders: set[str | Path] = {path_of(folder, root) for folder in {*map(os.path.dirname, plan.names)}}
+        folders.update(path for split in plan.listings for path in plan.spec.split(split).paths if path.is_dir())
+        if any(is_inside(self.folder, folder) for folder in folders):
+            raise UserError(f"--stage: {place} is inside the data set; name a folder outside it")
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(place, "--stage")
+        private_folder(self.folder, "--stage")
+        # The tree begins as many levels above the data set's folder as any name leads.
+        levels = max((name.split("/").count("..") for name in plan.names), default=0)
+        in_tree = Path("tree", *root.parts[-levels:]) if levels else Path("tree")
+        self.root = folder_below(place, Path(self.folder.name, in_tree))
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool) -> Iterator[None]:
@@ -212,168 +141,113 @@ class StageCopy:
         with FileLock(self.folder / "lock") as lock:
             if wait:
                 lock.wait(f"another run that copies into {self.folder}")
-            else:
-                holder = lock.acquire()
-                if holder:
-                    raise UserError(
-                        f"--stage: another node or run is copying into {self.folder} ({holder}); name a folder on a "
-                        "local disk of each node, or use {node_rank} in the name; or wait for that run"
-                    )
-            shutil.rmtree(self.folder / "incoming", ignore_errors=True)
-            try:
-                yield
-            finally:  # even if another node has failed
-                self._move_written()
+            elif holder := lock.acquire():
+                raise UserError(
+                    f"--stage: another node or run is copying into {self.folder} ({holder}); name a folder on a local "
+                    "disk of each node, or use {node_rank} in the name; or wait for that run"
+                )
+            yield
 
     def complete_files(self) -> np.ndarray:
         """Returns a mask of the planned files that are complete, bool (F,)."""
         complete = np.zeros(len(self.plan.names), bool)
         for i, (name, stamp) in enumerate(zip(self.plan.names, self.plan.stamps.tolist())):
             with contextlib.suppress(OSError):
-                status = os.lstat(self.folder / self._path_in_copy(name))
+                status = os.lstat(path_of(name, self.root))
                 complete[i] = stat.S_ISREG(status.st_mode) and [status.st_size, status.st_mtime_ns] == stamp
         return complete
 
     def check_space(self, missing: np.ndarray) -> None:
         """Raises UserError unless the disk has space for the files in the mask ``missing``, bool (F,)."""
         blocks = -(-self.plan.stamps[missing, 0] // _BLOCK)  # rounded up
-        needed = int(blocks.sum()) * _BLOCK + _INODE * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
         title = f"--stage, {counted(missing.sum(), 'file')} to copy"
-        check_space(title, needed, free=free, place=self.folder, remedy="free some space or name another disk")
+        remedy = "free some space or name another disk"
+        check_space(title, int(blocks.sum()) * _BLOCK, free=free, place=self.folder, remedy=remedy)
 
-    def loader(self, complete: np.ndarray) -> Callable[[int], bytes]:
-        """Returns a function that reads a planned file, from this copy where the mask ``complete``, bool (F,), is set,
-        else from the original."""
-
-        def load(item: int) -> bytes:
-            name = self.plan.names[item]
-            path = os.path.join(self.folder, self._path_in_copy(name))
-            if not complete[item]:
-                path = path_of(name, self.plan.spec.root)
-            try:
-                with open(path, "rb", buffering=0) as file:
-                    status = os.fstat(file.fileno())
-                    data = file.readall()
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
-            stamp = self.plan.stamps[item].tolist()
-            if [status.st_size, status.st_mtime_ns] != stamp or len(data) != stamp[0]:
-                raise UserError(f"{path}: changed while the data set was being copied; start again")
-            return data
-
-        return load
-
-    def write(self, item: int, data: memoryview) -> None:
-        """Writes a planned file."""
-        self._write_incoming(str(item), data, int(self.plan.stamps[item, 1]))
-        self._written.add(item)
-        if time.monotonic() - self._synced_at > _SYNC_EVERY_S:
-            self._move_written()
-
-    def finish(self) -> None:
-        """Removes images that the original no longer contains, and writes the listings and the YAML."""
-        self._move_written()
-        wanted = set(map(self._path_in_copy, self.plan.names))
-        for folder in map(self._path_in_copy, self.plan.folders):
-            self._remove_other_images(folder, wanted)
+    def receive(self, complete: np.ndarray, leaders: dist.ProcessGroup | None, *, is_main: bool) -> None:
+        """Copies the files that this node lacks, and sends those that other nodes lack. All leaders call this at the
+        same time. ``complete``: the masks of all nodes, bool (N, F)."""
+        missing = np.flatnonzero(~complete.all(axis=0))
+        if is_main:
+            self._log_plan(missing, num_nodes=len(complete))
+        # The first node that has a file reads it there; of the others, each node reads every N-th.
+        has_copy = complete[:, missing]
+        readers = np.where(has_copy.any(axis=0), has_copy.argmax(axis=0), np.arange(len(missing)) % len(complete))
+        node = 0 if leaders is None else leaders.rank()
+        own_items = missing[readers == node].tolist()
+        is_complete = complete[node].tolist()
+        with contextlib.closing(
+            map_ahead(lambda item: self._load(item, is_complete[item]), own_items, threads=_READING_THREADS)
+        ) as contents:
+            items = zip(missing.tolist(), readers.tolist())
+            is_shown = is_main and len(missing) > 0
+            for item, reader in progress(items, desc="staging", total=len(missing), unit="file", enabled=is_shown):
+                size = self.plan.stamps[item, 0]
+                data = next(contents) if reader == node else np.empty(size, np.uint8)
+                if leaders is not None and size:
+                    sender = dist.get_global_rank(leaders, reader)
+                    dist.broadcast(torch.from_numpy(data), src=sender, group=leaders)
+                if not is_complete[item]:
+                    self._write(path_of(self.plan.names[item], self.root), data, mtime_ns=self.plan.stamps[item, 1])
         for split, listing in self.plan.listings.items():
-            self._write_text(self.listing_file(split).name, listing_text(listing))
-        self._write_text(self.yaml.name, self.plan.yaml_text())
+            text = listing_text(listing).encode("utf-8", "surrogateescape")
+            self._write(str(self._listing_file(split)), np.frombuffer(text, np.uint8))
 
-    def listing_file(self, split: str) -> Path:
-        """Returns the path of a split's listing."""
-        return self.yaml.with_suffix(f".{split}.json")
+    def spec(self) -> DatasetSpec:
+        """Returns the data set as its copy."""
+        original = self.plan.spec
+        splits: dict[str, Split] = {
+            name: FilesSplit(
+                images=tuple(map(self._moved, split.images)),
+                annotations=None if split.annotations is None else self._moved(split.annotations),
+                label_format=split.label_format,
+            )
+            for name, split in original.listed_splits.items()
+            if name in self.plan.listings
+        }
+        return replace(
+            original, root=self.root, splits=splits, listings={name: self._listing_file(name) for name in splits}
+        )
 
-    def _path_in_copy(self, name: str) -> str:
-        """Returns the path of a planned file or folder relative to the copy's folder."""
-        return os.path.normpath(os.path.join(self._root, name))
+    def _moved(self, path: Path) -> Path:
+        """Returns the path in the copy of a path in the data set."""
+        return Path(path_of(relative_name(path, self.plan.spec.root), self.root))
 
-    @contextlib.contextmanager
-    def _opened(self, folder: str) -> Iterator[int]:
-        """Yields a descriptor of a folder in the copy, which is created if necessary. Raises PermissionError for a
-        link."""
-        descriptor = _open_below(self.folder.parent, os.path.join(self.folder.name, folder))
+    def _listing_file(self, split: str) -> Path:
+        return self.folder / f"{split}.json"
+
+    def _log_plan(self, missing: np.ndarray, num_nodes: int) -> None:
+        """Logs the number and size of the files that any node lacks. ``missing``: their numbers."""
+        count = len(self.plan.names)
+        if not len(missing):
+            get_logger().info("--stage: complete in %s (%s)", self.folder, counted(count, "file"))
+            return
+        size = format_bytes(int(self.plan.stamps[missing, 0].sum()))
+        nodes = counted(num_nodes, "node")
+        message = "--stage: copying %d of %d files (%s) to %s, on this node to %s"
+        get_logger().info(message, len(missing), count, size, nodes, self.folder)
+
+    def _load(self, item: int, is_complete: bool) -> np.ndarray:
+        """Reads a planned file, uint8 (size,), from this copy if it is complete there, else from the original."""
+        path = path_of(self.plan.names[item], self.root if is_complete else self.plan.spec.root)
         try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _remove_other_images(self, top: str, wanted: Collection[str]) -> None:
-        """Removes the images in and below the folder ``top`` that are not ``wanted``. Both are relative to the copy's
-        folder."""
-        suffixes = image_suffixes(self.plan.spec.pixels)
-        with self._opened(top) as top_descriptor:
-            for parent, _, names, descriptor in os.fwalk(".", dir_fd=top_descriptor):
-                folder = os.path.normpath(os.path.join(top, parent))
-                for name in names:
-                    if suffix_of(name) in suffixes and os.path.join(folder, name) not in wanted:
-                        os.unlink(name, dir_fd=descriptor)
-
-    def _move_written(self) -> None:
-        """Moves the written files to the tree once their bytes are on the disk."""
-        if self._written:
-            os.sync()
-        by_folder: dict[str, list[tuple[int, str]]] = {}
-        for item in self._written:
-            folder, name = os.path.split(self._path_in_copy(self.plan.names[item]))
-            by_folder.setdefault(folder, []).append((item, name))
-        for folder, files in by_folder.items():
-            for item, name in files:
-                self._move(str(item), folder, name)
-                self._written.remove(item)
-        self._synced_at = time.monotonic()
-
-    def _write_incoming(self, name: str, data: memoryview | bytes, mtime_ns: int | None = None) -> None:
-        """Writes a new file in ``incoming``. An OSError (a full disk) names the copy."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            with self._opened("incoming") as incoming:
-                descriptor = os.open(name, flags, 0o666, dir_fd=incoming)
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[file.write(rest) :]
-                if mtime_ns is not None:
-                    os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
+            with open(path, "rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                data = np.fromfile(file, np.uint8)
         except OSError as error:
-            error.filename = str(self.folder)
-            raise
+            raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
+        stamp = self.plan.stamps[item].tolist()
+        if [status.st_size, status.st_mtime_ns] != stamp or len(data) != stamp[0]:
+            raise UserError(f"{path}: changed while the data set was being copied; start again")
+        return data
 
-    def _move(self, incoming_name: str, folder: str, name: str) -> None:
-        """Moves a file of ``incoming`` to ``name`` in ``folder``, relative to the copy's folder, in place of an older
-        file. Raises UserError if ``name`` is itself a folder."""
-        with self._opened("incoming") as incoming, self._opened(folder) as descriptor:
-            try:
-                os.replace(incoming_name, name, src_dir_fd=incoming, dst_dir_fd=descriptor)
-            except IsADirectoryError:  # names only the file in ``incoming``
-                path = self.folder / folder / name
-                raise UserError(f"--stage: {path}: a folder in place of a file of the copy; remove it") from None
-
-    def _write_text(self, name: str, text: str) -> None:
-        """Writes or replaces a text file in the copy's folder."""
-        self._write_incoming("text", text.encode("utf-8", "surrogateescape"))
-        self._move("text", "", name)
-
-
-def _open_below(root: Path, name: str) -> int:
-    """Opens the folder ``name`` below ``root`` and returns a descriptor. Missing folders are made for this user alone.
-    Raises PermissionError for a symbolic link below ``root``, so that files written to the folder stay there even if
-    another user replaces a part of its path."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    path = root
-    for part in Path(name).parts:
-        path /= part
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o700, dir_fd=descriptor)
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise PermissionError(errno.EPERM, "is a symbolic link or a file, not a folder", str(path)) from None
-            error.filename = str(path)
-            raise
-        finally:
-            os.close(descriptor)
-        descriptor = inner
-    return descriptor
+    def _write(self, path: str, data: np.ndarray, mtime_ns: int | None = None) -> None:
+        """Writes or replaces a file of the copy. The lock makes this the only writer."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = self.folder / "incoming.tmp"
+        with open(temporary, "wb") as file:
+            file.write(data.data)
+        if mtime_ns is not None:
+            os.utime(temporary, ns=(mtime_ns, mtime_ns))
+        os.replace(temporary, path)

@@ -9,23 +9,22 @@ import torch.distributed as dist
 
 from engine.parallel.sync_bn import convert_sync_bn
 from tests.helpers.ranks import run_ranks
-from utils.distributed.context import DistributedContext
 from utils.distributed.groups import node_group, one_per_node_group, sync_bn_group
 
 
-def _sum(handle, value: int) -> int:
+def _sum(group, value: int) -> int:
     total = torch.tensor([value])
-    dist.all_reduce(total, group=handle)
+    dist.all_reduce(total, group=group)
     return int(total)
 
 
 def _describe(ctx):
     found = []
     for group in (node_group(ctx), one_per_node_group(ctx)):
-        assert _sum(group.handle, 2**ctx.rank) == sum(2**r for r in group.ranks)
-        assert group.ranks[group.group_rank] == ctx.rank
-        assert dist.get_process_group_ranks(group.handle) == list(group.ranks)
-        found.append(group.ranks)
+        ranks = dist.get_process_group_ranks(group)
+        assert _sum(group, 2**ctx.rank) == sum(2**r for r in ranks)
+        assert ranks[dist.get_rank(group)] == ctx.rank
+        found.append(tuple(ranks))
     return found
 
 
@@ -51,9 +50,3 @@ def test_groups_of_uneven_nodes_and_of_batch_statistics():
         expected = torch.cat([torch.nn.BatchNorm2d(2).double()(part) for part in _images().split(size)])
         normalized = torch.cat([r[1][which] for r in results])
         torch.testing.assert_close(normalized, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_one_process_forms_every_group():
-    ctx = DistributedContext.single()
-    for group in (node_group(ctx), one_per_node_group(ctx)):
-        assert (group.ranks, group.group_rank, group.handle) == ((0,), 0, None)
