@@ -5,7 +5,8 @@
     results = model(["a.jpg", "b.jpg"])
     print(results.pandas().xyxy[0])
 
-Models and results have the attributes of YOLOv5 and of `lockstep.load`; see engine/inference/hub.py.
+Models and results are those of `lockstep.load`, and take what programs for YOLOv5 use most of theirs
+(engine/inference/hub.py).
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import sys
 import typing
 
 if typing.TYPE_CHECKING:
-    from engine.inference.hub import Yolov5Model
+    from engine.inference.hub import HubModel
 
 dependencies = ["torch", "cv2", "numpy", "yaml", "PIL"]
 _ROOT = pathlib.Path(__file__).resolve().parent
 _PACKAGES = ("utils", "data", "models", "engine")
 
 
-def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.Any) -> Yolov5Model:
-    """Loads a checkpoint or an exported file. Takes the arguments of `load_yolov5`."""
-    from engine.inference.hub import load_yolov5
+def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.Any) -> HubModel:
+    """Loads a checkpoint or an exported file. Takes the arguments of `load_from_hub`."""
+    from engine.inference.hub import load_from_hub
 
-    return load_yolov5(path, *arguments, **settings)
+    return load_from_hub(path, *arguments, **settings)
 
 
 def _names() -> list[str]:
@@ -39,7 +40,7 @@ def _names() -> list[str]:
     return list(load_yaml(CATALOG))
 
 
-def __getattr__(name: str) -> typing.Callable[..., Yolov5Model]:
+def __getattr__(name: str) -> typing.Callable[..., HubModel]:
     """Makes each name of public weights an entry point: `torch.hub.load(folder, "yolov8n", source="local")`."""
     if not name.startswith("_") and name in _names():
         return functools.partial(custom, name)

@@ -78,7 +78,7 @@ class Predictor:
         verbose: bool = False,
         device: str | int | torch.device | None = None,
         **settings: Any,
-    ) -> list[Results]:
+    ) -> ResultList:
         """Runs detection on images. Returns a result for each, in order; a single image gives a list of one.
 
         Up to rounding, detections do not depend on the batch. Raises UserError for an image that cannot be used, or a

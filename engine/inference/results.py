@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import cv2
@@ -24,10 +25,12 @@ from torch import Tensor
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.words import attribute_error
 from utils.drawing.draw import class_colors, draw_boxes, write_image
-from utils.errors import UserError
+from utils.errors import UserError, one_line
+from utils.files.new_folder import increment_path
 from utils.files.safe_io import folder_below, write_whole
 from utils.files.url import url_path
 from utils.machine.packages import require_package
+from utils.strings import counted
 
 Rows: TypeAlias = "Tensor | np.ndarray"
 Index: TypeAlias = "int | slice | Sequence[int] | Tensor | np.ndarray"
@@ -297,7 +300,43 @@ class Results:
 
 
 class ResultList(list[Results]):
-    """Results of several images. In YOLOv5 they are one object, so an error names the replacement of its attributes."""
+    """Results of several images, with the methods of YOLOv5's results that programs use most."""
+
+    @property
+    def xyxy(self) -> list[Rows]:
+        """Boxes of each image (N, 6): x1, y1, x2, y2, confidence, class."""
+        return [result.boxes.data for result in self]
+
+    pred = xyxy  # supervision reads it
+
+    def pandas(self) -> SimpleNamespace:
+        """Returns ``xyxy`` as DataFrames, with the names of the classes. Raises UserError if pandas is not
+        installed."""
+        pandas = require_package("pandas", "pandas()", "use xyxy, whose rows are tensors")
+        columns = ["xmin", "ymin", "xmax", "ymax", "confidence", "class"]
+        tables = []
+        for result in self:
+            table = pandas.DataFrame(result.boxes.array, columns=columns)
+            table["class"] = result.boxes.classes
+            table["name"] = [result.names[c] for c in result.boxes.classes]
+            tables.append(table)
+        return SimpleNamespace(xyxy=tables)
+
+    def print(self) -> None:
+        """Prints the size and the detections of each image."""
+        for number, result in enumerate(self, 1):
+            height, width = result.orig_shape
+            print(one_line(f"image {number}/{len(self)}: {height}x{width} {result.verbose()}"))
+
+    def save(self, labels: bool = True, save_dir: str | Path = "runs/detect/exp", exist_ok: bool = False) -> None:
+        """Writes each image with its boxes into a new folder: ``save_dir`` or, unless ``exist_ok``, the first of
+        SAVE_DIR2, SAVE_DIR3, ... that does not exist. Images of equal names get their position in the list."""
+        folder = increment_path(Path(save_dir).parent, Path(save_dir).name, exist_ok)
+        stems = [Path(result.path).stem for result in self]
+        for number, (result, stem) in enumerate(zip(self, stems)):
+            name = stem if stems.count(stem) == 1 else f"{stem}_{number}"
+            write_image(folder / (name + written_suffix(result.path)), result.drawn(labels=labels))
+        print(f"Saved {counted(len(self), 'image')} to {folder}")
 
     def __getattr__(self, name: str) -> Any:
         """Raises AttributeError naming the replacement, if there is one. Python calls it for missing attributes."""

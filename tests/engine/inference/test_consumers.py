@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from engine.inference.hub import load_yolov5
+from engine.inference.hub import load_from_hub
 from engine.inference.predictor import Predictor, load
 
 
@@ -53,7 +53,7 @@ def test_supervision_slices_images_for_a_predictor(predictor, image):
 
 def test_supervision_reads_results_of_torch_hub(weights, image):
     supervision = pytest.importorskip("supervision")
-    results = load_yolov5(weights, device="cpu", conf=0.0, max_det=5)(image[..., ::-1])
+    results = load_from_hub(weights, device="cpu", conf=0.0, max_det=5)(image[..., ::-1])
     detections = supervision.Detections.from_yolov5(results)
     np.testing.assert_array_equal(detections.xyxy, results.xyxy[0][:, :4])
     np.testing.assert_array_equal(detections.class_id, results.xyxy[0][:, 5])

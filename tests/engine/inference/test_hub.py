@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.inference.hub import Yolov5Model, Yolov5Results, load_yolov5
+from engine.inference.hub import HubModel, load_from_hub
 from engine.inference.predictor import load
+from engine.inference.results import ResultList
 from tests.engine.inference.conftest import picture
 from utils.errors import UserError
 
 
 @pytest.fixture
-def model(weights) -> Yolov5Model:
-    return load_yolov5(weights, device="cpu", conf=0.0, max_det=5)
+def model(weights) -> HubModel:
+    return load_from_hub(weights, device="cpu", conf=0.0, max_det=5)
 
 
 @pytest.fixture
@@ -29,23 +30,20 @@ def files(tmp_path) -> list[str]:
 
 
 @pytest.fixture
-def results(model, files) -> Yolov5Results:
+def results(model, files) -> ResultList:
     return model(files)
 
 
-def test_boxes_in_all_forms(results, weights, files):
+def test_boxes_are_one_tensor_an_image(results, weights, files):
     expected = load(weights, device="cpu", conf=0.0, max_det=5)(files)
     assert len(results) == 2
-    for form in ("xyxy", "xyxyn", "xywh", "xywhn"):
-        for rows, result in zip(getattr(results, form), expected):
-            assert rows.shape == (5, 6)
-            assert torch.equal(rows[:, :4], getattr(result.boxes, form))
-            assert torch.equal(rows[:, 4:], result.boxes.data[:, 4:])
+    for rows, result in zip(results.xyxy, expected):
+        assert rows.shape == (5, 6)
+        assert torch.equal(
+            rows, torch.cat([result.boxes.xyxy, result.boxes.conf[:, None], result.boxes.cls[:, None]], 1)
+        )
     assert all(map(torch.equal, results.pred, results.xyxy))
-    assert [result.boxes.data.tolist() for result in results] == [rows.tolist() for rows in results.xyxy]
-    assert results.names == {0: "disc", 1: "ring"}
-    assert len(results.t) == 3
-    assert pickle.loads(pickle.dumps(results)).xywh[1].tolist() == results.xywh[1].tolist()
+    assert all(map(torch.equal, pickle.loads(pickle.dumps(results)).xyxy, results.xyxy))
 
 
 def test_images_are_given_as_yolov5_takes_them(model, files):
@@ -57,7 +55,7 @@ def test_images_are_given_as_yolov5_takes_them(model, files):
     assert torch.equal(model(rgb[..., ::-1], size=96, color="bgr").xyxy[0], expected)
     assert not torch.equal(model(rgb).xyxy[0], expected)
     with pytest.raises(UserError, match="augment=True: unknown"):
-        model(rgb, 96, True)
+        model(rgb, 96, augment=True)
 
 
 def test_settings_are_attributes(model, files):
@@ -84,8 +82,8 @@ def test_settings_are_attributes(model, files):
 def test_unsupported_attributes_name_the_alternative(model, results):
     with pytest.raises(AttributeError, match=r'lockstep.load\(FILE, amp="fp16"\)'):
         model.half()
-    with pytest.raises(AttributeError, match="boxes"):
-        results.boxes  # noqa: B018
+    with pytest.raises(AttributeError, match=r"result.plot\(\)"):
+        results.render()
     assert model.eval().to("cpu").cpu() is model
     assert model.to(torch.device("cpu")) is model
     with pytest.raises(UserError, match=r"no CUDA GPU is available|the model is on cpu"):
@@ -94,56 +92,30 @@ def test_unsupported_attributes_name_the_alternative(model, results):
 
 def test_tables_of_pandas(results):
     pytest.importorskip("pandas")
-    tables = results.pandas()
-    assert list(tables.xyxy[0]) == ["xmin", "ymin", "xmax", "ymax", "confidence", "class", "name"]
-    assert list(tables.xywhn[1]) == ["xcenter", "ycenter", "width", "height", "confidence", "class", "name"]
-    for table, rows in zip([*tables.xyxy, *tables.xywh], [*results.xyxy, *results.xywh]):
+    tables = results.pandas().xyxy
+    assert list(tables[0]) == ["xmin", "ymin", "xmax", "ymax", "confidence", "class", "name"]
+    for table, rows, result in zip(tables, results.xyxy, results):
         np.testing.assert_array_equal(table.iloc[:, :5].to_numpy(), rows[:, :5])
         assert table["class"].tolist() == rows[:, 5].tolist()
-        assert table["name"].tolist() == [results.names[int(c)] for c in rows[:, 5]]
-    empty = Yolov5Results([results[0][[]]], results.names).pandas().xyxy[0]
-    assert (len(empty), list(empty)) == (0, list(tables.xyxy[0]))
+        assert table["name"].tolist() == [result.names[int(c)] for c in rows[:, 5]]
+    empty = ResultList([results[0][[]]]).pandas().xyxy[0]
+    assert (len(empty), list(empty)) == (0, list(tables[0]))
     records = results[0].to_df()
     assert records.to_dict("records") == results[0].summary()
     assert list(results[0][[]].to_df()) == ["name", "class", "confidence", "box"]
 
 
-def test_drawn_images(results, tmp_path, monkeypatch, capsys):
-    assert np.array_equal(results.ims[0], picture())
-    drawn = results.render()
-    assert np.array_equal(drawn[0], results[0].drawn())
-    assert results.ims is drawn
+def test_images_are_printed_and_saved(model, results, files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    results.print()
+    assert capsys.readouterr().out.splitlines()[1] == f"image 2/2: 40x80 {results[1].verbose()}"
     results.save()
     results.save(labels=False)
-    assert np.array_equal(cv2.imread("runs/detect/exp/a.png")[..., ::-1], drawn[0])
+    assert np.array_equal(cv2.imread("runs/detect/exp/a.png")[..., ::-1], results[0].drawn())
     assert np.array_equal(cv2.imread("runs/detect/exp2/a.png")[..., ::-1], results[0].drawn(labels=False))
     assert capsys.readouterr().out.splitlines()[0] == "Saved 2 images to runs/detect/exp"
     results.save(save_dir="found", exist_ok=True)
     results.save(save_dir="found", exist_ok=True)
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.png", "b.jpg"]
-    with pytest.raises(UserError, match=r"save_dir='\.': is not the name of a new folder"):
-        results.save(save_dir=".")
-
-
-def test_crops_and_single_results(results, files, tmp_path, monkeypatch, capsys):
-    """As YOLOv5's page of torch.hub describes them."""
-    assert (results.n, len(results.tolist())) == (2, 2)
-    single = results.tolist()[1]
-    assert (single.n, single.xyxy[0].tolist()) == (1, results.xyxy[1].tolist())
-    monkeypatch.chdir(tmp_path)
-    crops = results.crop()
-    assert len(crops) == 10
-    assert all(crop["box"].tolist() == row[:4] for crop, row in zip(crops, torch.cat(results.xyxy).tolist()))
-    image = cv2.imread(files[0])
-    for row, crop in enumerate(crops[:5]):
-        name = results.names[int(crop["cls"])]
-        assert crop["label"] == f"{name} {crop['conf']:.2f}"
-        x, y = ((crop["box"][:2] + crop["box"][2:]) / 2).int().tolist()
-        assert (image[y, x] == crop["im"]).all(-1).any()
-        written = cv2.imread(f"runs/detect/exp/crops/{name}/a_{row}.jpg")
-        assert written.shape == crop["im"].shape
-        assert np.abs(written.astype(int) - crop["im"]).mean() < 8  # JPEG
-    assert capsys.readouterr().out == "Saved the crops of 2 images to runs/detect/exp\n"
-    results.crop(save=False)
-    assert [path.name for path in (tmp_path / "runs/detect").iterdir()] == ["exp"]
+    model([files[0], files[0]]).save(save_dir="same")
+    assert sorted(path.name for path in (tmp_path / "same").iterdir()) == ["a_0.png", "a_1.png"]

@@ -14,7 +14,7 @@ import torch
 
 from engine.inference import detector as image_detector
 from engine.inference.detector import model_thread
-from engine.inference.hub import load_yolov5
+from engine.inference.hub import load_from_hub
 from engine.inference.images import as_images
 from engine.inference.predictor import load
 from tests.engine.inference.conftest import picture, rows
@@ -231,7 +231,7 @@ def test_unfit_settings_are_refused(weights, predictor, name, value):
 @pytest.mark.parametrize("stored", [{"confidence": 0.5}, {}])
 def test_another_size_than_that_of_the_threshold_is_warned_of_once(weights, tmp_path, caplog, stored):
     write_checkpoint(read_checkpoint(weights) | {"progress": stored}, tmp_path / "a.pt")
-    for opened in (load(tmp_path / "a.pt", device="cpu"), load_yolov5(tmp_path / "a.pt", device="cpu")):
+    for opened in (load(tmp_path / "a.pt", device="cpu"), load_from_hub(tmp_path / "a.pt", device="cpu")):
         caplog.clear()
         for size in (64, 96, 96):
             opened(picture(), color="rgb", imgsz=size)
