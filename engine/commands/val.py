@@ -92,7 +92,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         is_held_out=spec.is_held_out(config.task),
     )
     folder = increment_path(config.project, config.name, config.exist_ok)
-    _write_report(folder, config, subject, scores)
+    _write_report(folder, config, subject, scores, model.path)
     if config.save_json:
         truth = with_coco_ids(scores.truth, scores.index, spec)
         tables.write_predictions(folder / "predictions.json", scores.evaluation.for_ap, truth)
@@ -243,8 +243,8 @@ def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> Gr
     return replace(gt, category_ids=ids)
 
 
-def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: SplitScores) -> None:
-    """Prints the tables and writes the files of ``folder``."""
+def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: SplitScores, weights: Path) -> None:
+    """Prints the tables and writes the files of ``folder``. ``weights``: path of the model's file."""
     evaluation = scores.evaluation
     result = evaluation.result
     names = subject.validated.names
@@ -268,4 +268,4 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
         folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
     )
     if config.plots:
-        write_validation_report(folder, subject, evaluation)
+        write_validation_report(folder, subject, evaluation, weights.with_name("results.csv"))

@@ -37,7 +37,7 @@ from utils.drawing import page
 from utils.drawing.draw import tile_images
 from utils.drawing.figures import Picture, chart_picture
 from utils.errors import first_line
-from utils.files.results_csv import CONFIDENCE_COLUMN
+from utils.files.results_csv import CONFIDENCE_COLUMN, read_columns
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
@@ -197,14 +197,14 @@ class ReportPage:
         }
 
 
-def write_validation_report(folder: Path, subject: Subject, evaluation: Evaluation) -> None:
+def write_validation_report(folder: Path, subject: Subject, evaluation: Evaluation, results: Path) -> None:
     """Writes the report and predictions.jpg of a validation. A failure, as on a full disk, is a warning: the scores are
-    written."""
+    written. ``results``: results.csv of the run that the weights are from, if it exists."""
     report = ReportPage(folder, subject)
     report.set_validation(evaluation)
     confidence = evaluation.result.shown_confidence
     try:
-        report.write({})
+        report.write(read_columns(results) if results.is_file() else {})
         get_logger().info("report: %s", report.path)
         write_preview(evaluation.preview, subject.validated.names, confidence, folder / "predictions.jpg")
     except Exception as error:
