@@ -16,7 +16,7 @@ import shlex
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -176,8 +176,13 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
 def _matches(source: str) -> list[Path]:
     """Lists the visible files of a folder or a glob."""
     path = Path(os.path.expanduser(source))
-    is_folder = bool(source.strip()) and path.is_dir()
-    entries = path.iterdir() if is_folder else map(Path, glob.glob(str(path), recursive=True))
+    entries: Iterable[Path]
+    if source.strip() and path.is_dir():
+        entries = path.iterdir()
+    else:
+        folder = next((parent for parent in path.parents if parent.is_dir()), path)  # may have brackets: "cam [1]"
+        names = glob.glob(str(path.relative_to(folder)), root_dir=folder, recursive=True)
+        entries = (folder / name for name in names)
     # A name such as macOS's ._x.jpg is no image.
     return [entry for entry in entries if not entry.name.startswith(".") and not entry.is_dir()]
 

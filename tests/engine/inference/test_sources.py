@@ -74,6 +74,14 @@ def test_globs_and_lists_are_sources(tmp_path):
     assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
 
 
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path):
+    (tmp_path / "cam [1]").mkdir()
+    image = save_image(tmp_path / "cam [1]" / "a[2].png", 1)
+    assert [f.path for f in open_source(f"{tmp_path}/cam [1]/*.png")] == [str(image)]
+    other = save_image(tmp_path / "cam [1]" / "b3.png", 1)
+    assert [f.path for f in open_source(f"{tmp_path}/cam [1]/b[3].png")] == [str(other)]
+
+
 @pytest.mark.parametrize(
     "source",
     ["", "nowhere.jpg", "empty", "outer", "notes.md", "*.png", "empty.txt", "list.txt", "bad.txt", "/dev/null"],
