@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,10 +149,14 @@ def checked_path(value: Any, location: str) -> Path:
     """Returns the path that a YAML entry names; ``\\`` is ``/``. A Path, which `read_folder` has found, is kept."""
     if isinstance(value, Path):
         return value
-    text = check(value, str, location).strip().replace("\\", "/")
+    text = check(value, str, location).strip()
     if not text:
         raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
-    return Path(os.path.expanduser(text))
+    if one_line(text) != text:
+        raise UserError(f"{location}: {text!r}: in double quotes, \\ begins an escape: write / or leave out the quotes")
+    if os.name != "nt" and re.match(r"[A-Za-z]:[\\/]", text):
+        raise UserError(f"{location}: {text}: a path on Windows; write where the data are on this machine")
+    return Path(os.path.expanduser(text.replace("\\", "/")))
 
 
 def _resolve(value: Any, root: Path, location: str) -> Path:
@@ -311,12 +316,12 @@ def _checked_names(value: Any, path: Path) -> tuple[str, ...]:
     for name in value:
         if not _is_name(name):
             raise UserError(f"{location}: {bounded_repr(name)} is not the name of a class; put names in quotes")
-    return tuple(str(name).strip() for name in value)
+    return tuple(name.strip() for name in value)
 
 
 def _is_name(value: Any) -> bool:
     """Returns whether a value of the YAML can be the name of a class."""
-    return isinstance(value, str | int | float) and not isinstance(value, bool) and bool(str(value).strip())
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _names_in_annotations(splits: Mapping[str, Split], path: Path) -> tuple[str, ...] | None:

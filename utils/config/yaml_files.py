@@ -12,7 +12,7 @@ from utils.files.safe_io import read_text
 
 MAX_BYTES = 1 << 24
 _TEXT = "tag:yaml.org,2002:str"
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_NULL = "tag:yaml.org,2002:null"
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
@@ -23,8 +23,8 @@ else:
 def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> Any:
     """Reads a YAML file. Raises UserError, which names the file and line, if it is missing or malformed.
 
-    ``text_under``: top-level keys whose values are text. Numbers in them are returned as written, such as "012", which
-    YAML reads as 10.
+    ``text_under``: top-level keys whose values are text. What YAML would read as something else, such as "012" as 10
+    and "yes" as true, is returned as written; an empty value and null are None.
     """
     text = read_text(path, max_bytes=MAX_BYTES)
     try:
@@ -57,7 +57,10 @@ def _parse(text: str, text_under: frozenset[str] = frozenset()) -> Any:
 
 
 def _problem_of(error: Exception) -> str:
-    return getattr(error, "problem", None) or (str(error) if isinstance(error, yaml.YAMLError) else "malformed YAML")
+    problem = getattr(error, "problem", None) or (str(error) if isinstance(error, yaml.YAMLError) else "malformed YAML")
+    if "escape character" in problem or "hexdecimal" in problem:
+        problem += "; in double quotes, \\ begins an escape: write / or leave out the quotes"
+    return problem
 
 
 class _Loader(SafeLoader):
@@ -69,7 +72,7 @@ class _Loader(SafeLoader):
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in self.text_under:
-                    _keep_numbers_as_text(value)
+                    _keep_as_text(value)
         return super().construct_document(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
@@ -100,9 +103,9 @@ class _Loader(SafeLoader):
             ) from None
 
 
-def _keep_numbers_as_text(node: yaml.Node) -> None:
-    """Converts the numbers in a list, or in the keys and values of a mapping, to text, in nodes of their own: an alias
-    may use a node as a number elsewhere."""
+def _keep_as_text(node: yaml.Node) -> None:
+    """Makes the scalars in a list, or the keys and values of a mapping, text, in nodes of their own: an alias may use a
+    node as a number elsewhere."""
     if isinstance(node, yaml.SequenceNode):
         node.value = [_as_text(item) for item in node.value]
     elif isinstance(node, yaml.MappingNode):
@@ -110,7 +113,9 @@ def _keep_numbers_as_text(node: yaml.Node) -> None:
 
 
 def _as_text(node: yaml.Node) -> yaml.Node:
-    return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark) if node.tag in _NUMBERS else node
+    if not isinstance(node, yaml.ScalarNode) or node.tag == _NULL:
+        return node
+    return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
 
 
 def _error(node: yaml.Node, problem: str) -> yaml.YAMLError:

@@ -37,8 +37,8 @@ def test_deep_nesting_is_refused_by_the_reader(tmp_path, text):
         load_yaml(path)
 
 
-def test_numbers_under_some_keys_stay_as_written(tmp_path):
+def test_values_under_some_keys_stay_as_written(tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text("nc: &n 012\nnames: [012, 1e3, *n, cat]\nclass_of: {0x10: 1.50}\n")
+    path.write_text("nc: &n 012\nnames: [012, 1e3, *n, cat, yes, ~]\nclass_of: {0x10: 1.50}\n")
     values = load_yaml(path, text_under=frozenset({"names", "class_of"}))
-    assert values == {"nc": 10, "names": ["012", "1e3", "012", "cat"], "class_of": {"0x10": "1.50"}}
+    assert values == {"nc": 10, "names": ["012", "1e3", "012", "cat", "yes", None], "class_of": {"0x10": "1.50"}}
