@@ -244,6 +244,8 @@ def merge_settings(
             continue
         if name in given and rule == "fixed":
             flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
+            if name == "weights" and os.path.basename(new) == "last.pt":
+                raise UserError(f"{flag}: weights begin a new run; to continue that one: {resume_flag(new)}")
             raise UserError(
                 f"{flag}: the run has {old!r}, which cannot change; leave it out, or begin a new run "
                 f"with --weights {shlex.quote(str(last))}"

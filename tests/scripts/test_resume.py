@@ -247,6 +247,7 @@ REFUSED = {  # flags beside --resume FOLDER, and how the line begins
     "recipe": (["--set", "lr0=0.1"], "--set lr0=0.1: the run has ['close_mosaic=1']"),
     "model": (["--model", "yolov8n"], "--model yolov8n: the run has '"),
     "seed": (["--seed", "1"], "--seed 1: the run has 0"),
+    "weights": (["--weights", "/a/last.pt"], "--weights /a/last.pt: weights begin a new run; to continue that one: "),
     "name": (["--name", "other"], "--name other: the run continues in its own folder"),
 }
 
