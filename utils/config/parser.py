@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,8 +21,8 @@ from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from utils.address import as_address, full_address
-from utils.config.commands import command_of
-from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name
+from utils.config.commands import COMMANDS, command_of
+from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_name, words_of_settings
 from utils.config.settings import (
     FIRST_SETTINGS,
     HYPERPARAMETERS,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _MANY_FLAGS = 50  # at least this many flags: `--help` lists only `FIRST_SETTINGS`
 _STORED = "@"  # the only argument of a command whose settings are in the variable
 _VARIABLE = "LOCKSTEP_SETTINGS"  # not an argument, which every user of the machine can read: addresses may have logins
+_PYTHON_WORDS = {"true": True, "false": False, "none": None}
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `--set` adds to it
 
 
@@ -70,6 +72,8 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
             # Raises UserError at a flag that lacks its value, or has one and takes none.
             _, unknown = parser.parse_known_args(words, parsed)
             unknown = [word for word in unknown if word != "--"]
+            if unknown and (re.match(r"\w+=", unknown[0]) or unknown[0] in (*MODES, "detect", "resume")):
+                raise UserError(f"settings are flags: {_as_flags(cls, argv)}; see docs/migration.md")
             if unknown:
                 mistakes.add(parser.unknown_message(unknown))
             required = [field for field in fields.values() if default_of(field) is MISSING]
@@ -80,11 +84,43 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
         for name, value in vars(parsed).items():
             if value is _NOT_GIVEN:
                 continue
-            if isinstance(value, list) and len(value) == 1:
-                value = value[0]
             with mistakes.collecting():
-                values[name] = checked_setting(cls, name, value, shown_name(fields[name]))
+                values |= _settings_of_flag(cls, name, value)
     return ParsedCommand(cls(**values), frozenset(values))
+
+
+def _as_flags(cls: type[DataclassInstance], words: Sequence[str]) -> str:
+    """Returns a line of the yolo command, such as ``train data=a.yaml rect=True``, as a command line of ours."""
+    settings: dict[str, Any] = {}
+    others: list[str] = []  # such as flags
+    with all_mistakes() as mistakes:
+        for word in words:
+            name, _, value = word.partition("=")
+            if word in MODES:
+                cls = COMMANDS[MODES[word]].settings
+            elif word == "resume":
+                settings[word] = ""
+            elif value:
+                name = "weights" if name == "model" and value.endswith(".pt") else name
+                with mistakes.collecting():
+                    settings |= settings_of(cls, name, _PYTHON_WORDS.get(value.lower(), value))
+            elif word != "detect":
+                others.append(word)
+    return f"{command_of(cls).typed} {shlex.join([*words_of_settings(settings), *others])}"
+
+
+def _settings_of_flag(cls: type[DataclassInstance], name: str, value: Any) -> dict[str, Any]:
+    """Returns the settings that a flag, of ours or of another program, sets to what the parser has read. A flag that
+    does not take any text reads ``True``, ``False`` and ``None`` as Python's values. Raises UserError."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    field = cls.__dataclass_fields__.get(name)
+    hyperparameter = _hyperparameters(cls).get(name)
+    if field is None and hyperparameter is not None:
+        raise UserError(f"{flag_name(name)}: is a hyper-parameter; write --set {hyperparameter.name}={value}")
+    if field is None or field.metadata["bounds"].choices or field.metadata["const"] is not None:
+        value = _PYTHON_WORDS.get(str(value).lower(), value)
+    return settings_of(cls, name, value, location=shown_name(field) if field else flag_name(name))
 
 
 def _parse_stored(cls: type[DataclassT]) -> ParsedCommand[DataclassT]:
@@ -222,8 +258,6 @@ class Parser(argparse.ArgumentParser):
         if flags:  # other words are probably their values
             descriptions = [as_address(flag) + self._nearest(flag.partition("=")[0]) for flag in flags]
             return f"unrecognized arguments: {', '.join(descriptions)}"
-        if words[0] in (*MODES, "detect", "resume") or any("=" in word for word in words):
-            return "modes are programs, and settings are flags: --conf 0.3, not conf=0.3; see docs/migration.md"
         shown = f"{' '.join(map(as_address, words[:3]))}{' ...' if len(words) > 3 else ''}"
         return f"unrecognized arguments: {shown} (no flag takes these; a pattern such as '*.jpg' belongs in quotes)"
 
@@ -237,25 +271,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
-
-
-class _ForeignFlag(argparse.Action):
-    """A flag of another program, perhaps with a value, which sets what `settings_of` says."""
-
-    def __init__(self, option_strings: Sequence[str], settings: type[DataclassInstance], **options: Any) -> None:
-        super().__init__(option_strings, nargs="?", help=argparse.SUPPRESS, **options)
-        self._settings = settings
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None
-    ) -> None:
-        name = self.option_strings[0].removeprefix("--").replace("-", "_")
-        hyperparameter = field_by_alias(Hyperparameters).get(name)
-        if hyperparameter is not None:
-            raise UserError(f"{flag}: is a hyper-parameter; write --set {hyperparameter.name}={value or 'VALUE'}")
-        value = {"true": True, "false": False, "none": None}.get((value or "true").lower(), value)
-        for ours, checked in settings_of(self._settings, name, value, location=flag or name).items():
-            setattr(namespace, ours, checked)
 
 
 class _HelpAll(argparse.Action):
@@ -326,7 +341,8 @@ def _add_foreign_flags(parser: Parser, cls: type) -> None:
             setting, value = switches[name, True]
             parser.add_argument(flag, action="store_const", dest=setting, const=value, help=argparse.SUPPRESS)
         else:
-            parser.add_argument(flag, action=_ForeignFlag, settings=cls, dest=argparse.SUPPRESS)
+            options = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            parser.add_argument(flag, nargs="?", const="VALUE" if name in _hyperparameters(cls) else "True", **options)
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type, help_text: str) -> None:

@@ -33,11 +33,11 @@ def hyperparameters_from(
                 if usual is None or value == usual:
                     left_out.append(key)
                 else:
-                    mistakes.add(
-                        f"{path}: '{key}': does not exist here, or has another scale than in YOLOv5; remove it"
-                    )
+                    is_known = key in HYPERPARAMETERS or key in TrainConfig.__dataclass_fields__
+                    reason = "has another scale than in YOLOv5" if is_known else "does not exist here"
+                    mistakes.add(f"{path}: '{key}': {reason}; remove it")
             if left_out and lines is not None:
-                lines.append(f"{path}: left out, because only YOLOv5 has these: {', '.join(left_out)}")
+                lines.append(f"{path}: YOLOv5's, left out: {', '.join(left_out)}; docs/migration.md says why")
         hyp = base or Hyperparameters()
         with mistakes.collecting():
             hyp = _changed(hyp, values, path or "hyper-parameters")
