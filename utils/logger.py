@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ONE_RANK = logging.WARNING + 1  # level of a warning that only this rank can give
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
 MIN_LOGGED_S = 1.0  # shorter work has no line
@@ -103,14 +104,17 @@ class _PlainLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = one_line(with_short_addresses(super().formatMessage(record)))
-        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+        if record.levelno < logging.WARNING:
+            return text
+        return f"{'warning' if record.levelno < logging.ERROR else 'error'}: {text}"
 
 
 def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
     """Configures the project's logger for this process, replacing an earlier configuration.
 
     Args:
-        is_main: rank 0 logs INFO and above; other ranks log only warnings and errors.
+        is_main: rank 0 logs INFO and above. Other ranks do the same and would repeat its warnings: they log only those
+            of the level `ONE_RANK`, and errors.
         file_follows: whether rank 0 keeps its records for a later `continue_in_file`.
     """
     logger = get_logger()
@@ -125,7 +129,7 @@ def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
     for handler in handlers:
         handler.setFormatter(_PlainLine("%(message)s"))
         logger.addHandler(handler)
-    logger.setLevel(logging.INFO if is_main else logging.WARNING)
+    logger.setLevel(logging.INFO if is_main else ONE_RANK)
     logger.propagate = False
     for line in _early_lines:
         logger.info("%s", line)

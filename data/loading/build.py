@@ -58,7 +58,7 @@ def loader_workers(requested: int, ctx: DistributedContext) -> int:
 def warn_about_many_workers(requested: int, ctx: DistributedContext, split: str) -> None:
     """Warns if more workers are requested for the loader of ``split`` than there are cores."""
     total = requested * ctx.local_world_size
-    if ctx.is_main and total > available_cores():
+    if total > available_cores():
         message = "--workers %d (%s): %s on %s; about one per core is fastest"
         cores = counted(available_cores(), "core")
         get_logger().warning(message, requested, split, counted(total, "worker"), cores)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -34,7 +33,7 @@ from utils.distributed.context import DistributedContext, broadcast_object, max_
 from utils.distributed.join import joined_run
 from utils.errors import Stopped, UserError, first_line
 from utils.files.torch_file import read_checkpoint
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging
 from utils.process.launch import Launch
 from utils.process.signals import StopSignals
 
@@ -59,7 +58,6 @@ def run_evaluating_process(
     signal.
     """
     configure_logging(False)
-    get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
     with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx:
         store = ctx.store  # for messages of this kind only (`evaluation_store`)
         assert store is not None, "evaluating processes have been launched"

@@ -127,7 +127,7 @@ def prepare_process(ctx: DistributedContext, plan: RunPlan) -> None:
     log = get_logger()
     for message in plan.messages:
         log.info("%s", message)
-    log.info("%s on %s, torch %s", counted(ctx.world_size, "process"), ctx.device, torch.__version__)
+    log.info("%s on %s, torch %s", counted(ctx.world_size + ctx.eval_ranks, "process"), ctx.device, torch.__version__)
 
 
 def choose_kernels(config: TrainConfig) -> None:

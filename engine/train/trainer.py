@@ -47,7 +47,7 @@ from utils.distributed.context import DistributedContext, broadcast_object, max_
 from utils.errors import UserError
 from utils.files.results_csv import CONFIDENCE_COLUMN
 from utils.files.torch_file import read_checkpoint
-from utils.logger import get_logger
+from utils.logger import ONE_RANK, get_logger
 from utils.program import resume_flag
 
 SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less than repeating as much training
@@ -352,7 +352,8 @@ class Trainer:
             get_logger().info("float16 gradients overflow: step skipped, the loss scale is halved")
         elif values.paths:  # this rank's shard of a small batch may be empty
             cause = f"gradient (norm {values.grad_norm})" if values.local_finite else "loss"
-            get_logger().warning("non-finite %s, step skipped; its files: %s", cause, " ".join(values.paths))
+            message = "non-finite %s, step skipped; its files: %s"
+            get_logger().log(ONE_RANK, message, cause, " ".join(values.paths))
         if bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
             self.checkpointer.wait()
             last = self.checkpointer.last

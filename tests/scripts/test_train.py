@@ -98,10 +98,16 @@ def test_two_processes_equal_one_process_up_to_rounding(inputs, tmp_path, launch
     statistics. The processes of the older launcher are interpreters with seeds of string hashes of their own."""
     if launcher == "launch":
         monkeypatch.setenv("PYTHON_EXEC", sys.executable)
-    arguments = flags(inputs, tmp_path, "--epochs", "1", "--optimizer", "SGD", "--sync-bn")
+    model = write_model(tmp_path / "sizes.yaml", {**TINY_MODEL, "scales": {"n": [1, 1], "s": [1, 2]}})
+    arguments = flags({**inputs, "model": model}, tmp_path, "--epochs", "1", "--optimizer", "SGD", "--sync-bn")
     older = ["-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", str(free_port())]
     spawned = ["--spawn", "2"] if launcher == "spawn" else []
-    run_python(*(older if launcher == "launch" else []), *arguments, *spawned, torchrun=1 + (launcher == "torchrun"))
+    done = run_python(
+        *(older if launcher == "launch" else []), *arguments, *spawned, torchrun=1 + (launcher == "torchrun")
+    )
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert "no scale chosen" in warnings[0]
+    assert len(set(warnings)) == len(warnings)
     assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name.startswith("exp")] == ["exp"]
     call(train.main, *arguments[1:], "--name", "one")
     two, one = (rows(tmp_path / name / "results.csv") for name in ("exp", "one"))

@@ -53,12 +53,13 @@ def test_a_log_that_cannot_be_written_causes_one_warning(capfd, tmp_path):
     assert err == ""
 
 
-def test_other_processes_only_warn_and_write_no_file(capsys, tmp_path):
+def test_other_processes_log_what_they_alone_know_and_write_no_file(capsys, tmp_path):
     configure_logging(False, file_follows=True)
     logger_module.continue_in_file(tmp_path / "log.txt")
-    get_logger().info("hidden")
+    get_logger().warning("as the main process")
+    get_logger().log(logger_module.ONE_RANK, "alone")
     get_logger().log(logging.ERROR, "shown")
-    assert capsys.readouterr().out == "error: shown\n"
+    assert capsys.readouterr().out == "warning: alone\nerror: shown\n"
     assert not (tmp_path / "log.txt").exists()
 
 

@@ -79,6 +79,7 @@ def evaluated(inputs, tmp_path_factory) -> Path:
     with Processes(folder / "log.txt", faults=f"rated;{SLOW};snapshot:{folder / 'exp'}:{folder / 'kept'}") as run:
         run.ranks(2, *flags(inputs, folder, *EVALUATED))
         assert run.codes() == [0, 0], run.output()
+        assert "2 processes on cpu" in run.output()
     return folder / "exp"
 
 
