@@ -147,7 +147,7 @@ class DiskCache:
         if not self._is_verified[index]:
             self._is_verified[index] = value[size:] == _CRC.pack(zlib.crc32(memoryview(value)[:size]))
         if len(value) != size + _CRC.size or not self._is_verified[index]:
-            raise UserError(f"{self.path}: damaged at image {index}; remove it and start again")
+            raise UserError(f"{self.path}: damaged at image {index}; remove it")
         return np.frombuffer(value, np.uint8, size).view(self.pixels.dtype).reshape(shape)
 
 

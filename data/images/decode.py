@@ -278,11 +278,11 @@ def read_source(
     try:
         image, full_hw = read_reduced(path, (min_h, min_w), pixels)
     except UserError as error:
-        raise UserError(f"{error}; restore or remove it, and start again") from None
+        raise UserError(f"{error}; restore or remove it") from None
     if full_hw != tuple(image_hw):
         raise UserError(
             f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
-            f"set was indexed; it changed during the run; start again"
+            "set was indexed; it changed during the run"
         )
     if antialias and image.shape[:2] == full_hw:
         return resize(image, width, height)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -308,14 +309,16 @@ class Trainer:
         progress = self.progress
         first = progress.batch
         per_epoch = len(self.loader)
-        self.batches = [next(batches) for _ in range(min(self.steps.accumulate, per_epoch - first))]
+        with self._reading_data():
+            self.batches = [next(batches) for _ in range(min(self.steps.accumulate, per_epoch - first))]
         numbers = range(first, first + len(self.batches))
         counts = [self.loader.global_images(number) for number in numbers]
         samples = sum(self.loader.global_samples(number) for number in numbers)  # --quad: four to an image
         self.step.optimizer.set_rates(self.schedule, progress.updates)
         self.step(self.batches, counts, updates=progress.updates + 1, flags=self.control.flags(), samples=samples)
         progress.count_step(len(self.batches))
-        batches.prefetch(self._batches_of_next_step())
+        with self._reading_data():
+            batches.prefetch(self._batches_of_next_step())
         self.step_samples = samples
         self.data_wait_s = batches.pop_wait_time()
         flags = self._read_values(leave=0 if progress.batch == per_epoch else 1)
@@ -411,9 +414,13 @@ class Trainer:
             epoch = self._unscored[0]
             if epoch.is_validated:
                 is_newest = self._has_current_weights(epoch)
-                epoch.evaluation = self.run.scorer.read(
-                    epoch.number, is_closing=epoch.is_closing, is_newest=is_newest, should_stop=self.control.should_stop
-                )
+                with self._reading_data():
+                    epoch.evaluation = self.run.scorer.read(
+                        epoch.number,
+                        is_closing=epoch.is_closing,
+                        is_newest=is_newest,
+                        should_stop=self.control.should_stop,
+                    )
                 if self.control.after_validation() is not Action.CONTINUE:
                     self._stopped = True
                     return
@@ -560,6 +567,14 @@ class Trainer:
         folder = self.run.folder
         location = f"{as_flag('project', str(folder.parent))} {as_flag('name', folder.name)}"
         return f"complete the run with: --resume auto {location}"
+
+    @contextmanager
+    def _reading_data(self) -> Iterator[None]:
+        """Adds to an error about the data set, such as an image that was moved, how to continue the run."""
+        try:
+            yield
+        except UserError as error:
+            raise type(error)(f"{error}; {self._continuation()}", whole=True) from None
 
     def _resume_flags(self) -> str:
         """Returns the flags that continue the run: a checkpoint's callbacks run only if the command names them."""

@@ -141,6 +141,17 @@ def test_the_files_of_each_skipped_step_are_in_the_log(inputs, tmp_path, capsys,
     assert len(files) == 4
 
 
+def test_a_run_whose_images_vanish_names_the_command_that_continues_it(inputs, tmp_path, capsys, monkeypatch):
+    """ "Start again" was read literally, and the run thrown away."""
+    data = write_dataset(tmp_path / "set", train=8, val=3)
+    (tmp_path / "moving.py").write_text(f"import shutil\ndef on_epoch(run): shutil.rmtree({str(tmp_path / 'set')!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    argv = [*flags(inputs), "--data", data, "--epochs", "3", "--project", tmp_path / "runs"]
+    line = error_of(capsys, train.main, *argv, "--set", "mosaic_block=0", "--callbacks", "moving:on_epoch")
+    assert "no such image; restore or remove it; " in line
+    assert f"--resume {tmp_path / 'runs' / 'exp' / 'last.pt'} " in line
+
+
 def test_file_names_that_are_not_utf_8_are_handled(inputs, tmp_path, capsys):
     """Latin-1 bytes, as found on old disks."""
     data = write_dataset(tmp_path / "set", train=3, val=2)

@@ -134,7 +134,7 @@ def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_
     cache.path.write_bytes(whole)
     damaged = cached("disk", index)
     assert damaged[2].any()
-    with refused("disk/lockstep-...-64.lmdb: damaged at image 3; remove it and start again"):
+    with refused("disk/lockstep-...-64.lmdb: damaged at image 3; remove it"):
         damaged[3]
 
 
@@ -205,15 +205,12 @@ def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
     good = Path(index.path(2)).read_bytes()
     Path(index.path(2)).write_bytes(b"not an image")
     for kind in ("ram", "disk"):
-        with refused(
-            "images/002.png: cannot be decoded (damaged, or not an image); restore or remove it, and start again"
-        ):
+        with refused("images/002.png: cannot be decoded (damaged, or not an image); restore or remove it"):
             cached(kind, index)
     Path(index.path(2)).write_bytes(good)
     assert same_as_the_files(cached("disk", index), index)
     Path(index.path(0)).write_bytes(Path(index.path(1)).read_bytes())  # a file of another size
     with refused(
-        "images/000.png: is 100x200 pixels but was 80x60 when the data set was indexed; it changed during "
-        "the run; start again"
+        "images/000.png: is 100x200 pixels but was 80x60 when the data set was indexed; it changed during the run"
     ):
         cached("disk", replace(index, image_files="changed"))
