@@ -12,6 +12,7 @@ from utils.address import with_short_addresses
 CHECK_FAILED = 1  # a result failed its check, or tools.check found issues
 BUG = 1  # with a traceback, as of Python itself
 USER_ERROR = 2  # a user's mistake, or a limit of the machine; also argparse's code
+LOST_PEER = 3  # of a process of ``--spawn``, which leaves it to its parent to say how another one has ended
 REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: a signal stopped a training run, which can be resumed
 INTERRUPTED = 130  # Ctrl-C, as in shells
 

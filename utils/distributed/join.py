@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext, all_objects
-from utils.errors import PeerFailure, PeerLost, Stopped, UserError, first_line
+from utils.errors import LOST_PEER, PeerFailure, PeerLost, Stopped, UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
 from utils.machine.limits import require_posix
@@ -47,7 +47,7 @@ _LOOPBACK = "127.0.0.1"
 LEAVE_S = 5.0  # longest time for which process 0 waits for the others at the end
 LOG_AFTER_S = 10.0  # waiting time after which a line is logged, and then again and again
 # Parts of a failed collective's message that mean that another process has ended.
-_LOST_PEER_MARKS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL error")
+_LOST_PEER_MARKS = ("gloo/transport", "Connection closed by ", "Connection reset by peer", "ncclRemoteError")
 
 
 @contextmanager
@@ -95,14 +95,16 @@ def leave_run(ctx: DistributedContext) -> None:
 def _once(store: dist.Store, error: Exception) -> Exception:
     """Returns the error to raise for an error of this process: the same, if it is a bug or the first of the run."""
     message = str(error)
-    is_peer_lost = isinstance(error, dist.DistError) or any(mark in message for mark in _LOST_PEER_MARKS)
-    if isinstance(error, RuntimeError) and is_peer_lost:
+    reason = message.partition("Last error:")[2].strip() or first_line(error)  # NCCL's own words
+    is_peer_lost = any(mark in message for mark in _LOST_PEER_MARKS)
+    if isinstance(error, RuntimeError) and (is_peer_lost or isinstance(error, dist.DistError)):
         if "/dev/shm" in message:
             error = UserError("NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host")
+        elif "NCCL error" in message and not is_peer_lost:
+            error = UserError(f"NCCL failed: {reason}")
         elif multiprocessing.parent_process() is not None:  # `spawn` says how the other process has ended
-            return PeerFailure("another process of this run has ended")
+            return PeerFailure("another process of this run has ended", LOST_PEER)
         else:
-            reason = first_line(error)
             error = PeerLost(f"another process of this run has ended; its launcher prints why ({reason})")
     try:
         is_first = store.add("errors", 1) == 1

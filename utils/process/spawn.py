@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import connection, resource_tracker
 from typing import Any
 
-from utils.errors import BUG, USER_ERROR, PeerFailure, PeerLost, Stopped, UserError
+from utils.errors import BUG, LOST_PEER, USER_ERROR, PeerFailure, PeerLost, Stopped, UserError
 from utils.logger import early_lines, log_when_configured
 from utils.machine.limits import require_posix
 from utils.machine.resources import available_cores, available_memory
@@ -111,6 +111,8 @@ def spawn(function: Callable[..., object], processes: int, args: Sequence[Any] =
         raise Stopped(STOP_CODES[code])
     if code < 0:  # it could not print anything itself
         raise PeerLost(f"{name} was {killed_by(-code)}")
+    if code == LOST_PEER:  # no other has ended in `PEER_GRACE_S`
+        raise PeerLost(f"{name} lost its connection to another one, which has not failed; NCCL_DEBUG=INFO prints more")
     if code in (BUG, USER_ERROR):
         raise PeerFailure(f"{name} failed", code)
     raise UserError(f"{name} ended with status {code}; did a callback or a library exit?")

@@ -208,6 +208,71 @@ def test_a_process_whose_peer_is_killed_in_a_collective_ends_with_one_line(tmp_p
         assert "Traceback" not in run.output()
 
 
+FAILS = """
+import sys
+import torch.distributed as dist
+from utils.distributed.join import joined_run
+from utils.process.launch import read_launch
+from utils.process.main import run_main
+from utils.process.spawn import spawn
+
+def work(message):
+    with joined_run(read_launch(), "cpu"):
+        raise dist.DistBackendError(message)
+
+def main(argv):
+    work(*argv) if read_launch() else spawn(work, 2, argv)
+
+if __name__ == "__main__":
+    run_main(main, sys.argv[1:])
+"""
+NCCL_ERROR = "NCCL error in: NCCLUtils.cpp:94, {} (run with NCCL_DEBUG=INFO for details), NCCL version 2.29.7\n{}"
+OUT_OF_MEMORY = NCCL_ERROR.format(
+    "unhandled cuda error",
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'\n",
+)
+SAME_GPU = NCCL_ERROR.format(
+    "invalid usage",
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+    "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+)
+REMOTE = NCCL_ERROR.format(
+    "remote process exited or there was a network error",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    "Last error:\nsocketProgress: Connection closed by remote peer node0<4321>",
+)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message", "line"),
+    [
+        ("spawn", OUT_OF_MEMORY, "NCCL failed: Cuda failure 2 'out of memory'"),
+        ("torchrun", OUT_OF_MEMORY, "NCCL failed: Cuda failure 2 'out of memory'"),
+        ("spawn", SAME_GPU, "NCCL failed: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"),
+        (
+            "torchrun",
+            NCCL_ERROR.format("internal error", ""),
+            "NCCL failed: NCCL error in: NCCLUtils.cpp:94, internal error",
+        ),
+        ("spawn", REMOTE, "lost its connection to another one"),
+        ("torchrun", REMOTE, "another process of this run has ended; its launcher prints why (socketProgress: "),
+    ],
+)
+def test_a_failure_of_nccl_is_one_line(tmp_path, launcher, message, line):
+    """Its errors are raised in two processes without GPUs."""
+    (tmp_path / "fails.py").write_text(FAILS)
+    port = free_port()
+    launched = [torchrun_variables(rank, 2, port) for rank in range(2)] if launcher == "torchrun" else [{}]
+    with Processes(tmp_path / "log") as run:
+        for variables in launched:
+            run.start([run.python, str(tmp_path / "fails.py"), message], PYTHONPATH=str(ROOT), **variables)
+        assert set(run.codes()) == {2}, run.output()
+        # Both may say it if the store ends with the first one.
+        (said,) = {text for text in run.output().splitlines() if text.startswith("error: ")}
+        assert line in said
+        assert "Traceback" not in run.output()
+
+
 def test_process_0_leaves_last_and_waits_for_evaluating_processes_too(monkeypatch):
     """The store ends with it, and others may still read from it."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
