@@ -200,7 +200,7 @@ def open_evaluation(
 
     ``class_weights``: (C,) in the loss.
     """
-    load_nms()  # a torchvision that does not fit ends the run before its folder is made
+    load_nms(ctx.device)  # a torchvision that does not fit ends the run before its folder is made
     config = settings.config
     criterion = model.head.build_loss(
         settings.hyp, teacher=teacher, label_smoothing=config.label_smoothing, class_weights=class_weights

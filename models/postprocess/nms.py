@@ -32,11 +32,11 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, iou_thres: float, groups_per_ima
 
     Returns bool (M,). Raises what `load_nms` raises.
     """
-    nms = load_nms()
     device = boxes_xyxy.device
     if device.type not in ("cpu", "cuda"):  # MPS has neither float64 nor this operator
         boxes_xyxy = boxes_xyxy.cpu()
         group = group.cpu()
+    nms = load_nms(group.device)
     shifted = boxes_xyxy.double() + (group % groups_per_image * _SHIFT)[:, None]
     lengths = (group // groups_per_image).unique_consecutive(return_counts=True)[1].tolist()
     best_first = torch.arange(len(group), 0, -1, dtype=shifted.dtype, device=group.device)
@@ -47,11 +47,12 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, iou_thres: float, groups_per_ima
 
 
 @functools.cache
-def load_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
+def load_nms(device: torch.device) -> Callable[[Tensor, Tensor, float], Tensor]:
     """Loads torchvision's operators and returns ``torchvision.ops.nms``. Importing torchvision would take seconds,
     because it also loads its models, its data sets and torch._dynamo.
 
-    Raises UserError if torchvision was built for another torch, and ModuleNotFoundError if it is not installed.
+    Raises UserError if torchvision was built for another torch, or without CUDA and ``device`` is a GPU, and
+    ModuleNotFoundError if it is not installed.
     """
     package = find_spec("torchvision")
     if package is None or package.origin is None:
@@ -60,9 +61,15 @@ def load_nms() -> Callable[[Tensor, Tensor, float], Tensor]:
     try:
         for library in folder.glob("_C*"):
             torch.ops.load_library(library)
-        return torch.ops.torchvision.nms
+        nms = torch.ops.torchvision.nms
     except (OSError, AttributeError):
         raise UserError(
             f"torchvision in {folder} was not built for torch {torch.__version__}; "
             "pip install --upgrade torch torchvision"
         ) from None
+    if device.type == "cuda" and not torch._C._dispatch_has_kernel_for_dispatch_key("torchvision::nms", "CUDA"):
+        raise UserError(
+            f"torchvision in {folder} has no CUDA kernels, which torch {torch.__version__} has; "
+            "pip install --force-reinstall torch torchvision"
+        )
+    return nms

@@ -145,6 +145,12 @@ def _killed_worker(error: Exception, _: str) -> str | None:
     return f"a loader process was killed{by_signal}: {reason}"
 
 
+def _no_kernels(error: Exception, _: str) -> str | None:
+    if "no kernel image is available" not in str(error):
+        return None
+    return "torch or torchvision has no kernels for this GPU; install a build for it, or use --device cpu"
+
+
 def _out_of_memory(error: Exception, advice: str) -> str | None:
     message = str(error)
     is_memory_error = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
@@ -177,6 +183,7 @@ _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
     _too_many_processes,
     _failed_storage,
     _killed_worker,
+    _no_kernels,
     _out_of_memory,
 )
 

@@ -137,7 +137,19 @@ def test_a_torchvision_for_another_torch_is_one_line(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     nms.load_nms.cache_clear()
     with refused("torchvision in ... was not built for torch ...; pip install --upgrade torch torchvision"):
-        nms.load_nms()
+        nms.load_nms(torch.device("cpu"))
+
+
+def test_a_torchvision_without_cuda_kernels_is_refused_at_the_start(monkeypatch):
+    """One that was built for CPUs defines the operator all the same."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    monkeypatch.setattr(
+        torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: key != "CUDA" and has_kernel(name, key)
+    )
+    nms.load_nms.cache_clear()
+    with refused("torchvision in ... has no CUDA kernels, ...; pip install --force-reinstall torch torchvision"):
+        nms.load_nms(torch.device("cuda", 0))
+    nms.load_nms(torch.device("cpu"))
 
 
 def test_the_number_of_threads_is_what_it_was():
