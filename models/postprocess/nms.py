@@ -1,7 +1,8 @@
 """Greedy non-maximum suppression of many groups: only a better kept box of the same group suppresses a box.
 
 torchvision's operator is called once per image, with the groups shifted apart, in float64: the shifted coordinates keep
-all their bits, and an IoU of exactly 0.3 is not higher than 0.3, which it is in float32.
+all their bits. CUDA's kernel rounds the threshold to float32, so all devices get the next float32 above it: an IoU of
+exactly 0.3 or 0.7 is not higher than the threshold.
 
 Legend: M boxes, G groups per image.
 """
@@ -37,12 +38,13 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, iou_thres: float, groups_per_ima
         boxes_xyxy = boxes_xyxy.cpu()
         group = group.cpu()
     nms = load_nms(group.device)
+    threshold = float(torch.tensor(iou_thres).nextafter(torch.tensor(1.0)))
     shifted = boxes_xyxy.double() + (group % groups_per_image * _SHIFT)[:, None]
     lengths = (group // groups_per_image).unique_consecutive(return_counts=True)[1].tolist()
     best_first = torch.arange(len(group), 0, -1, dtype=shifted.dtype, device=group.device)
     keep = torch.zeros_like(group, dtype=torch.bool)
     for boxes, scores, of_image in zip(shifted.split(lengths), best_first.split(lengths), keep.split(lengths)):
-        of_image.index_fill_(0, nms(boxes, scores, iou_thres), True)
+        of_image.index_fill_(0, nms(boxes, scores, threshold), True)
     return keep.to(device)
 
 

@@ -152,6 +152,22 @@ def test_a_torchvision_without_cuda_kernels_is_refused_at_the_start(monkeypatch)
     nms.load_nms(torch.device("cpu"))
 
 
+@pytest.mark.parametrize("precision", [np.float64, np.float32])
+@pytest.mark.parametrize(("iou_thres", "overlap"), [(0.3, 6), (0.45, 9), (0.5, 10), (0.7, 14), (1.0, 20)])
+def test_an_iou_of_exactly_the_threshold_is_kept_on_any_device(monkeypatch, iou_thres, overlap, precision):
+    """CUDA's kernel rounds the threshold to float32: 0.45 and 0.7 become lower, 0.3 becomes higher."""
+    whole = torch.tensor([0.0, 0, 20, 20])
+    same = torch.tensor([0.0, 0, overlap, 20])  # an IoU of overlap / 20 with the whole
+    higher = torch.tensor([0.0, 0, min(overlap + 0.001, 20), 20])
+    on_cpu = nms.load_nms(torch.device("cpu"))
+    monkeypatch.setattr(
+        nms, "load_nms", lambda device: lambda boxes, scores, limit: on_cpu(boxes, scores, float(precision(limit)))
+    )
+    for box, is_kept in ((same, True), (higher, overlap == 20)):
+        keep = nms.nms_keep(torch.stack((whole, box)), torch.zeros(2, dtype=torch.int64), iou_thres, 1)
+        assert keep.tolist() == [True, is_kept]
+
+
 def test_the_number_of_threads_is_what_it_was():
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
