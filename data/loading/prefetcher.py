@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -10,6 +11,13 @@ from collections.abc import Iterator
 import torch
 
 from utils.batches import Batch
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns the stream that copies to a GPU: always the same, because torch's allocator keeps memory for each, and a
+    new one would be the next of 32."""
+    return torch.cuda.Stream(device)
 
 
 class Prefetcher:
@@ -23,7 +31,7 @@ class Prefetcher:
         """``batches``: batches on the host."""
         self._batches = batches
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _copy_stream(device) if device.type == "cuda" else None
         self._ready: deque[tuple[Batch, torch.cuda.Event | None]] = deque()
         self._waited_s = 0.0
 

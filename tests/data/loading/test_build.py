@@ -41,6 +41,15 @@ def test_copies_of_a_data_set_that_lead_to_other_epochs_have_other_facts(index, 
 CPU = torch.device("cpu")
 
 
+def test_all_batches_for_a_gpu_are_copied_by_one_stream(monkeypatch):
+    """The allocator keeps blocks for each."""
+    created = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: created.append(device) or device)
+    for _ in range(3):  # validations
+        Prefetcher(iter(()), device=torch.device("cuda", 7))
+    assert len(created) == 1
+
+
 class Loader:
     """Yields ten batches and counts those that were fetched."""
 
