@@ -90,5 +90,5 @@ def _pad_regions(ignore: np.ndarray, num_classes: int) -> _PaddedRegions:
     # The last column is class -1, for all classes.
     ignores_class = np.zeros((*boxes.shape[:2], num_classes + 1), np.float32)
     ignores_class[row[region_of_row], slot[region_of_row], classes] = 1
-    ignores_class[..., :-1] += ignores_class[..., -1:]
-    return _PaddedRegions(images, boxes, ignores_class[..., :-1])
+    # The sum is contiguous: a part of an array would be copied to a GPU through memory that is not pinned.
+    return _PaddedRegions(images, boxes, ignores_class[..., :-1] + ignores_class[..., -1:])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.box_coding import from_host
 from models.losses.ignored_cells import ignored_cells
 from tests.helpers.tiny import as_targets
 from tests.models.losses.cases import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
@@ -44,6 +45,20 @@ def test_cells_are_those_of_a_loop():
     images, found = ignored_cells(REGIONS[2:], raw, STRIDES, CLASSES)  # those of the second image alone
     assert images.tolist() == [1]
     np.testing.assert_array_equal(found, expected[1:])
+
+
+def test_regions_are_copied_in_one_piece(monkeypatch):
+    """To a GPU, parts of arrays would be copied from memory that is not pinned."""
+    copied = []
+
+    def note(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        copied.append(array)
+        return from_host(array, device)
+
+    monkeypatch.setattr("models.losses.ignored_cells.from_host", note)
+    ignored_cells(REGIONS, raw_maps("anchor_free", 2), STRIDES, CLASSES)
+    assert copied
+    assert all(array.flags.c_contiguous for array in copied)
 
 
 def background(kind: str, raw: torch.Tensor) -> list[tuple[int, torch.Tensor, slice]]:
