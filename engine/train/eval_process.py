@@ -34,6 +34,7 @@ from utils.distributed.join import joined_run
 from utils.errors import Stopped, UserError, first_line
 from utils.files.torch_file import read_checkpoint
 from utils.logger import configure_logging
+from utils.machine.torch_threads import threads_of_process
 from utils.process.launch import Launch
 from utils.process.signals import StopSignals
 
@@ -121,8 +122,10 @@ def build_score(
     names = (names_with(TrainConfig, scope="machine") | {"data"}).intersection(explicit_flags)
     here = resolve(own)
     config = replace(run.config, **{name: getattr(here, name) for name in names})
-    if ctx.device.type == checkpoint.header.run.device:
-        torch.set_num_threads(checkpoint.header.run.threads)  # on a CPU the rounding may depend on their number
+    threads = checkpoint.header.run.threads  # on a CPU the rounding may depend on their number
+    if ctx.device.type != checkpoint.header.run.device:  # the loaders of the GPUs need the other half of the cores
+        threads = config.threads or threads_of_process(2 * ctx.local_world_size)
+    torch.set_num_threads(threads)
     choose_kernels(config)
     stored_in = "" if "data" in names else str(checkpoint.path)
     source = replace(DataSource.of_training(config), val_images=tuple(run.val_images), stored_in=stored_in)

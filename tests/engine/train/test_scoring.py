@@ -7,13 +7,17 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import train
 from engine.evaluation.evaluator import Evaluator
 from engine.train import eval_process
+from engine.train.checkpoint import Checkpoint
+from engine.train.control import RunControl
 from engine.train.step import TrainStep
 from tests.helpers.processes import Processes
 from tests.helpers.repository import ROOT
@@ -22,9 +26,13 @@ from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, call
 from tests.helpers.tiny import write_dataset, write_model
 from tests.robustness.faulty_train import inject_step_fault
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
+from utils.machine import torch_threads
 from utils.process.launch import torchrun_variables
+from utils.process.signals import StopSignals
 from utils.process.spawn import free_port
 
 EVALUATED = ("--eval-ranks", "1")
@@ -207,6 +215,22 @@ def test_a_killed_evaluating_process_ends_the_job_and_nothing_is_lost(inputs, tm
         assert run.codes() != [0], run.output()
         run.wait_gone()
     assert read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]["epoch"] >= 1
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 5), ("cuda", 7)])
+def test_a_cpu_that_validates_for_gpus_leaves_half_of_the_cores_to_their_loaders(alone, monkeypatch, device, threads):
+    """One that validates for CPUs has their number, so that it rounds as they do."""
+    chosen = []
+    monkeypatch.setattr(torch_threads, "available_cores", lambda: 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    checkpoint = Checkpoint.read(alone / "last.pt").record()
+    header = replace(checkpoint.header, run=replace(checkpoint.header.run, device=device, threads=5))
+    ctx = DistributedContext.single("cpu")
+    control = RunControl(ctx, StopSignals())
+    eval_process.build_score(ctx, TrainConfig(), (), replace(checkpoint, header=header), control)
+    assert chosen == [threads]
 
 
 @pytest.mark.parametrize("run_id", ["another", None])
