@@ -7,7 +7,7 @@ WHEEL_VENV ?= .venv-wheel
 LOCK ?= constraints.txt
 # The tests to run, and pytest options: make test TESTS='tests/models -k nms'
 TESTS ?=
-# The checks on a GPU to run: all, or a half that takes at most nine minutes, 'gpu and quick' or 'gpu and not quick'.
+# The checks on a GPU to run: all, or a half, 'gpu and quick' or 'gpu and not quick'.
 GPU_CHECKS ?= gpu
 # The commit that `make same-bits` compares with, and the data set of its trainings.
 BASE ?= HEAD

@@ -14,11 +14,11 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.
 TIMEOUT_S = 280.0
 
 
-def run(*arguments: object, **environment: str) -> str:
-    """Runs ``python ARGUMENTS`` in the repository's folder. Returns its output. Fails unless it exits with 0."""
+def run(*arguments: object, code: int = 0, **environment: str) -> str:
+    """Runs ``python ARGUMENTS`` in the repository's folder. Returns its output. Fails unless it exits with ``code``."""
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder, "log.txt"), real=True) as processes:
         processes.start([processes.python, *map(str, arguments)], **LOOPBACK, **environment)
-        assert processes.codes(TIMEOUT_S) == [0], processes.output()
+        assert processes.codes(TIMEOUT_S) == [code], processes.output()
         return processes.output()
 
 

@@ -4,7 +4,7 @@ share it.
     python -m pytest tests/gpu -vv -m "gpu and quick"
     python -m pytest tests/gpu -vv -m "gpu and not quick"
 
-Each of the two calls is planned to take less than nine minutes on an H100 or H200 with 16 cores. They need torch,
+On an H100 or H200 with 16 cores, the first call is planned to take five minutes, and both nine. They need torch,
 OpenCV, NumPy, PyYAML and pytest; the checks of ONNX files are skipped without their packages.
 
 LOCKSTEP_GPU_TESTS=cpu runs the checks on the CPU with tiny models (`make test-gpu-dry`), to see that they work.

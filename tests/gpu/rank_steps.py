@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,31 +24,30 @@ from benchmarks.speed.training_step import build_step, context_of, make_batches
 from engine.parallel import virtual_ranks
 from tests.gpu.step_checks import state_of
 from utils.distributed.context import DistributedContext, shard_bounds
-from utils.distributed.join import join_run
+from utils.distributed.join import joined_run
 from utils.process.launch import read_launch
+from utils.process.main import run_main
 
 LAST_IMAGES = 1
 
 
-def main() -> None:
-    trainings, folder, device, imgsz, batch_size, *backend = sys.argv[1:]
+def main(argv: Sequence[str]) -> None:
+    trainings, folder, device, imgsz, batch_size, *backend = argv
     torch.set_num_threads(1)  # the rounding of sums on a CPU depends on the number of threads
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    ctx = join_run(read_launch(), "cpu")
-    if backend == ["nccl"]:
-        ctx = join_with_nccl(ctx)
-    on = context_of(device).device
-    if on.type == "cuda":
-        torch.cuda.set_device(on)
-        exchange_through_host()
-    ctx = replace(ctx, device=on, devices=(on,))
-    for name, settings in json.loads(trainings).items():
-        state = train(ctx, int(imgsz), int(batch_size), **settings)
-        if ctx.is_main:
-            torch.save(state, Path(folder, f"{name}.pt"))
-    if ctx.is_distributed:
-        dist.destroy_process_group()
+    with joined_run(read_launch(), "cpu") as ctx:
+        if backend == ["nccl"]:
+            ctx = join_with_nccl(ctx)
+        on = context_of(device).device
+        if on.type == "cuda":
+            torch.cuda.set_device(on)
+            exchange_through_host()
+        ctx = replace(ctx, device=on, devices=(on,))
+        for name, settings in json.loads(trainings).items():
+            state = train(ctx, int(imgsz), int(batch_size), **settings)
+            if ctx.is_main:
+                torch.save(state, Path(folder, f"{name}.pt"))
 
 
 def join_with_nccl(ctx: DistributedContext) -> DistributedContext:
@@ -79,4 +79,4 @@ def train(
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, sys.argv[1:])

@@ -13,7 +13,6 @@ from benchmarks.same_bits import differences
 from tests.gpu.commands import LOOPBACK, TORCHRUN, run
 from tests.gpu.machine import Figure, Machine
 from tests.helpers.processes import Processes
-from utils.errors import REQUEUE
 from utils.files.torch_file import read_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +40,6 @@ def uninterrupted(flags: list[object], tmp_path_factory: pytest.TempPathFactory)
     [
         # A process group, of NCCL on a GPU. torchrun itself ends with 1 after a signal.
         pytest.param((*TORCHRUN, 1), signal.SIGTERM, 1, id="torchrun", marks=pytest.mark.quick),
-        pytest.param((), signal.SIGTERM, REQUEUE, id="SIGTERM"),
         pytest.param((), signal.SIGKILL, -signal.SIGKILL, id="SIGKILL"),
     ],
 )

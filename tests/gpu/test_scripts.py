@@ -12,6 +12,7 @@ import yaml
 
 from tests.gpu.commands import TORCHRUN, run, scores_of
 from tests.gpu.machine import Figure, Machine
+from tests.helpers.tiny import write_model
 from utils.config.export_formats import EXPORT_FORMATS
 
 pytestmark = pytest.mark.gpu
@@ -85,7 +86,6 @@ def test_a_training_in_half_precision(machine: Machine, train_flags: list[object
     assert_trained(tmp_path / "exp")
 
 
-@pytest.mark.quick
 def test_another_process_validates_on_the_cpu(machine: Machine, train_flags: list[object], tmp_path: Path):
     """The type of ``--amp`` is one that the GPU has and a CPU may not."""
     run(*train_flags, "--amp", machine.half, "--epochs", 3, "--spawn", 2, "--eval-ranks", 1, "--project", tmp_path)
@@ -100,18 +100,20 @@ def test_another_process_validates_on_the_cpu(machine: Machine, train_flags: lis
 def test_a_compiled_training(
     machine: Machine, train_flags: list[object], tmp_path: Path, launcher: tuple, flags: tuple
 ):
-    """A dry run compiles nothing, which would take minutes on a CPU."""
+    """Of a small model, which compiles faster. A dry run compiles nothing, which would take minutes on a CPU."""
     environment = {"TORCHDYNAMO_DISABLE": "1"} if machine.device == "cpu" else {}
-    run(*launcher, *train_flags, "--compile", *flags, "--project", tmp_path, **environment)
+    model = write_model(tmp_path / "tiny.yaml")
+    run(*launcher, *train_flags, "--model", model, "--compile", *flags, "--project", tmp_path, **environment)
     assert_trained(tmp_path / "exp")
 
 
-def test_the_largest_batch_fits(
+def test_the_batch_that_is_found_trains(
     machine: Machine, many_images: Path, train_flags: list[object], tmp_path: Path, figure: Figure
 ):
+    """Whether a larger one would, too, is not tried."""
     if machine.device == "cpu":
         pytest.skip("--batch-size -1 needs a GPU")
     run(*train_flags, "--data", many_images, "--imgsz", 640, "--batch-size", -1, "--project", tmp_path)
     settings = yaml.safe_load((tmp_path / "exp" / "settings.yaml").read_text(encoding="utf-8"))
-    figure("images of 640 px in the largest batch", settings["config"]["batch_size"])
+    figure("images of 640 px in a batch", settings["config"]["batch_size"])
     assert_trained(tmp_path / "exp")
