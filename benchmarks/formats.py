@@ -34,7 +34,6 @@ def main() -> None:
         imgsz={"default": 320},
         formats={"nargs": "+", "default": list(EXPORT_FORMATS), "choices": EXPORT_FORMATS, "help": "default: all"},
         precisions={"nargs": "*", "default": [], "choices": ["half", "int8"], "help": "in addition to float32"},
-        check_images={"default": "64", "help": "images to check each file with"},
         python={"nargs": "*", "default": [], "help": "FORMAT=INTERPRETER of another environment"},
     )
     interpreters = interpreters_of(options.python)
@@ -70,7 +69,7 @@ def exported(checkpoint: Path, name: str, precision: str, options: argparse.Name
     """Exports a checkpoint in one format. Returns the cells of the file (`measure`), or "failed", whose reason is
     printed on standard error."""
     command = [python, "export.py", "--weights", checkpoint, "--format", name, "--imgsz", options.imgsz]
-    command += ["--data", options.data, "--check-images", options.check_images]
+    command += ["--data", options.data]
     try:
         run_process([*command, *([f"--{precision}"] if precision else [])], OMP_NUM_THREADS="1")
     except SystemExit as error:

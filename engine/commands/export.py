@@ -41,6 +41,9 @@ from utils.machine.limits import explain_limit
 from utils.program import VERSION
 from utils.strings import counted
 
+CHECK_IMAGES = 64  # validation images on which a file is compared with the checkpoint
+CALIBRATION_IMAGES = 300  # training images for --int8
+
 
 def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     """Exports ``config.weights`` in each format; returns the files, which are next to the weights.
@@ -65,13 +68,13 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     with _data_errors(config):
         spec = _open_data(config, model) if config.check or config.int8 else None
         if spec is not None and config.int8:
-            reader = _open_images(config, model, spec, "train", count=config.calibration_images, options=options)
+            reader = _open_images(config, model, spec, "train", count=CALIBRATION_IMAGES, options=options)
             found = len(reader.sample_index)
             if found < config.batch:
                 raise UserError(f"--batch {config.batch}: is more than there are images to calibrate ({found})")
             graphs.calibration = partial(calibration_batches, reader, replace(options, dynamic=False), model.stride)
         if spec is not None and config.check:
-            reader = _open_images(config, model, spec, "val", count=config.check_images, options=options)
+            reader = _open_images(config, model, spec, "val", count=CHECK_IMAGES, options=options)
             reference = Reference(model, reader, options)
     metadata = _describe_file(model, options, reference, by_training=by_training)
 

@@ -19,7 +19,7 @@ class ModelEma(Generic[ModelT]):
     forgotten: ``decay * (1 - exp(-updates / tau))``, with updates counted from 1. Integer tensors are copied.
     """
 
-    def __init__(self, model: ModelT, *, decay: float, tau: float) -> None:
+    def __init__(self, model: ModelT, *, tau: float, decay: float = 0.9999) -> None:
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
         self._decay = decay
         self._tau = tau

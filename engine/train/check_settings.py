@@ -165,7 +165,6 @@ def unused_settings_of_run(ctx: DistributedContext, settings: RunSettings, model
         "@color": model.channels == 3,
         "@late": config.patience <= last_early_validation(epochs, config.val_every) - config.val_every,
         "@mosaic": not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0),
-        "@one2one": head.is_dual,
         "@processes": ctx.world_size > 1,
         "@refining": head.refines,
         "@square": not config.rect,

@@ -28,10 +28,10 @@ from utils.distributed.context import DistributedContext, gather_on_main
 from utils.errors import UserError, all_mistakes, os_reason
 from utils.files.results_csv import ResultsTable
 from utils.files.torch_file import VERSION, read_checkpoint, write_checkpoint
-from utils.logger import get_logger
+from utils.logger import get_logger, log_when_configured
 from utils.machine.limits import DISK_FULL
 from utils.program import resume_flag
-from utils.schema import Bounds, Count, build
+from utils.schema import Bounds, Count, build, check
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -348,9 +348,16 @@ class Checkpoint:
                 f"{path}: written by an earlier version, whose runs cannot continue; start a new one with "
                 f"--weights {shlex.quote(str(path))}"
             )
+        left_out: dict[str, Any] = {}  # settings that only another version of this program has
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters), ("command", TrainConfig)):
-            if name in content:  # a setting of another version of this program is not reported as damage
-                content[name] = build(settings, content[name], f"{path}: {name}")
+            if name in content:
+                stored = check(content[name], dict, f"{path}: {name}")
+                known = {key: stored[key] for key in stored if key in settings.__dataclass_fields__}
+                left_out |= {key: stored[key] for key in stored if key not in known}
+                content[name] = build(settings, known, f"{path}: {name}")
+        if left_out:
+            listed = ", ".join(f"{key} ({value})" for key, value in left_out.items())
+            log_when_configured(f"{path}: left out, because they are no settings any more: {listed}")
         with all_mistakes() as mistakes:
             parts: dict[str, Any] = {}
             for part, kind in (("header", CheckpointHeader), ("description", RunDescription), ("state", StoredState)):

@@ -44,7 +44,7 @@ class StepSettings:
     """Settings of the computation of a step."""
 
     amp_dtype: torch.dtype | None = None  # type of autocast; None: no autocast
-    clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
+    clip_norm: float = 10.0  # maximum norm of the gradients
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
     benchmark_images: int = 0  # batch size for which ``cudnn.benchmark`` is on, over all ranks; 0: it is off
@@ -241,8 +241,7 @@ class TrainStep:
             drop_zero_gradients(self.optimizer.parameters)
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients) * factor
-        if self.settings.clip_norm > 0:
-            factor = factor * (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1)
+        factor = factor * (self.settings.clip_norm / (norm + 1e-6)).clamp(max=1)
         if gradients:
             torch._foreach_mul_(gradients, factor)
         return norm.float(), 1 - norm.isfinite().float()
@@ -310,7 +309,7 @@ def build_step(
         sharded=config.zero and ctx.is_distributed,
     )
     optimizer = build_optimizer(model, config.optimizer, optimizer_settings, loaded)
-    ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
+    ema = ModelEma(model, tau=hyp.ema_tau)
     compilation = None
     if config.compile:
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
@@ -321,7 +320,6 @@ def build_step(
     searches = may_search and steps.planned_steps * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     step_settings = StepSettings(
         amp_dtype=amp_dtype,
-        clip_norm=hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
         benchmark_images=full_batch if searches else 0,

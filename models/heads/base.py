@@ -148,7 +148,7 @@ class DetectionHead(nn.Module):
         if self.is_dual:
             distilled = settings.distilled_classes if teacher is not None and teacher.is_dual else ()
             one_to_one_loss = self.branch_loss(replace(settings, one_to_one=True, distilled_classes=distilled))
-            loss = DualAssignmentLoss(first_loss, one_to_one_loss, gain=hyp.one2one)
+            loss = DualAssignmentLoss(first_loss, one_to_one_loss)
         loss.teacher = teacher
         return loss
 

@@ -125,7 +125,7 @@ class DualAssignmentLoss(Criterion):
     one-to-one layers.
     """
 
-    def __init__(self, many: BranchLoss, one: BranchLoss, *, gain: float) -> None:
+    def __init__(self, many: BranchLoss, one: BranchLoss, *, gain: float = 4.0) -> None:
         super().__init__()
         self.many = many
         self.one = one

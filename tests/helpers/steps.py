@@ -34,7 +34,7 @@ def make_train_step(
     """
     ema = ModelEma(model, decay=0.9, tau=1.0)
     rule = build_optimizer(model, optimizer, OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=5e-4))
-    step_settings = StepSettings(**{"clip_norm": 10.0, **settings})
+    step_settings = StepSettings(**settings)
     autocast = partial(step_settings.autocast, ctx.device)
     if wrapped is None or virtual_ranks:
         config = TrainConfig(virtual_ranks=virtual_ranks, pipeline=2 if pipeline else 1)

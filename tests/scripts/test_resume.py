@@ -76,6 +76,15 @@ def position(folder: Path) -> tuple[int, int]:
     return progress["epoch"], progress["batch"]
 
 
+def test_a_setting_that_has_ended_is_named_once_and_the_run_continues(root, saved):
+    content = read_checkpoint(saved / "last.pt")
+    content["config"]["old_flag"] = content["hyp"]["clip_norm"] = 10.0
+    write_checkpoint(content, saved / "last.pt")
+    out = run("--resume", saved / "last.pt")
+    assert out.count("old_flag (10.0), clip_norm (10.0)") == 1
+    assert_same_run(root / "whole", saved)
+
+
 @pytest.mark.parametrize("way", ["last.pt", "newest", "name", "auto"])
 def test_a_run_continues_at_its_step(root, saved, way):
     if way == "name":

@@ -33,6 +33,7 @@ from utils.errors import UserError
 from utils.files.paths import check_output_folder
 from utils.machine.resources import available_cores
 
+MIN_SCORE = 0.3  # of the label errors that are reported
 MAX_LISTED = 3  # issues of each kind in the summary
 
 
@@ -97,21 +98,21 @@ def check_dataset(config: CheckConfig) -> CheckResult:
         if problem:
             raise UserError(f"--out {config.out}: {problem}; name another folder")
         check_output_folder(Path(config.out))
-    workers = available_cores() if config.workers < 0 else config.workers
+    workers = available_cores()
     splits, issues = scan_splits(spec, config.split, workers=workers)
     issues += refused_splits(splits)
     found: dict[tuple[str, str, str], Issue] = {}  # once, if splits share a folder
     for issue in (issue for split in splits for issue in scan_issues(split)):
         found.setdefault((issue.kind, issue.where, issue.text), issue)
     issues += found.values()
-    issues += image_issues(splits, max(workers, 1))
+    issues += image_issues(splits, workers)
     issues += [issue for split in splits for issue in box_pairs(split)]
     issues += box_sizes(splits, imgsz)
     issues += class_use(splits)
     trust_notes: list[str] = []
     if model is not None:
-        validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
-        label_errors, trust_notes = examine_labels(validation, model, spec, splits, min_score=config.min_score)
+        validation = ValConfig(weights=config.weights, imgsz=config.imgsz)
+        label_errors, trust_notes = examine_labels(validation, model, spec, splits)
         issues += label_errors
     return CheckResult(spec, splits, issues, trust_notes, imgsz, config.weights)
 
@@ -196,9 +197,9 @@ def _finding_boxes(split: CheckedSplit, part: Scan, finding: Finding, where: str
 
 
 def examine_labels(
-    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], *, min_score: float
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit]
 ) -> tuple[list[Issue], list[str]]:
-    """Finds the label errors of all splits with a score of at least ``min_score``, the highest first, by the detections
+    """Finds the label errors of all splits with a score of at least `MIN_SCORE`, the highest first, by the detections
     that val.py scores with ``config``. Also returns lines about how far to trust the model."""
     issues: list[Issue] = []
     notes: list[str] = []
@@ -208,7 +209,7 @@ def examine_labels(
         assert scores is not None, "the only process has the scores"
         result = scores.evaluation.result
         class_ap50 = result.class_metrics["AP50"]
-        issues += find_label_errors(split, scores.evaluation.for_ap, class_ap50, min_score)
+        issues += find_label_errors(split, scores.evaluation.for_ap, class_ap50, MIN_SCORE)
         if result.class_targets.any():
             unjudged = unjudged_classes(class_ap50, spec.names)
             note = f"{Path(config.weights).name} has AP {result.ap:.3f} on {split.name}"

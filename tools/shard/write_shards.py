@@ -37,6 +37,7 @@ from utils.machine.threads import map_ahead
 from utils.strings import counted, format_bytes
 
 _HEADER = 512  # bytes before the content of a file in a tar file
+READERS = 8  # threads that read images
 _DIGITS = 9  # digits of an image's number, which names it in a tar file
 
 
@@ -47,7 +48,7 @@ def shard_data(config: ShardConfig) -> list[str]:
     """
     require_posix("writing shards")  # as reading them
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
-    settings = IndexSettings(cache_dir=config.cache_dir, workers=config.workers)
+    settings = IndexSettings(cache_dir=config.cache_dir, workers=READERS)
     max_bytes = config.megabytes * 10**6
     return write_set(spec, Path(config.out), max_bytes, settings, splits=config.split, max_bad=config.max_bad)
 

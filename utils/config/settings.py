@@ -54,7 +54,7 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "images": "rect multi_scale quad tile overlap tile_full_image image_weights repeat_factor",
     "training": "epochs time batch_size resume hyp override optimizer cos_lr nominal_batch label_smoothing "
     "cls_pw skip_zero_grads seed deterministic",
-    "validation": "fitness patience val_every min_score check check_images calibration_images",
+    "validation": "fitness patience val_every check",
     "search": "trials pruner prune_after",
     "detections": "conf_thres iou_thres box_voting nms agnostic_nms tta max_det track",
     "device and precision": "device amp compile threads workers",
@@ -82,7 +82,7 @@ FACTS = {
     "@square": "--rect leaves mosaic and mixup out",
     "@tile": "the data set's YAML has no 'tile'",
     "@tiles": "images are not cut into tiles",
-    **dict.fromkeys(("@anchor_t", "@dfl", "@obj", "@one2one", "@tal_topk"), "the model's loss does not use it"),
+    **dict.fromkeys(("@anchor_t", "@dfl", "@obj", "@tal_topk"), "the model's loss does not use it"),
 }
 
 
@@ -225,9 +225,7 @@ class Hyperparameters:
     bn_momentum: float = setting(
         0.03, Bounds(1e-4, 1), help="weight of a batch in the running statistics of batch norm"
     )
-    clip_norm: float = setting(10.0, Bounds(0), help="maximum norm of the gradients; 0: no clipping")
-    ema_decay: float = setting(0.9999, Bounds(0, 1), help="final decay of the weight EMA")
-    ema_tau: float = setting(2000.0, Bounds(1e-9), help="EMA ramp in steps: decay * (1 - exp(-step / tau))")
+    ema_tau: float = setting(2000.0, Bounds(1e-9), help="EMA ramp in steps: 0.9999 * (1 - exp(-step / tau))")
     box: float = setting(7.5, Bounds(0), help="box loss gain")
     cls: float = setting(0.5, Bounds(0), help="class loss gain")
     dfl: float = setting(
@@ -237,7 +235,6 @@ class Hyperparameters:
     distill: float = setting(
         1.0, Bounds(0), needs=("teacher", "keep_old"), help="gain of the distillation loss (--teacher, --keep-old)"
     )
-    one2one: float = setting(4.0, Bounds(0), needs="@one2one", help="gain of the one-to-one loss (models with end2end)")
     anchor_t: float = setting(
         4.0, Bounds(1), needs="@anchor_t", help="maximum width or height ratio between an anchor and its target"
     )
@@ -701,7 +698,7 @@ class ExportConfig(Downloads):
     dynamic: bool = setting(False, help="any batch, and any sides that are multiples of the stride")
     half: bool = setting(False, help="float16 weights and convolutions")
     int8: bool = setting(
-        False, help=f"8-bit convolutions, calibrated on training images ({', '.join(formats_with('--int8'))})"
+        False, help=f"8-bit convolutions, calibrated on 300 training images ({', '.join(formats_with('--int8'))})"
     )
     layout: str = setting(
         "raw",
@@ -717,7 +714,5 @@ class ExportConfig(Downloads):
     )
     opset: int = setting(18, help="ONNX opset; torch's exporter writes no valid files below 18")
     data: str = setting("", help="data set YAML to check and calibrate with; empty: the checkpoint's")
-    check: bool = setting(True, help="compare the exported model with the checkpoint on validation images")
-    check_images: int = setting(64, Bounds(1), help="number of validation images to compare on")
-    calibration_images: int = setting(300, Bounds(1), help="number of training images for --int8")
+    check: bool = setting(True, help="compare the exported model with the checkpoint on 64 validation images")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")

@@ -27,9 +27,7 @@ class CheckConfig:
     )
     weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds")
     trust: bool = setting(False, help=TRUST_HELP)
-    min_score: float = setting(0.3, Bounds(0, 1), help="minimum score of the label errors that are reported")
     device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device")
-    workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core")
     json: bool = setting(False, help="print all issues as JSON, and nothing else", is_keyword=False)
     out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...")
     plots: bool = setting(True, words={"noplots": False}, help="write report.html")
@@ -54,7 +52,6 @@ class ShardConfig(LossLimit):
     out: str = setting(bounds=_OUTPUT, positional="OUT", help="new folder")
     split: list[str] = setting(factory=list, help="splits to write; default: all")
     megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
-    workers: int = setting(8, Bounds(1, 1024), help="threads that read images")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
 
 

@@ -113,9 +113,6 @@ def test_settings_that_a_head_does_not_read_get_one_line():
     assert lines_with(anchors, ONE, cls_pw=1.0) == []
     assert lines(ONE, "distill=2", weights="a.pt") == ["--set distill does nothing without --teacher or --keep-old"]
     assert lines(ONE, "distill=2", weights="a.pt", keep_old=True) == []
-    assert len(lines_with(anchors, ONE, "one2one=2")) == 1
-    anchors.add_one_to_one()
-    assert lines_with(anchors, ONE, "one2one=2") == []
 
 
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):

@@ -93,7 +93,7 @@ def test_ranks_keep_their_batch_statistics_within_an_epoch(tmp_path):
 @pytest.mark.parametrize(
     ("part", "changes", "message"),
     [
-        ("config", {"nonsense": 1}, "last.pt: config: unknown key 'nonsense'"),
+        ("config", {"epochs": "x"}, "last.pt: config: epochs: must be a whole number, got 'x'"),
         ("run", {"seconds": None}, "last.pt: damaged checkpoint: run: seconds: must be a number, got None"),
         ("progress", {"epoch": -1}, "last.pt: damaged checkpoint: progress: epoch: must be at least 0, got -1"),
     ],

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import math
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_the_gradient_is_that_of_samples_times_the_mean_loss():
     """An image of ``--quad`` is four samples, which learn at the rate of four."""
     norms = []
     for samples in (None, 24):
-        step, _ = make_step(DistributedContext.single(), "anchor_free", clip_norm=0.0)
+        step, _ = make_step(DistributedContext.single(), "anchor_free", clip_norm=math.inf)
         step([global_batch()], [6], 1, samples=samples)
         norms.append(step.reader.pop(leave=0)[0].grad_norm)
     assert norms[1] == pytest.approx(4 * norms[0])
@@ -100,7 +101,7 @@ def test_a_step_whose_gradients_are_all_zero_is_taken():
 
 def test_clipping_bounds_the_gradient():
     ctx = DistributedContext.single()
-    free, _ = make_step(ctx, "anchor_free", clip_norm=0.0)
+    free, _ = make_step(ctx, "anchor_free", clip_norm=math.inf)
     free([global_batch()], [6], 1)
     norm = free.reader.pop(leave=0)[0].grad_norm
     step, model = make_step(ctx, "anchor_free", clip_norm=norm / 4)
