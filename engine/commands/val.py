@@ -27,7 +27,7 @@ from engine.evaluation.analysis import split_errors
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.result import Evaluation
-from engine.inference.detector import detection_facts
+from engine.inference.detector import unused_detection_settings
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type, open_model, resolve_imgsz
 from engine.inference.model_data import class_columns, open_model_data
 from engine.report.page import machine_facts, write_validation_report
@@ -38,7 +38,6 @@ from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
 from utils.config.export_formats import format_of
-from utils.config.flags import unused_settings
 from utils.config.settings import Hyperparameters, ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -72,7 +71,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         if ctx.is_main:
             check_run_dir(config.project, config.name, config.exist_ok)
             tiles = Tiles.from_config(config, model.tile or spec.tile)
-            for line in unused_settings(config, detection_facts(config, model, tiles)):
+            for line in unused_detection_settings(config, model, tiles):
                 get_logger().warning("%s", line)
     scores = score(config, model, spec, ctx)
     if scores is None:  # not the main process

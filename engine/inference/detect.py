@@ -13,14 +13,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.inference.detect_files import ResultFiles
-from engine.inference.detector import DetectionSettings, FrameResult, ImageDetector, detection_facts, open_detection
+from engine.inference.detector import (
+    DetectionSettings,
+    FrameResult,
+    ImageDetector,
+    open_detection,
+    unused_detection_settings,
+)
 from engine.inference.model import InferenceModel, autocast_type, open_model
 from engine.inference.results import Results, Window, describe_counts, written_suffix
 from engine.inference.sources import FileProblem, Frame, ReadAhead
 from engine.inference.tracks import ObjectTracks
 from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
-from utils.config.flags import unused_settings
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import encode_image
 from utils.errors import UserError, one_line
@@ -125,7 +130,7 @@ def log_settings(config: DetectConfig, model: InferenceModel, detector: ImageDet
         elif threshold != model.confidence:
             reason = f"the weights store {model.confidence:.4g} for detections with box voting"
         get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
-    for line in unused_settings(config, detection_facts(config, model, detector.tiles)):
+    for line in unused_detection_settings(config, model, detector.tiles):
         get_logger().warning("%s", line)
 
 

@@ -25,6 +25,7 @@ from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, det
 from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.class_names import class_numbers
+from utils.config.flags import unused_settings
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, DetectConfig, ValConfig
 from utils.config.values import checked_value, plain_value
 from utils.config.words import WORDS
@@ -100,20 +101,30 @@ class DetectionSettings:
         return ResolvedSettings(imgsz, selection)
 
 
-def detection_facts(config: ValConfig | DetectConfig, model: InferenceModel, tiles: Tiles | None) -> set[str]:
-    """Returns which of `FACTS` hold in val.py or detect.py. ``tiles``: those into which images are cut; None: whole
-    images."""
+def unused_detection_settings(
+    config: ValConfig | DetectConfig, model: InferenceModel, tiles: Tiles | None
+) -> list[str]:
+    """Returns the lines of `unused_settings` for val.py or detect.py. ``tiles``: those into which images are cut; None:
+    whole images."""
     needs_nms = model.nms_iou is not None
-    facts = {
-        "@any_size": model.input_hw is None,
-        "@branches": model.is_unscored_branch,
-        "@classes": len(model.names) > 1 or not needs_nms,
-        "@drawing": isinstance(config, DetectConfig) and (config.view_img or not config.nosave),
-        "@full_image": tiles is not None and not tiles.scaled,
-        "@nms": needs_nms,
-        "@tiles": tiles is not None,
-    }
-    return {fact for fact, holds in facts.items() if holds}
+    has_no_whole = tiles is None or tiles.scaled
+    table = [
+        (not needs_nms, "box_voting", "the model's detections need no NMS"),
+        (not model.is_unscored_branch, "nms", "the model has one branch"),
+        (needs_nms and len(model.names) == 1, "agnostic_nms", "the model has one class"),
+        (model.input_hw is not None, "rect", "the exported model takes images of one size"),
+        (tiles is None, "overlap", "images are not cut into tiles"),
+        (
+            has_no_whole,
+            "tile_full_image",
+            "images are not cut into tiles, or the tiles of the training have no whole image",
+        ),
+    ]
+    if isinstance(config, DetectConfig):
+        is_undrawn = config.nosave and not config.view_img
+        table.append((is_undrawn, "line_thickness hide_labels hide_conf", "nothing is drawn"))
+        table.append((not config.save_txt, "save_conf", "there is no --save-txt"))
+    return unused_settings(config, table)
 
 
 def _checked_classes(classes: Any) -> list[int | str] | None:

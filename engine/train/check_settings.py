@@ -159,16 +159,26 @@ def unused_settings_of_run(ctx: DistributedContext, settings: RunSettings, model
     hyp = settings.hyp
     head = model.head
     epochs = math.inf if config.time else config.epochs
-    facts = {
-        "@anchors": head.anchors is not None,
-        "@classes": head.num_classes > 1,
-        "@color": model.channels == 3,
-        "@late": config.patience <= last_early_validation(epochs, config.val_every) - config.val_every,
-        "@mosaic": not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0),
-        "@processes": ctx.world_size > 1,
-        "@refining": head.refines,
-        "@square": not config.rect,
-        "@tile": tile > 0,
-    }
-    of_loss = {f"@{name}" for name in ("anchor_t", "dfl", "obj", "tal_topk") if name not in head.unused_hyperparameters}
-    return unused_settings(config, {fact for fact, holds in facts.items() if holds} | of_loss, settings)
+    has_mosaic = not config.rect and (hyp.mosaic > 0 or hyp.mixup > 0)
+    in_mosaic = "mosaic_block" if head.refines else "mosaic_block close_mosaic"
+    is_late = config.patience > last_early_validation(epochs, config.val_every) - config.val_every
+    table = (
+        (head.anchors is None, "autoanchor", "the model has no anchors"),
+        (head.num_classes == 1, "cls_pw", "the model has one class"),
+        (ctx.world_size == 1, "sync_bn zero", "there is one training process"),
+        (
+            is_late,
+            "patience",
+            "no validation comes so late in the run; choose a smaller one, or another --epochs or --val-every",
+        ),
+        (not config.weights, "lr_mult", "there is no --weights"),
+        (not hyp.warmup_epochs, "warmup_momentum warmup_bias_lr", "warmup_epochs is 0"),
+        (not (config.teacher or config.keep_old), "distill", "there is no --teacher or --keep-old"),
+        (True, " ".join(sorted(head.unused_hyperparameters)), "the model's loss does not use it"),
+        (model.channels != 3, "hsv_h hsv_s hsv_v", "images without three channels have no color"),
+        (config.rect, "mosaic mixup", "--rect leaves mosaic and mixup out"),
+        (not has_mosaic, in_mosaic, "no image is made of several"),
+        (not hyp.scale, "close_scale", "scale is 0"),
+        (not tile, "tile_visibility tile_backgrounds", "the data set's YAML has no 'tile'"),
+    )
+    return unused_settings(config, table, settings)

@@ -7,10 +7,10 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from utils.config.settings import FACTS, HYPERPARAMETERS, Hyperparameters, RunSettings, changed_settings
+from utils.config.settings import HYPERPARAMETERS, RunSettings, changed_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -59,32 +59,28 @@ def as_flag(name: str, value: Any) -> str:
     return shlex.join(words_of_settings({name: value}))
 
 
-def unused_settings(config: DataclassInstance, facts: Collection[str], run: RunSettings | None = None) -> list[str]:
-    """Returns a line for each reason why settings that differ from their defaults have no effect.
+def unused_settings(
+    config: DataclassInstance, table: Iterable[tuple[object, str, str]], run: RunSettings | None = None
+) -> list[str]:
+    """Returns a line for each row of ``table`` that says why settings that differ from their defaults have no effect.
 
-    ``facts``: those of `FACTS` that hold; ``run``: the run that ``config`` is of, with its hyper-parameters.
+    Args:
+        table: rows of whether the settings have no effect, their names, and the reason.
+        run: the run that ``config`` is of, with its hyper-parameters.
     """
-    values = vars(config)
-    fields = {field.name: field for field in dataclasses.fields(config)}
+    const_of = {field.name: field.metadata["const"] for field in dataclasses.fields(config)}
     given = {
-        name: flag_name(name) if value == fields[name].metadata["const"] else as_flag(name, value)
+        name: flag_name(name) if value == const_of[name] else as_flag(name, value)
         for name, value in changed_settings(config).items()
     }
     if run is not None:
-        values = run.by_name()
-        fields |= {field.name: field for field in dataclasses.fields(Hyperparameters)}
         given |= {name: f"--set {name}" for name in run.overridden}
-    flags_by_reason: dict[str, list[str]] = {}
-    for name, flag in given.items():
-        needs = fields[name].metadata["needs"]
-        if needs and not any(need in facts or values.get(need) for need in needs):
-            others = [need if need in HYPERPARAMETERS else flag_name(need) for need in needs]
-            reason = f": {FACTS[needs[0]]}" if needs[0] in FACTS else f" without {' or '.join(others)}"
-            flags_by_reason.setdefault(reason, []).append(flag)
-    return [
-        f"{' and '.join(flags)} {'do' if len(flags) > 1 else 'does'} nothing{reason}"
-        for reason, flags in flags_by_reason.items()
-    ]
+    lines = []
+    for is_unused, names, reason in table:
+        flags = [given[name] for name in names.split() if is_unused and name in given]
+        if flags:
+            lines.append(f"{' and '.join(flags)} {'do' if len(flags) > 1 else 'does'} nothing: {reason}")
+    return lines
 
 
 def override_of(name: str, value: Any) -> str:

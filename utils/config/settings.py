@@ -65,27 +65,6 @@ TOPICS = {  # the sections of --help: the settings of all commands
 }
 
 
-# Conditions on which settings depend, with the reason shown when one is unmet.
-FACTS = {
-    "@anchors": "the model has no anchors",
-    "@any_size": "the exported model takes images of one size",
-    "@branches": "the model has one branch",
-    "@classes": "the model has one class",
-    "@color": "images without three channels have no color",
-    "@drawing": "nothing is drawn",
-    "@full_image": "images are not cut into tiles, or the tiles of the training have no whole image",
-    "@late": "no validation comes so late in the run; choose a smaller one, or another --epochs or --val-every",
-    "@mosaic": "no image is made of several",
-    "@nms": "the model's detections need no NMS",
-    "@refining": "the model's loss does not change in the last epochs",
-    "@processes": "there is one training process",
-    "@square": "--rect leaves mosaic and mixup out",
-    "@tile": "the data set's YAML has no 'tile'",
-    "@tiles": "images are not cut into tiles",
-    **dict.fromkeys(("@anchor_t", "@dfl", "@obj", "@tal_topk"), "the model's loss does not use it"),
-}
-
-
 def setting(
     default: Any = MISSING,
     bounds: Bounds = UNBOUNDED,
@@ -94,7 +73,6 @@ def setting(
     factory: Callable[[], Any] | Any = MISSING,
     aliases: tuple[str, ...] = (),
     words: Mapping[str, Any] | None = None,
-    needs: str | tuple[str, ...] = (),
     const: Any = None,
     flag: Mapping[str, Any] | None = None,
     convert: Callable[[Any, str], Any] | None = None,
@@ -111,7 +89,6 @@ def setting(
         bounds: the allowed values. Strings that are logged in one line must have ``is_line``.
         aliases: other names of the flag.
         words: switches of other programs, and the value that each sets: {"noval": 0}; or as given, {"val=False": 0}.
-        needs: other settings, or `FACTS`, at least one of which must be there if the setting is to have an effect.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
         flag: arguments for argparse that do not follow from the others.
         convert: a function that is given what the user has written, and its name for a UserError, and returns what is
@@ -129,7 +106,6 @@ def setting(
         "bounds": bounds._replace(is_filled=True) if is_required else bounds,  # --weights="$W" of a script without W
         "aliases": aliases,
         "words": words or {},
-        "needs": (needs,) if isinstance(needs, str) else needs,
         "const": const,
         "flag": flag or {},
         "convert": convert,
@@ -211,37 +187,28 @@ class Hyperparameters:
     )
     lr_factor: float = setting(1.0, Bounds(0), help="factor on the learning rate, however it was chosen")
     lr_mult: float | None = setting(
-        1.0,
-        Bounds(0),
-        needs="weights",
-        help="learning rate factor of loaded weights; null: chosen by how well they detect",
+        1.0, Bounds(0), help="learning rate factor of loaded weights; null: chosen by how well they detect"
     )
     lrf: float = setting(0.01, Bounds(0, 1), help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, Bounds(0, _MAX_MOMENTUM), help="momentum of SGD and Muon, beta1 of Adam")
     weight_decay: float = setting(0.0005, Bounds(0), help="weight decay; biases and norms are not decayed")
     warmup_epochs: float = setting(3.0, Bounds(0), help="length of the warm-up in epochs, at most a quarter of the run")
-    warmup_momentum: float = setting(0.8, Bounds(0, _MAX_MOMENTUM), needs="warmup_epochs", help="momentum at step 0")
-    warmup_bias_lr: float = setting(0.0, Bounds(0), needs="warmup_epochs", help="learning rate of biases at step 0")
+    warmup_momentum: float = setting(0.8, Bounds(0, _MAX_MOMENTUM), help="momentum at step 0")
+    warmup_bias_lr: float = setting(0.0, Bounds(0), help="learning rate of biases at step 0")
     bn_momentum: float = setting(
         0.03, Bounds(1e-4, 1), help="weight of a batch in the running statistics of batch norm"
     )
     ema_tau: float = setting(2000.0, Bounds(1e-9), help="EMA ramp in steps: 0.9999 * (1 - exp(-step / tau))")
     box: float = setting(7.5, Bounds(0), help="box loss gain")
     cls: float = setting(0.5, Bounds(0), help="class loss gain")
-    dfl: float = setting(
-        1.5, Bounds(0), needs="@dfl", help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1"
-    )
-    obj: float = setting(1.0, Bounds(0), needs="@obj", help="objectness loss gain (anchor heads, YOLOX)")
-    distill: float = setting(
-        1.0, Bounds(0), needs=("teacher", "keep_old"), help="gain of the distillation loss (--teacher, --keep-old)"
-    )
-    anchor_t: float = setting(
-        4.0, Bounds(1), needs="@anchor_t", help="maximum width or height ratio between an anchor and its target"
-    )
-    tal_topk: int = setting(10, Bounds(1), needs="@tal_topk", help="candidates per target in task-aligned assignment")
-    hsv_h: float = setting(0.015, Bounds(0, 0.5), needs="@color", help="hue jitter, +- fraction of the color circle")
-    hsv_s: float = setting(0.7, Bounds(0, 1), needs="@color", help="saturation jitter, +- fraction")
-    hsv_v: float = setting(0.4, Bounds(0, 1), needs="@color", help="value jitter, +- fraction")
+    dfl: float = setting(1.5, Bounds(0), help="distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1")
+    obj: float = setting(1.0, Bounds(0), help="objectness loss gain (anchor heads, YOLOX)")
+    distill: float = setting(1.0, Bounds(0), help="gain of the distillation loss (--teacher, --keep-old)")
+    anchor_t: float = setting(4.0, Bounds(1), help="maximum width or height ratio between an anchor and its target")
+    tal_topk: int = setting(10, Bounds(1), help="candidates per target in task-aligned assignment")
+    hsv_h: float = setting(0.015, Bounds(0, 0.5), help="hue jitter, +- fraction of the color circle")
+    hsv_s: float = setting(0.7, Bounds(0, 1), help="saturation jitter, +- fraction")
+    hsv_v: float = setting(0.4, Bounds(0, 1), help="value jitter, +- fraction")
     degrees: float = setting(0.0, Bounds(0, 180), help="rotation, +- degrees")
     translate: float = setting(0.1, Bounds(0, 1), help="translation, +- fraction of the canvas")
     scale: float = setting(0.5, Bounds(0, 1), help="scale jitter, +- fraction")
@@ -251,34 +218,20 @@ class Hyperparameters:
     fliplr: float = setting(
         0.5, Bounds(0, 1), help="probability of a horizontal flip; off by default if flips exchange classes"
     )
-    mosaic: float = setting(1.0, Bounds(0, 1), needs="@square", help="probability of a four-image mosaic")
+    mosaic: float = setting(1.0, Bounds(0, 1), help="probability of a four-image mosaic")
     mosaic_block: int = setting(
-        16,
-        Bounds(0),
-        needs="@mosaic",
-        help="draw mosaic and mixup partners from blocks of n samples; 0: from all images",
+        16, Bounds(0), help="draw mosaic and mixup partners from blocks of n samples; 0: from all images"
     )
-    mixup: float = setting(0.0, Bounds(0, 1), needs="@square", help="probability of blending two samples")
+    mixup: float = setting(0.0, Bounds(0, 1), help="probability of blending two samples")
     close_mosaic: int | None = setting(
-        None,
-        Bounds(0),
-        needs=("@mosaic", "@refining"),
-        help="disable mosaic and mixup in the last n epochs; null: 10, at most half of the run",
+        None, Bounds(0), help="disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"
     )
     close_scale: int | None = setting(
-        None,
-        Bounds(0),
-        needs="scale",
-        help="shrink the scale jitter over the last n epochs; null: 10, at most half of the run",
+        None, Bounds(0), help="shrink the scale jitter over the last n epochs; null: 10, at most half of the run"
     )
-    tile_visibility: float = setting(
-        0.3, Bounds(0, 1), needs="@tile", help="ignore objects of which a tile shows a smaller fraction"
-    )
+    tile_visibility: float = setting(0.3, Bounds(0, 1), help="ignore objects of which a tile shows a smaller fraction")
     tile_backgrounds: float = setting(
-        0.5,
-        Bounds(0),
-        needs="@tile",
-        help="tiles without objects per epoch, at most this multiple of those with objects",
+        0.5, Bounds(0), help="tiles without objects per epoch, at most this multiple of those with objects"
     )
     albumentations: list[dict] = setting(
         factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
@@ -321,10 +274,8 @@ class _DetectionsConfig(_RunConfig):
     """Flags of val.py and detect.py."""
 
     trust: bool = setting(False, help=TRUST_HELP)
-    box_voting: bool = setting(
-        True, needs="@nms", help="let boxes suppressed by NMS refine the kept box and raise its score"
-    )
-    nms: bool = setting(False, needs="@branches", help="use the one-to-many head of NMS-free models, with NMS")
+    box_voting: bool = setting(True, help="let boxes suppressed by NMS refine the kept box and raise its score")
+    nms: bool = setting(False, help="use the one-to-many head of NMS-free models, with NMS")
     max_det: int = setting(
         MAX_DETECTIONS,
         Bounds(1, MAX_CANDIDATES),
@@ -335,12 +286,9 @@ class _DetectionsConfig(_RunConfig):
         None, Bounds(0), help="cut images into overlapping tiles of n x n pixels; 0: off; default: as in training"
     )
     overlap: float | None = setting(
-        None,
-        Bounds(0.05, 0.9),
-        needs="@tiles",
-        help="overlap of neighboring tiles as a fraction of their size; default: 0.2",
+        None, Bounds(0.05, 0.9), help="overlap of neighboring tiles as a fraction of their size; default: 0.2"
     )
-    tile_full_image: bool = setting(True, needs="@full_image", help="also use the whole image, scaled to --imgsz")
+    tile_full_image: bool = setting(True, help="also use the whole image, scaled to --imgsz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,9 +401,7 @@ class TrainConfig(DataFlags):
     repeat_factor: float = setting(
         0.0, Bounds(0, 1), help="repeat images of classes that occur in less than this fraction of the images; 0: off"
     )
-    cls_pw: float = setting(
-        0.0, Bounds(0, 4), needs="@classes", help="weight classes in the loss by 1 / frequency to this power"
-    )
+    cls_pw: float = setting(0.0, Bounds(0, 4), help="weight classes in the loss by 1 / frequency to this power")
     multi_scale: float = setting(
         0.0, Bounds(0, 0.9), const=0.5, help="vary the image size between steps by up to +- this fraction of --imgsz"
     )
@@ -482,15 +428,9 @@ class TrainConfig(DataFlags):
         0,
         Bounds(0, sentinel=ALL_RANKS),
         const=ALL_RANKS,
-        needs="@processes",
         help="synchronize batch norm over all processes or groups of n; 0: off",
     )
-    zero: bool = setting(
-        False,
-        needs="@processes",
-        help="shard the optimizer state over the processes (ZeRO stage 1)",
-        on_resume="machine",
-    )
+    zero: bool = setting(False, help="shard the optimizer state over the processes (ZeRO stage 1)", on_resume="machine")
     virtual_ranks: int = setting(
         0, Bounds(0), help="cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"
     )
@@ -514,11 +454,7 @@ class TrainConfig(DataFlags):
         "AP", help="metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"
     )
     patience: int = setting(
-        0,
-        Bounds(0),
-        needs="@late",
-        help="stop after this many epochs without a better --fitness; 0: never",
-        on_resume="extends",
+        0, Bounds(0), help="stop after this many epochs without a better --fitness; 0: never", on_resume="extends"
     )
     save_period: int = setting(
         0, Bounds(0), help="keep a checkpoint every n epochs; 0: never", scope="run", on_resume="extends"
@@ -539,9 +475,7 @@ class TrainConfig(DataFlags):
         words={"noval": 0, "val=False": 0},
         help="validate every n epochs and at the end; 0: at the end only",
     )
-    autoanchor: bool = setting(
-        True, words={"noautoanchor": False}, needs="@anchors", help="refit anchors that fit the boxes badly"
-    )
+    autoanchor: bool = setting(True, words={"noautoanchor": False}, help="refit anchors that fit the boxes badly")
     export: list[str] = setting(
         factory=list,
         bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
@@ -602,9 +536,7 @@ class ValConfig(_DetectionsConfig, DataFlags):
     task: str = setting("val", Bounds(choices=("train", "val", "test")), aliases=("--split",), help="split to evaluate")
     batch_size: int = setting(16, Bounds(1), aliases=("--batch",), help="images per batch and process")
     imgsz: int = setting(0, Bounds(0), **_IMGSZ, help="longer image side, pixels; 0: the checkpoint's")
-    rect: bool | None = setting(
-        None, needs="@any_size", help="rectangles; --no-rect: squares; default: by head (YOLOX: squares)"
-    )
+    rect: bool | None = setting(None, help="rectangles; --no-rect: squares; default: by head (YOLOX: squares)")
     conf_thres: float = setting(
         0.001,
         Bounds(0, 1),
@@ -646,7 +578,7 @@ class DetectConfig(_DetectionsConfig):
         help="NMS IoU threshold; default: 0.45; NMS-free models: none, unless --agnostic-nms",
     )
     classes: list[str] = setting(factory=list, help="keep only these classes, by number or name")
-    agnostic_nms: bool = setting(False, needs="@classes", help="class-agnostic NMS")
+    agnostic_nms: bool = setting(False, help="class-agnostic NMS")
     track: str | None = setting(
         None,
         Bounds(choices=OBJECT_TRACKERS),
@@ -659,21 +591,17 @@ class DetectConfig(_DetectionsConfig):
     save_txt: bool = setting(
         False, help="write labels in YOLO txt format; with --track, tracks in MOT Challenge format"
     )
-    save_conf: bool = setting(False, needs="save_txt", help="append the confidence to each row of the txt labels")
+    save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection, with a margin")
     nosave: bool = setting(False, words={"save=False": True}, help="do not write annotated images and videos")
     quiet: bool = setting(False, help="print only the summary and errors")
     view_img: bool = setting(False, aliases=("--show",), help="show results in a window")
     line_thickness: int = setting(
-        0,
-        Bounds(0),
-        aliases=("--line-width",),
-        needs="@drawing",
-        help="line width of boxes, pixels; 0: from the image size",
+        0, Bounds(0), aliases=("--line-width",), help="line width of boxes, pixels; 0: from the image size"
     )
-    hide_labels: bool = setting(False, needs="@drawing", help="draw boxes without labels")
-    hide_conf: bool = setting(False, needs="@drawing", help="draw labels without confidences")
+    hide_labels: bool = setting(False, help="draw boxes without labels")
+    hide_conf: bool = setting(False, help="draw labels without confidences")
     vid_stride: int = setting(1, Bounds(1), help="process every n-th frame of a video")
     max_frames: int = setting(0, Bounds(0), help="stop a video or stream after n frames; 0: never")
     project: str = setting("runs/detect", Bounds(is_line=True, is_output=True), help="folder of runs")

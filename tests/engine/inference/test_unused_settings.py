@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.inference.detector import detection_facts
+from engine.inference.detector import unused_detection_settings
 from models.postprocess.tiles import Tiles
-from utils.config.flags import unused_settings
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig, ValConfig
 
@@ -32,7 +31,7 @@ DETECT = (DetectConfig, "--weights a.pt --source b.jpg")
         (WITH_NMS, DETECT, "--no-tile-full-image --overlap 0.5", 320, "--no-tile-full-image does nothing: "),
         (FIXED_SIZE, VAL, "--no-rect", 0, "--no-rect does nothing: "),
         (ONE_CLASS, DETECT, "--agnostic-nms", 0, "--agnostic-nms does nothing: "),
-        (WITH_NMS, DETECT, "--save-conf", 0, "--save-conf does nothing without --save-txt"),
+        (WITH_NMS, DETECT, "--save-conf", 0, "--save-conf does nothing: there is no --save-txt"),
         (WITH_NMS, DETECT, "--nosave --hide-conf --line-width 2", 0, "--line-thickness 2 and --hide-conf do nothing: "),
         # With an effect:
         (WITH_NMS, VAL, "--nms --no-box-voting --rect --tile 320 --overlap 0.5 --no-tile-full-image", 0, None),
@@ -45,6 +44,6 @@ def test_a_setting_without_effect_gets_one_line(model, command, line, trained_ti
     cls, required = command
     config = parse_config(cls, f"{required} {line}".split())
     opened: Any = SimpleNamespace(**model)
-    lines = unused_settings(config, detection_facts(config, opened, Tiles.from_config(config, trained_tile)))
+    lines = unused_detection_settings(config, opened, Tiles.from_config(config, trained_tile))
     assert len(lines) == (expected is not None)
     assert "".join(lines).startswith(expected or "")

@@ -82,8 +82,8 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
         (ONE, "", {"patience": 4, "epochs": 5}, "--patience 4 does nothing"),
         (ONE, "mosaic=0.5", {"rect": True}, "--set mosaic does nothing"),
         (ONE, "lr_mult=0.1", {}, "--set lr_mult does nothing"),
-        (ONE, "scale=0 close_scale=3", {}, "--set close_scale does nothing without scale"),
-        (ONE, "warmup_epochs=0 warmup_momentum=0.5", {}, "--set warmup_momentum does nothing without warmup_epochs"),
+        (ONE, "scale=0 close_scale=3", {}, "--set close_scale does nothing: scale is 0"),
+        (ONE, "warmup_epochs=0 warmup_momentum=0.5", {}, "--set warmup_momentum does nothing: warmup_epochs is 0"),
         # With an effect:
         (ONE, "", {}, None),
         (ONE, "mosaic=0.5 lr_mult=0.1", {"multi_scale": 0.5, "weights": "a.pt"}, None),
@@ -111,7 +111,9 @@ def test_settings_that_a_head_does_not_read_get_one_line():
     single = AnchorFreeHead(*LEVELS[:2], 1)
     assert lines_with(single, ONE, cls_pw=1.0) == ["--cls-pw 1.0 does nothing: the model has one class"]
     assert lines_with(anchors, ONE, cls_pw=1.0) == []
-    assert lines(ONE, "distill=2", weights="a.pt") == ["--set distill does nothing without --teacher or --keep-old"]
+    assert lines(ONE, "distill=2", weights="a.pt") == [
+        "--set distill does nothing: there is no --teacher or --keep-old"
+    ]
     assert lines(ONE, "distill=2", weights="a.pt", keep_old=True) == []
 
 
