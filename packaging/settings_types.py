@@ -55,7 +55,7 @@ def _annotation(field: dataclasses.Field) -> str:
         types.append("int")
     if field.name in _PATHS:
         types.append("PathLike[str]")
-    if field.metadata["const"] is not None:  # cache=True, as --cache alone
+    if field.metadata["usage"].const is not None:  # cache=True, as --cache alone
         types.append("bool")
     if annotation.startswith("list"):  # or a single element
         types.append(f"Sequence[{' | '.join(types)}]")

@@ -234,7 +234,7 @@ def merge_settings(
             if name in given and is_elsewhere[name]:
                 flag = as_flag(name, getattr(command, name))
                 raise UserError(f"{flag}: the run continues in its own folder, {last.parent}; leave it out")
-    rules = {item.name: item.metadata["on_resume"] for item in fields(TrainConfig)}
+    rules = {item.name: item.metadata["rules"].on_resume for item in fields(TrainConfig)}
     messages = []
     left_out = []  # what the checkpoint asks for, and the command does not
     for name, rule in rules.items():

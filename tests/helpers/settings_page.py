@@ -13,6 +13,7 @@ from typing import Any
 from utils.config import settings, tool_settings
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_name, shown_name
+from utils.config.parser import names_of
 from utils.schema import type_of
 
 INTRODUCTION = """\
@@ -71,12 +72,13 @@ def _table(rows: Sequence[str]) -> str:
 
 def _row(field: dataclasses.Field, cls: type) -> str:
     meaning = field.metadata["help"].replace("|", "\\|").replace("*", "\\*")
-    shown = ", ".join(f"`{name}`" for name in (shown_name(field), *field.metadata["aliases"]))
+    _, *others = names_of(cls, field)
+    shown = ", ".join(f"`{name}`" for name in (shown_name(field), *map(flag_name, others)))
     return f"| {shown} | {_default(field)} | {_values(field, cls)} | {meaning} |"
 
 
 def _default(field: dataclasses.Field) -> str:
-    default = field.metadata["flag"].get("default", settings.default_of(field))
+    default = field.metadata["usage"].options.get("default", settings.default_of(field))
     return "required" if default is dataclasses.MISSING else _text(default)
 
 
@@ -105,8 +107,9 @@ def _values(field: dataclasses.Field, cls: type) -> str:
         text = {int: "integer", float: "number"}.get(element, "")
     if bounds.sentinel is not None:
         text += f", or {bounds.sentinel}"
-    if meta["const"]:
-        text += f"; alone: `{meta['const']}`"
+    usage = meta["usage"]
+    if usage.const:
+        text += f"; alone: `{usage.const}`"
     return (f"{text}; one or more" if is_list else text).removeprefix("; ")
 
 

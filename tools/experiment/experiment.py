@@ -23,7 +23,7 @@ from engine.evaluation.fitness import Fitness
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.flags import flag_name
-from utils.config.settings import default_of, field_by_alias, names_with
+from utils.config.settings import default_of, names_with
 from utils.config.tool_settings import KfoldConfig
 from utils.config.values import plain_value
 from utils.config.yaml_files import load_yaml
@@ -164,7 +164,7 @@ def _settings_of_results(config: KfoldConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name in sorted(names_with(type(config), scope="result") - {"data"}):
         value = getattr(config, name)
-        if value == default_of(field_by_alias(type(config))[name]):
+        if value == default_of(type(config).__dataclass_fields__[name]):
             continue
         if name in files and os.path.isfile(value):
             value = f"of digest {sha256_of(Path(value))}"

@@ -27,7 +27,7 @@ def flag_name(name: str) -> str:
 
 def shown_name(field: dataclasses.Field) -> str:
     """Returns the name of a setting in messages: its flag, or a positional argument's name in --help."""
-    return field.metadata["positional"] or flag_name(field.name)
+    return field.metadata["usage"].positional or flag_name(field.name)
 
 
 def flags_of(config: Any) -> list[str]:
@@ -68,7 +68,7 @@ def unused_settings(
         table: rows of whether the settings have no effect, their names, and the reason.
         run: the run that ``config`` is of, with its hyper-parameters.
     """
-    const_of = {field.name: field.metadata["const"] for field in dataclasses.fields(config)}
+    const_of = {field.name: field.metadata["usage"].const for field in dataclasses.fields(config)}
     given = {
         name: flag_name(name) if value == const_of[name] else as_flag(name, value)
         for name, value in changed_settings(config).items()
@@ -98,7 +98,7 @@ def flags_as_keywords(text: str) -> str:
 
 def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
     """Returns the fields of ``config`` that are keywords of its function."""
-    return [field for field in dataclasses.fields(config) if field.metadata["is_keyword"]]
+    return [field for field in dataclasses.fields(config) if field.metadata["usage"].is_keyword]
 
 
 def keyword_help(field: dataclasses.Field) -> str:

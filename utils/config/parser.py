@@ -17,8 +17,8 @@ import shlex
 import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn
 
 from utils.address import as_address, full_address
 from utils.config.commands import COMMANDS, command_of
@@ -26,14 +26,14 @@ from utils.config.flags import flag_name, flags_as_keywords, override_of, shown_
 from utils.config.settings import (
     FIRST_SETTINGS,
     HYPERPARAMETERS,
+    REQUIRED,
     TOPICS,
     Hyperparameters,
     TrainConfig,
     default_of,
-    field_by_alias,
 )
 from utils.config.values import checked_setting, plain_value
-from utils.config.words import LEFT_OUT, MODES, WORDS
+from utils.config.words import FLAGS, LEFT_OUT, MODES, Is, Sets
 from utils.errors import UserError, all_mistakes
 from utils.schema import DataclassT, build, hints_of, parse_hint, suggestion, type_of
 
@@ -64,9 +64,12 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     end = argv.index("--") if "--" in argv else len(argv)  # from there on, no word is a flag
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv[:end]), *argv[end:]]
 
+    if "--help-all" in words[:end]:
+        build_parser(cls, all_flags=True).parse_args(["--help"])
+    parser = build_parser(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     parsed = argparse.Namespace(**dict.fromkeys(fields, _NOT_GIVEN))
-    parser = build_parser(cls)
+    values: dict[str, Any] = {}
     with all_mistakes() as mistakes:
         with mistakes.collecting():
             # Raises UserError at a flag that lacks its value, or has one and takes none.
@@ -76,16 +79,14 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
                 raise UserError(f"settings are flags: {_as_flags(cls, argv)}; see docs/migration.md")
             if unknown:
                 mistakes.add(parser.unknown_message(unknown))
-            required = [field for field in fields.values() if default_of(field) is MISSING]
+            required = [field for field in fields.values() if default_of(field) is REQUIRED]
             missing = [shown_name(field) for field in required if getattr(parsed, field.name) is _NOT_GIVEN]
             if missing:
                 mistakes.add(f"the following arguments are required: {', '.join(missing)}")
-        values: dict[str, Any] = {}
         for name, value in vars(parsed).items():
-            if value is _NOT_GIVEN:
-                continue
-            with mistakes.collecting():
-                values |= _settings_of_flag(cls, name, value)
+            if value is not _NOT_GIVEN:
+                with mistakes.collecting():
+                    values |= _settings_of_flag(cls, name, value)
     return ParsedCommand(cls(**values), frozenset(values))
 
 
@@ -114,11 +115,10 @@ def _settings_of_flag(cls: type[DataclassInstance], name: str, value: Any) -> di
     does not take any text reads ``True``, ``False`` and ``None`` as Python's values. Raises UserError."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    field = cls.__dataclass_fields__.get(name)
-    hyperparameter = _hyperparameters(cls).get(name)
-    if field is None and hyperparameter is not None:
-        raise UserError(f"{flag_name(name)}: is a hyper-parameter; write --set {hyperparameter.name}={value}")
-    if field is None or field.metadata["bounds"].choices or field.metadata["const"] is not None:
+    field = _vocabulary(cls).fields.get(name)
+    if field is not None and name not in cls.__dataclass_fields__:
+        raise UserError(f"{flag_name(name)}: is a hyper-parameter; write --set {field.name}={value}")
+    if field is None or field.metadata["bounds"].choices or field.metadata["usage"].const is not None:
         value = _PYTHON_WORDS.get(str(value).lower(), value)
     return settings_of(cls, name, value, location=shown_name(field) if field else flag_name(name))
 
@@ -195,56 +195,56 @@ def settings_of(
     """
     location = location or name
     plain = plain_value(location, value)
-    switches = _switches(cls)
-    as_given = (name, plain is not None and plain is not False)
-    if as_given in switches and isinstance(plain, bool):
-        field, setting = switches[as_given]
-        return {field: setting}
-    fields = {**_hyperparameters(cls), **field_by_alias(cls)}
+    fields, answers = _vocabulary(cls)
     if is_keyword:
-        fields = {known: field for known, field in fields.items() if field.metadata["is_keyword"]}
+        fields = {known: field for known, field in fields.items() if field.metadata["usage"].is_keyword}
+    is_true = plain is not None and plain is not False
+    answer = answers.get((name, is_true))
+    if isinstance(answer, Sets) and isinstance(plain, bool):
+        return {answer.name: answer.value}
     if name in fields:
         name = fields[name].name
         owner = cls if name in cls.__dataclass_fields__ else Hyperparameters
         if plain is None and not parse_hint(hints_of(owner)[name]).is_optional:
             return {}
         return {name: checked_setting(owner, name, plain, location)}
-    answers = _answers(cls)
-    answer = answers.get(as_given, "")
-    if answer.startswith(LEFT_OUT):
-        from utils.logger import log_when_configured  # imports logging, which --help does not need
+    if not isinstance(answer, str):
+        is_known = (name, not is_true) in answers
+        answer = "leave it out" if is_known else f"unknown{suggestion(name, fields, 0.75)}"
+    if not answer.startswith(LEFT_OUT):
+        raise UserError(f"{location}: {answer}")
+    from utils.logger import log_when_configured  # imports logging, which --help does not need
 
-        log_when_configured(f"{location}: {answer}")
-        return {}
-    if not answer and (name, not as_given[1]) in {**switches, **answers}:
-        answer = "leave it out"
-    raise UserError(f"{location}: {answer or f'unknown{suggestion(name, fields, 0.75)}'}")
-
-
-def _switches(cls: type[DataclassInstance]) -> dict[tuple[str, bool], tuple[str, Any]]:
-    """Returns the setting, and its value, that each switch of another program sets, given as true or as false."""
-    return {
-        _as_given(word): (field.name, value)
-        for field in dataclasses.fields(cls)
-        for word, value in field.metadata["words"].items()
-    }
+    log_when_configured(f"{location}: {answer}")
+    return {}
 
 
-def _answers(cls: type[DataclassInstance]) -> dict[tuple[str, bool], str]:
-    """Returns what to write instead of the flags of other programs, given as true or as false."""
-    texts = {**WORDS["flag"], **WORDS.get(command_of(cls).name, {})}
-    return {_as_given(word): text for word, text in texts.items()}
+class _Vocabulary(NamedTuple):
+    """The words that a command knows."""
+
+    fields: dict[str, dataclasses.Field]  # settings, and hyper-parameters of a command that trains, by all their names
+    answers: dict[tuple[str, bool], Sets | str]  # by words of other programs, given as true or as false
 
 
-def _as_given(word: str) -> tuple[str, bool]:
-    """Splits ``save=False`` into its name and value; ``save`` alone is true."""
-    name, _, value = word.partition("=")
-    return name, value != "False"
+@functools.cache
+def _vocabulary(cls: type[DataclassInstance]) -> _Vocabulary:
+    kinds = (Hyperparameters, cls) if issubclass(cls, TrainConfig) else (cls,)
+    fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    answers: dict[tuple[str, bool], Sets | str] = {}
+    aliases: dict[str, dataclasses.Field] = {}
+    for word, answer in {**FLAGS["flag"], **FLAGS.get(command_of(cls).name, {})}.items():
+        name, separator, value = word.partition("=")
+        if isinstance(answer, Is):
+            if answer.name in fields and name not in fields:
+                aliases[name] = fields[answer.name]
+        elif isinstance(answer, str) or (answer.name in fields and (separator or name not in fields)):
+            answers[name, value != "False"] = answer
+    return _Vocabulary(fields | aliases, answers)
 
 
-def _hyperparameters(cls: type) -> dict[str, dataclasses.Field]:
-    """Returns the hyper-parameters of a command that trains, by their names and aliases."""
-    return field_by_alias(Hyperparameters) if issubclass(cls, TrainConfig) else {}
+def names_of(cls: type[DataclassInstance], field: dataclasses.Field) -> list[str]:
+    """Returns the name of a setting of the command ``cls``, then its other ones."""
+    return [name for name, known in _vocabulary(cls).fields.items() if known is field]
 
 
 class Parser(argparse.ArgumentParser):
@@ -265,31 +265,12 @@ class Parser(argparse.ArgumentParser):
         """Returns a suggestion for an unknown flag, or "" if nothing is similar."""
         known = list(self.own_flags)
         if "--set" in known:
-            known += map(flag_name, field_by_alias(Hyperparameters))
+            known += map(flag_name, HYPERPARAMETERS)
         completions = [name for name in known if name.startswith(flag)]
         return suggestion(flag, completions or known, 0.6 if completions else 0.75)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
-
-
-class _HelpAll(argparse.Action):
-    """Prints the help of all flags."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        build_parser(self.const, all_flags=True).print_help()
-        parser.exit()
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Leaves out empty defaults, whose meaning most help texts state, and the second of two equal image sides."""
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        is_one_value = action.nargs == "+" and isinstance(action.default, int)
-        return default_metavar if is_one_value else super()._format_args(action, default_metavar)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, "", []) else super()._get_help_string(action)
 
 
 @functools.cache
@@ -298,23 +279,23 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
     the field is ``positional``. Booleans have ``--x`` and ``--no-x``. The help of a command with many flags lists
     `FIRST_SETTINGS` unless ``all_flags``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    positional = [field for field in fields.values() if field.metadata["positional"]]
-    flags = [field for field in fields.values() if not field.metadata["positional"]]
+    positional = [field for field in fields.values() if field.metadata["usage"].positional]
+    flags = [field for field in fields.values() if not field.metadata["usage"].positional]
     shows_all = all_flags or len(flags) < _MANY_FLAGS
     command = command_of(cls)
-    required = [flag_name(field.name) + " " + field.name.upper() for field in flags if default_of(field) is MISSING]
+    required = [flag_name(field.name) + " " + field.name.upper() for field in flags if default_of(field) is REQUIRED]
     parser = Parser(
         prog=command.typed,
         usage=" ".join(["%(prog)s", *map(shown_name, positional), *required, "[flags]"]),
         description=command.description + ("" if shows_all else " --help-all lists all flags."),
         epilog=f"example: {command.typed} {command.example}",
-        formatter_class=_Help,
         allow_abbrev=False,
     )
-    help_all = "show all flags and exit"
-    parser.add_argument("--help-all", action=_HelpAll, nargs=0, const=cls, help=help_all, default=argparse.SUPPRESS)
+    parser.add_argument("--help-all", action="help", help="show all flags and exit")
     for field in positional:
-        action = parser.add_argument(field.name, metavar=field.metadata["positional"], help=field.metadata["help"])
+        action = parser.add_argument(
+            field.name, metavar=field.metadata["usage"].positional, help=field.metadata["help"]
+        )
         action.required = False  # the parser of settings lists missing ones, with all other mistakes
         parser.add_argument(flag_name(field.name), dest=field.name, help=argparse.SUPPRESS)  # as in train.py --data
     in_topics = {name for names in TOPICS.values() for name in names.split()}
@@ -322,46 +303,47 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
     for topic, names in {**TOPICS, "other": others}.items():
         group = parser.add_argument_group(topic)
         for field in [fields[name] for name in names.split() if fields.get(name) in flags]:
-            is_shown = shows_all or field.name in FIRST_SETTINGS.split()
-            help_text = field.metadata["help"] if is_shown else argparse.SUPPRESS
-            _add_flag(group, field, cls, help_text)
+            _add_flag(group, field, cls, is_shown=shows_all or field.name in FIRST_SETTINGS.split())
     parser.own_flags = list(parser._option_string_actions)
     _add_foreign_flags(parser, cls)
     return parser
 
 
-def _add_foreign_flags(parser: Parser, cls: type) -> None:
+def _add_foreign_flags(parser: Parser, cls: type[DataclassInstance]) -> None:
     """Adds the flags of other programs. Their switches take no value: it could be a positional argument."""
-    switches = _switches(cls)
-    for name in dict.fromkeys([name for name, _ in (*switches, *_answers(cls))] + [*_hyperparameters(cls)]):
+    fields, answers = _vocabulary(cls)
+    for name in dict.fromkeys([name for name, _ in answers] + [*fields]):
         flag = flag_name(name)
         if flag in parser.own_flags:
             continue
-        if (name, True) in switches:
-            setting, value = switches[name, True]
-            parser.add_argument(flag, action="store_const", dest=setting, const=value, help=argparse.SUPPRESS)
+        answer = answers.get((name, True))
+        options: dict[str, Any] = {"help": argparse.SUPPRESS}
+        if isinstance(answer, Sets):
+            parser.add_argument(flag, action="store_const", dest=answer.name, const=answer.value, **options)
         else:
-            options = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            parser.add_argument(flag, nargs="?", const="VALUE" if name in _hyperparameters(cls) else "True", **options)
+            const = "VALUE" if name in fields else "True"
+            parser.add_argument(flag, nargs="?", const=const, dest=name, default=argparse.SUPPRESS, **options)
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type, help_text: str) -> None:
+def _add_flag(
+    group: argparse._ArgumentGroup, field: dataclasses.Field, cls: type[DataclassInstance], *, is_shown: bool
+) -> None:
     """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional. The
     parser returns words, which are converted and checked as values from Python are (`checked_setting`)."""
-    kind = type_of(field, owner)
-    default = default_of(field)
+    usage = field.metadata["usage"]
+    kind = type_of(field, cls)
+    default = usage.options.get("default", default_of(field))
     choices = field.metadata["bounds"].choices
-    options: dict[str, Any] = {
-        "help": help_text,
-        "dest": field.name,
-        "default": None if default is MISSING else default,
-    }
+    options: dict[str, Any] = {"dest": field.name, "help": argparse.SUPPRESS}
+    if is_shown:
+        stated = "" if default in (None, "", [], REQUIRED) else f" (default: {default})"
+        options["help"] = field.metadata["help"] + stated
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif typing.get_origin(kind) is list:
         options["nargs"] = "+"
-    elif field.metadata["const"] is not None:
-        options |= {"nargs": "?", "const": field.metadata["const"]}
+    elif usage.const is not None:
+        options |= {"nargs": "?", "const": usage.const}
     if choices:
         options["metavar"] = f"{{{','.join(choices)}}}"
-    group.add_argument(flag_name(field.name), *field.metadata["aliases"], **{**options, **field.metadata["flag"]})
+    group.add_argument(*map(flag_name, names_of(cls, field)), **{**options, **usage.options})

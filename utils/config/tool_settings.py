@@ -5,7 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.settings import DATA_HELP, IMGSZ_ALIASES, TRUST_HELP, Downloads, LossLimit, TrainConfig, setting
+from utils.config.settings import (
+    DATA_HELP,
+    REQUIRED,
+    TRUST_HELP,
+    Downloads,
+    LossLimit,
+    Rules,
+    TrainConfig,
+    Usage,
+    project_setting,
+    setting,
+)
 from utils.schema import Bounds
 
 ANNOTATION_FORMATS = ("cvat", "labelme", "csv", "huggingface", "imagefolder")  # tools.convert.to_coco.FORMATS
@@ -17,30 +28,29 @@ _OUTPUT = Bounds(is_output=True)
 class CheckConfig:
     """The flags of ``python -m tools.check``."""
 
-    data: str = setting(positional="DATA", help=DATA_HELP, is_keyword=False)
-    split: list[str] = setting(factory=list, help="splits to check; default: all")
+    data: str = setting(REQUIRED, DATA_HELP, usage=Usage(positional="DATA", is_keyword=False))
+    split: list[str] = setting([], "splits to check; default: all")
     imgsz: int = setting(
-        0,
-        Bounds(64, sentinel=0),
-        aliases=IMGSZ_ALIASES,
-        help=f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}",
+        0, f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}", Bounds(64, sentinel=0)
     )
-    weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds")
-    trust: bool = setting(False, help=TRUST_HELP)
-    device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device")
-    json: bool = setting(False, help="print all issues as JSON, and nothing else", is_keyword=False)
-    out: str = setting("", _OUTPUT, help="folder for report.html; empty: runs/check/exp, exp2, ...")
-    plots: bool = setting(True, words={"noplots": False}, help="write report.html")
+    weights: str = setting("", "checkpoint trained on this data; adds the label errors it finds")
+    trust: bool = setting(False, TRUST_HELP)
+    device: str = setting("", "cpu, mps or 0, for --weights; empty: the best available device")
+    json: bool = setting(False, "print all issues as JSON, and nothing else", usage=Usage(is_keyword=False))
+    out: str = setting("", "folder for report.html; empty: runs/check/exp, exp2, ...", _OUTPUT)
+    plots: bool = setting(True, "write report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(LossLimit):
     """The flags of ``python -m tools.convert``."""
 
-    source: str = setting(positional="EXPORT", help="folder of the export, or its annotation file")
-    out: str = setting(bounds=_OUTPUT, positional="OUT.json", help="file to write; out.yaml appears next to it")
+    source: str = setting(REQUIRED, "folder of the export, or its annotation file", usage=Usage(positional="EXPORT"))
+    out: str = setting(
+        REQUIRED, "file to write; out.yaml appears next to it", _OUTPUT, usage=Usage(positional="OUT.json")
+    )
     from_: str = setting(
-        "auto", Bounds(choices=("auto", *ANNOTATION_FORMATS)), help="format; auto: by what the files contain"
+        "auto", "format; auto: by what the files contain", Bounds(choices=("auto", *ANNOTATION_FORMATS))
     )
 
 
@@ -48,20 +58,20 @@ class ConvertConfig(LossLimit):
 class ShardConfig(LossLimit):
     """The flags of ``python -m tools.shard``."""
 
-    data: str = setting(positional="DATA", help=DATA_HELP)
-    out: str = setting(bounds=_OUTPUT, positional="OUT", help="new folder")
-    split: list[str] = setting(factory=list, help="splits to write; default: all")
-    megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
-    cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep")
+    data: str = setting(REQUIRED, DATA_HELP, usage=Usage(positional="DATA"))
+    out: str = setting(REQUIRED, "new folder", _OUTPUT, usage=Usage(positional="OUT"))
+    split: list[str] = setting([], "splits to write; default: all")
+    megabytes: int = setting(256, "approximate size of a tar file", Bounds(1, MAX_SHARD_MEGABYTES))
+    cache_dir: str = setting("", "folder of index caches; empty: ~/.cache/lockstep")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig(Downloads):
     """The flags of ``python -m tools.weights``."""
 
-    source: str = setting(positional="SOURCE", help="checkpoint, or a name from configs/weights.yaml")
+    source: str = setting(REQUIRED, "checkpoint, or a name from configs/weights.yaml", usage=Usage(positional="SOURCE"))
     target: str = setting(
-        bounds=_OUTPUT, positional="TARGET", help="file to write: .safetensors, or .pt for our own format"
+        REQUIRED, "file to write: .safetensors, or .pt for our own format", _OUTPUT, usage=Usage(positional="TARGET")
     )
 
 
@@ -69,42 +79,38 @@ class WeightsConfig(Downloads):
 class DemoConfig:
     """The flags of ``python -m tools.demo``."""
 
-    out: str = setting(bounds=_OUTPUT, positional="OUT", help="an empty or new folder")
+    out: str = setting(REQUIRED, "an empty or new folder", _OUTPUT, usage=Usage(positional="OUT"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KfoldConfig(TrainConfig):
     """The flags of ``python -m tools.kfold``, in addition to those of train.py."""
 
-    folds: int = setting(5, Bounds(2), aliases=("--kfold",), help="number of folds")
+    folds: int = setting(5, "number of folds", Bounds(2))
     groups: str = setting(
         "",
-        help="keep groups of images together: CSV with columns image and group, or a regex that finds it in paths",
-        is_path=True,
+        "keep groups of images together: CSV with columns image and group, or a regex that finds it in paths",
+        rules=Rules(is_path=True),
     )
-    near_duplicates: bool = setting(True, help="keep near-duplicate images together, as tools.check finds them")
-    plots: bool = setting(False, words={"noplots": False}, help="write plots for each training", scope="run")
-    project: str = setting("runs/kfold", Bounds(is_line=True, is_output=True), help="folder of runs", scope="run")
+    near_duplicates: bool = setting(True, "keep near-duplicate images together, as tools.check finds them")
+    plots: bool = setting(False, "write plots for each training", rules=Rules("run"))
+    project: str = project_setting("runs/kfold")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(KfoldConfig):
     """The flags of ``python -m tools.search``."""
 
-    hyp: str = setting("all", help="ranges: all, optimizer, augment or loss of configs/search, or a YAML", scope="run")
-    trials: int = setting(50, Bounds(1), help="number of trials, over all processes and restarts", scope="run")
-    pruner: str = setting(
-        "median", Bounds(choices=("median", "halving", "none")), help="what ends unpromising trials early"
+    hyp: str = setting(
+        "all", "ranges: all, optimizer, augment or loss of configs/search, or a YAML", rules=Rules("run")
     )
+    trials: int = setting(50, "number of trials, over all processes and restarts", Bounds(1), rules=Rules("run"))
+    pruner: str = setting("median", "what ends unpromising trials early", Bounds(choices=("median", "halving", "none")))
     prune_after: int = setting(
-        0,
-        Bounds(0),
-        help="epochs (with --folds: folds) before a trial may be pruned; 0: a fifth of the epochs, or 1 fold",
+        0, "epochs (with --folds: folds) before a trial may be pruned; 0: a fifth of the epochs, or 1 fold", Bounds(0)
     )
-    folds: int = setting(
-        0, Bounds(2, sentinel=0), aliases=("--kfold",), help="score trials by n-fold cross-validation; 0: on 'val'"
-    )
-    project: str = setting("runs/search", Bounds(is_line=True, is_output=True), help="folder of searches", scope="run")
+    folds: int = setting(0, "score trials by n-fold cross-validation; 0: on 'val'", Bounds(2, sentinel=0))
+    project: str = project_setting("runs/search")
 
     @property
     def unit(self) -> str:

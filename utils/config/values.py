@@ -63,7 +63,7 @@ def checked_setting(owner: type[DataclassInstance], name: str, value: Any, locat
     """Returns the value of the setting ``name`` of ``owner``, converted and checked. ``value``: a `plain_value`, or
     the words of a command line; one word is not wrapped in a list. Raises UserError that begins with ``location``."""
     field = owner.__dataclass_fields__[name]
-    convert = field.metadata["convert"]
+    convert = field.metadata["usage"].convert
     value = _converted(value if convert is None else convert(value, location), field, type_of(field, owner))
     value = check(value, hints_of(owner)[name], location, field.metadata["bounds"])
     return as_address(value) if isinstance(value, str) else value
@@ -79,8 +79,8 @@ def _converted(value: Any, field: dataclasses.Field, kind: Any) -> Any:
         return [_converted(element, field, element_type) for element in elements]
     if kind is bool:
         return _number_as_bool(value)
-    if isinstance(value, bool) and field.metadata["const"] is not None:
-        return field.metadata["const"] if value else default_of(field)
+    if isinstance(value, bool) and field.metadata["usage"].const is not None:
+        return field.metadata["usage"].const if value else default_of(field)
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if kind is int and isinstance(value, str):

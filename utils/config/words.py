@@ -1,12 +1,28 @@
-"""Replies to YOLOv5 and Ultralytics flags without a counterpart here.
+"""Words of YOLOv5 and Ultralytics: what each sets here, or what to write instead.
 
-Another name of a setting, and a switch of theirs that sets it, stand at its field (`utils.config.settings.setting`).
 Any other word is unknown, and the error names the nearest of ours. docs/migration.md shows both programs side by side.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any, NamedTuple
+
+from utils.errors import UserError
+
+
+class Is(NamedTuple):
+    """The setting of ours that has another name there."""
+
+    name: str
+
+
+class Sets(NamedTuple):
+    """The setting of ours that a word without a value sets, and to which value."""
+
+    name: str
+    value: Any
+
 
 LEFT_OUT = "left out: "  # begins the answer to a flag that has no effect and is not refused
 _LOAD = 'lockstep.load("best.pt") is the model; lockstep.train, lockstep.val and lockstep.export are functions'
@@ -15,14 +31,34 @@ _FLOAT16 = 'write lockstep.load(FILE, amp="fp16")'
 _TRACKS = "leave it out: a track lasts as long as its video, stream or folder"
 _ONE_VIEW = "val.py --tta scores several views; detection uses one"
 
-# Answers by the kind of word: a flag or keyword of all commands ("flag") or of one; the task in the name of a model;
-# an export format; a name of the package, an attribute of a model or a result, or an argument of a call. A flag is
-# refused as it is typed: "save=False" is one that is given as false.
-WORDS: dict[str, dict[str, str]] = {
+# Flags and keywords of all commands ("flag") and of one. "save=False" is one that is given as false. A word that is a
+# setting of a command means that there.
+FLAGS: dict[str, dict[str, Is | Sets | str]] = {
     "flag": {
+        "adam": Sets("optimizer", "Adam"),
+        "amp=True": Sets("amp", "auto"),
+        "amp=False": Sets("amp", "off"),
         "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
+        "batch": Is("batch_size"),
+        "batch_size": Is("batch"),
+        "cache_images": Sets("cache", "ram"),
+        "cfg": Is("model"),
+        "conf": Is("conf_thres"),
         "dnn": "ONNX files are run by ONNX Runtime",
         "evolve": "search hyper-parameters with python -m tools.search",
+        "half": Sets("amp", "fp16"),
+        "img": Is("imgsz"),
+        "img_size": Is("imgsz"),
+        "include": Is("format"),
+        "iou": Is("iou_thres"),
+        "kfold": Is("folds"),
+        "line_width": Is("line_thickness"),
+        "linear_lr": Sets("cos_lr", False),
+        "lr": Is("lr0"),
+        "nbs": Is("nominal_batch"),
+        "noautoanchor": Sets("autoanchor", False),
+        "noplots": Sets("plots", False),
+        "noval": Sets("val_every", 0),
         "override": "hyper-parameters are keywords, such as lr0=0.01",
         "persist": _TRACKS,
         "pretrained": "--weights names the weights to start from; without it a run starts from scratch",
@@ -30,7 +66,11 @@ WORDS: dict[str, dict[str, str]] = {
         "save_csv": "use --save-txt or --save-json",
         "save_dir": "use --project and --name",
         "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
+        "set": Is("override"),
+        "show": Is("view_img"),
+        "split": Is("task"),
         "stream": "videos and streams are always read frame by frame",
+        "val=False": Sets("val_every", 0),
         "visualize": "feature maps are not drawn; report.html shows the worst images",
         "wandb": "train.py --tracker wandb records a training",
     },
@@ -41,7 +81,9 @@ WORDS: dict[str, dict[str, str]] = {
         "save=False": "last.pt is always written, so that the run can be resumed",
     },
     "val": {
+        "augment": Is("tta"),
         "local_rank": LEFT_OUT + "launchers set LOCAL_RANK",
+        "model": Is("weights"),
         "save_conf": "detect.py --save-txt --save-conf writes label files",
         "save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
         "verbose": LEFT_OUT + "the scores of each class are always printed",
@@ -49,14 +91,22 @@ WORDS: dict[str, dict[str, str]] = {
     "detect": {
         "augment": _ONE_VIEW,
         "data": LEFT_OUT + "the checkpoint contains the class names",
+        "model": Is("weights"),
+        "save=False": Sets("nosave", True),
+        "tracker": Is("track"),
         "update": LEFT_OUT + "checkpoints are read as they are",
     },
     "export": {
         "conf_thres": "--layout end2end has NMS in the graph; whoever runs the file filters by confidence",
         "device": LEFT_OUT + "models are exported on the CPU",
         "inplace": LEFT_OUT + "models are exported for inference",
+        "model": Is("weights"),
         "simplify": LEFT_OUT + "graphs are always simplified",
     },
+}
+# Answers to the task in the name of a model, an export format, a name of the package, an attribute of a model or a
+# result, and an argument of a call.
+WORDS: dict[str, dict[str, str]] = {
     "task": {
         "seg": "there are no masks, only boxes",
         "pose": "there are no keypoints, only boxes",
@@ -114,6 +164,32 @@ YOLOV5_RECIPE: dict[str, float | None] = {
 }
 # Modes of the yolo command, and the command that each is here.
 MODES = {"train": "train", "val": "val", "predict": "detect", "track": "detect", "export": "export"}
+
+
+def one_side(value: Any, location: str) -> Any:
+    """Returns the side of an image that is given by one number, or two. Raises UserError if these differ."""
+    sides = value.split(",") if isinstance(value, str) else value
+    if not isinstance(sides, list) or len(sides) != 2:
+        return value
+    if sides[0] != sides[1]:
+        sizes = f"{sides[0]} {sides[1]}"
+        raise UserError(f"{location} {sizes}: give the longer side alone; train.py --rect trains on rectangles")
+    return sides[0]
+
+
+def joined_devices(value: Any, _location: str) -> Any:
+    """Returns a list of devices, ``[0, 1]``, as text."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def named_layers(value: Any, _location: str) -> Any:
+    """Returns the setting ``freeze``: the list ``[3]`` names a layer, and a number alone means all layers before it."""
+    return value * 2 if isinstance(value, list) and len(value) == 1 else value
+
+
+def tracker_name(value: Any, _location: str) -> Any:
+    """Returns the name of an object tracker, which Ultralytics names by a file, ``botsort.yaml``."""
+    return value.removesuffix(".yaml") if isinstance(value, str) else value
 
 
 def attribute_error(kind: str, owner: str, name: str) -> AttributeError:

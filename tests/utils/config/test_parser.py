@@ -178,7 +178,7 @@ def test_a_setting_of_several_commands_that_train_or_score_has_one_scope():
     scopes: dict[str, set[str]] = {}
     for cls in (TrainConfig, ValConfig, KfoldConfig, SearchConfig):
         for field in dataclasses.fields(cls):
-            scopes.setdefault(field.name, set()).add(field.metadata["scope"])
+            scopes.setdefault(field.name, set()).add(field.metadata["rules"].scope)
     assert {name for name, names in scopes.items() if len(names) > 1} == set()
     assert names_with(TrainConfig, scope="machine") >= {"device", "workers"}
 
