@@ -240,6 +240,7 @@ class _RunConfig(Downloads):
 class _DetectionsConfig(_RunConfig):
     """Flags of val.py and detect.py."""
 
+    imgsz: int = setting(0, "longer image side, pixels; 0: the checkpoint's", Bounds(0), usage=SIDES)
     trust: bool = setting(False, TRUST_HELP)
     box_voting: bool = setting(True, "let boxes suppressed by NMS refine the kept box and raise its score")
     nms: bool = setting(False, "use the one-to-many head of NMS-free models, with NMS")
@@ -469,7 +470,6 @@ class ValConfig(_DetectionsConfig, DataFlags):
     data: str = setting("", "data set YAML; empty: the checkpoint's", usage=Usage(is_keyword=False))
     task: str = setting("val", "split to evaluate", Bounds(choices=("train", "val", "test")))
     batch_size: int = setting(16, "images per batch and process", Bounds(1))
-    imgsz: int = setting(0, "longer image side, pixels; 0: the checkpoint's", Bounds(0), usage=SIDES)
     rect: bool | None = setting(None, "rectangles; --no-rect: squares; default: by head (YOLOX: squares)")
     conf_thres: float = setting(
         0.001,
@@ -497,7 +497,6 @@ class DetectConfig(_DetectionsConfig):
     source: str = setting(
         REQUIRED, "image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream"
     )
-    imgsz: int = setting(0, "longer image side, pixels; 0: the checkpoint's", Bounds(0), usage=SIDES)
     conf_thres: float | None = setting(
         None, "confidence threshold; default: the one chosen by F1, or 0.25", Bounds(0, 1)
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from lockstep.__main__ import main
+from utils.config.commands import COMMANDS
 from utils.config.parser import parse_command, parse_config
 from utils.config.recipes import hyperparameters_from
-from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import HYPERPARAMETERS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
+from utils.config.words import FLAGS
 from utils.errors import UserError
 
 
@@ -97,6 +99,15 @@ def test_all_flags_of_other_programs_are_answered_at_once():
 def test_other_flags_say_what_to_do_instead(cls, line, reason):
     with pytest.raises(UserError, match=reason):
         parse_command(cls, line.split())
+
+
+def test_every_word_of_the_table_means_a_setting():
+    """A word whose setting does not exist would be unknown."""
+    fields = {name: set(command.settings.__dataclass_fields__) for name, command in COMMANDS.items()}
+    fields["flag"] = set().union(*fields.values(), HYPERPARAMETERS)
+    for command, words in FLAGS.items():
+        names = {answer.name for answer in words.values() if not isinstance(answer, str)}
+        assert names <= fields[command]
 
 
 @pytest.mark.parametrize("name", ["predict", "trian"])
