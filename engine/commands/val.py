@@ -259,7 +259,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
             ValConfig.conf_thres,
         )
     errors = split_errors(evaluation.shown)
-    for sentence in (*verdict(evaluation, names), *error_sentences(result, errors, names)):
+    for sentence in (*verdict(evaluation, subject.validated), *error_sentences(result, errors, names)):
         get_logger().info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)

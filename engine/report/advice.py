@@ -23,10 +23,6 @@ from utils.config.flags import words_of_settings
 from utils.config.settings import TrainConfig, changed_settings
 from utils.strings import counted, listed
 
-# On two sets of one class, 25 images gave some nine tenths of the AP of 140; on seven sets, 8 gave 0.26 on average, and
-# 32 gave 0.34.
-FEW_TRAINING_IMAGES = 25
-MAX_DATA_WAIT = 0.2  # fraction of the time; more waiting for images is mentioned
 # Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Of six sets
 # at 20 epochs, those that rose by 0.07 and 0.11 had 0.04 more AP after 40; those that rose by 0.026 to 0.043 had
 # between 0.03 less and 0.02 more: the decay of the learning rate lifts the end of every run.
@@ -108,14 +104,6 @@ def _random_weights(facts: Facts) -> str:
     return random_weights_warning(len(train), weights=run.weights, model=run.model)
 
 
-def _few_images(facts: Facts) -> str:
-    run = facts.run
-    train = facts.subject.train
-    if run is None or train is None or run.data == DEMO or len(train) >= FEW_TRAINING_IMAGES:
-        return ""
-    return f"{counted(len(train), 'training image')} {'is' if len(train) == 1 else 'are'} few"
-
-
 def _small_boxes(facts: Facts) -> str:
     subject = facts.subject
     return "" if subject.train is None else small_boxes(subject.train, imgsz=subject.imgsz, stride=subject.stride)
@@ -142,6 +130,11 @@ def _labeled_classes(train: DatasetIndex) -> list[str]:
 
 def _largest_error(facts: Facts) -> str:
     return _AGAINST_ERRORS.get(facts.largest_error, "")
+
+
+def _unlabeled_images(facts: Facts) -> str:
+    number = 0 if facts.validated is None else facts.validated.unlabeled
+    return f"{counted(number, 'image')} without a label file" if number else ""
 
 
 def _contradicted_labels(facts: Facts) -> str:
@@ -180,13 +173,6 @@ def _still_rising(facts: Facts) -> str:
         return ""
     rise = fitness[-third:].mean() - fitness[-2 * third : -third].mean()
     return subject.fitness.name if rise > MIN_RISE else ""
-
-
-def _data_wait(facts: Facts) -> str:
-    waits = facts.history.get("speed/data_wait", np.zeros(0))
-    if not np.isfinite(waits).any() or np.nanmedian(waits) <= MAX_DATA_WAIT:
-        return ""
-    return f"{np.nanmedian(waits):.0%}"
 
 
 def _train_command(facts: Facts, **changes: Any) -> str:
@@ -251,10 +237,6 @@ def _more_epochs(facts: Facts) -> str:
     return f"{COMMANDS['train'].typed} {shlex.join(words)}"
 
 
-def _cached_images(facts: Facts) -> str:
-    return _train_command(facts, cache="ram")
-
-
 class Rule(NamedTuple):
     """A row of the table of advice. Its condition returns what is the case, which takes the place of {} in the
     sentence, or "" if nothing is."""
@@ -265,7 +247,7 @@ class Rule(NamedTuple):
 
 
 ADVICE = (
-    Rule(_few_images, "Label more images: {}; a few dozen of each class make the largest difference.", None),
+    Rule(_unlabeled_images, "Label {} in which the model finds objects, or add an empty file for each.", _check_labels),
     Rule(_random_weights, "Start from weights: {}.", _from_weights),
     Rule(_small_boxes, "Use larger images: {}.", _larger_images),
     Rule(_few_steps, "Train longer: {}.", _longer_run),
@@ -274,5 +256,4 @@ ADVICE = (
     Rule(_largest_error, "Against the largest error: {}.", _against_largest_error),
     Rule(_contradicted_labels, "Check {} that the model contradicts, below.", _check_labels),
     Rule(_still_rising, "{} was still rising: train longer.", _more_epochs),
-    Rule(_data_wait, "Training waits for images {} of the time: more --workers, or a cache.", _cached_images),
 )

@@ -74,12 +74,27 @@ class Validated:
     result: EvalResult
     errors: ErrorSplit  # of the detections above the threshold
     label_errors: int  # labels that the model contradicts
+    unlabeled: int  # images without a label file in which it finds objects above the threshold
 
 
-def verdict(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
-    """Yields how many objects are found above the threshold, how many detections are right, how well their boxes are
-    placed, and how much the validation images prove."""
+def unlabeled_with_detections(evaluation: Evaluation, index: DatasetIndex) -> int:
+    """Counts the images without a label file in which the model finds objects above the threshold."""
+    detected = evaluation.detected
+    with_detections = np.unique(detected.image_index[detected.scores > evaluation.result.shown_confidence])
+    return int(index.without_label_file()[with_detections].sum())
+
+
+def verdict(evaluation: Evaluation, index: DatasetIndex) -> Iterator[str]:
+    """Yields how many images have no label file, how many objects are found above the threshold, how many detections
+    are right, how well their boxes are placed, and how much the validation images prove."""
     result = evaluation.result
+    names = index.names
+    unlabeled = int(index.without_label_file().sum())
+    if unlabeled:
+        yield (
+            f"Of {counted(len(index), 'image')}, the scores take {unlabeled:,} without a label file as showing no "
+            f"object; the model finds objects in {unlabeled_with_detections(evaluation, index):,} of them."
+        )
     objects = int(result.class_targets.sum())
     if not objects:
         return

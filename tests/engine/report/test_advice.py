@@ -37,6 +37,7 @@ def advised(
     settings: dict[str, Any] | None = None,
     command: dict[str, Any] | None = None,
     label_errors: int = 0,
+    unlabeled: int = 0,
     is_held_out: bool = False,
 ) -> list[Advice]:
     """Returns the advice about a run of ``epochs`` (0: about a validation), of which nothing else is known."""
@@ -59,15 +60,14 @@ def advised(
         best_epoch=2,
         command=None if command is None else TrainConfig(data="my set.yaml", weights="a.pt", epochs=epochs, **command),
     )
-    known = Validated(result or scored(9, 9), errors_of(costs or {}, {}), label_errors)
-    is_validated = result is not None or costs is not None or label_errors > 0
+    known = Validated(result or scored(9, 9), errors_of(costs or {}, {}), label_errors, unlabeled)
+    is_validated = result is not None or costs is not None or label_errors > 0 or unlabeled > 0
     return advise(Facts(subject, FOLDER, columns, known if is_validated else None))
 
 
 @pytest.mark.parametrize(
     ("given", "sentence", "command"),
     [
-        ({"epochs": 4, "batches": 1, "train": index([1], 60.0, images=3)}, "Label more images: 3", None),
         ({"epochs": 4, "batches": 9}, "Train longer", {"epochs": 34, "weights": "a.pt", "data": "my set.yaml"}),
         ({"epochs": 9, "batches": 2, "settings": {"batch_size": 64}}, "smaller", {"epochs": 150, "batch_size": 64}),
         ({"epochs": 6, "batches": 9, "history": RISING, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
@@ -84,20 +84,21 @@ def advised(
             {"data": "my set.yaml", "weights": "my runs/best.pt", "split": ["val"]},
         ),
         ({"epochs": 4, "costs": {MISSED: 0.2}}, "larger images", {"imgsz": 640}),
+        ({"unlabeled": 2}, "2 images without a label file", {"weights": "best.pt", "split": ["val"]}),
         ({"label_errors": 3}, "3 labels", {"data": "my set.yaml", "weights": "best.pt", "split": ["val"]}),
         ({"label_errors": 3, "is_held_out": True}, "3 labels", {"data": "my set.yaml", "split": ["train"]}),
         ({"epochs": 6, "history": RISING}, "AP was still rising", {"resume": "my runs/last.pt", "epochs": 12}),
         ({"epochs": 6, "history": FALLING}, "from 0.500 in epoch 2 to 0.400", None),
         ({"epochs": 6, "batches": 9, "history": FALLING}, "from 0.500 in epoch 2 to 0.400", None),
         (
-            {"epochs": 4, "batches": 9, "command": {"imgsz": 160}, "settings": {"imgsz": 160, "optimizer": "Muon"}},
+            {
+                "epochs": 4,
+                "batches": 9,
+                "command": {"imgsz": 160, "override": ["lr0=0.1"]},
+                "settings": {"imgsz": 160, "optimizer": "Muon"},
+            },
             "Train longer",
-            {"epochs": 34, "imgsz": 160, "optimizer": "auto"},
-        ),
-        (
-            {"epochs": 3, "history": {"speed/data_wait": [0.3, 0.4, 0.3]}, "settings": {"override": ["lr0=0.1"]}},
-            "30% of the time",
-            {"cache": "ram", "override": ["lr0=0.1"]},
+            {"epochs": 34, "imgsz": 160, "optimizer": "auto", "override": ["lr0=0.1"]},
         ),
     ],
 )
@@ -123,7 +124,6 @@ def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, comma
         {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}},
         {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.48, 0.46, 0.46, 0.46]}},
         {"epochs": 6, "history": {"metrics/AP": [0.0] * 6}},
-        {"epochs": 3, "history": {"speed/data_wait": [0.9, 0.1, 0.1]}},
         {"epochs": 3, "train": index([2000, 0, 60], 30.0, images=100)},
         {"epochs": 4, "costs": {MISSED: 0.009}},
         {"result": scored(0, 0)},

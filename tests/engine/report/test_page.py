@@ -12,6 +12,7 @@ import numpy as np
 import train
 import val
 from data.index.index import DatasetIndex
+from data.labels.findings import NO_LABEL, Finding, ScanReport
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import Evaluation
 from engine.report.page import FILE_NAME, ReportPage, machine_facts
@@ -149,6 +150,23 @@ def test_numbers_are_those_of_the_metrics_and_hostile_names_are_text(tmp_path):
     assert text.count(HOSTILE) == 0
     assert HOSTILE in page.sections["Classes"]
     assert not re.search(r"https?://", text)
+
+
+def test_images_without_a_label_file_come_before_the_scores_and_all_advice(tmp_path):
+    index = make_index(tmp_path, images=30, names=("a", "b"), boxes_per_image=4)
+    index = replace(index, report=ScanReport.of([Finding(NO_LABEL, "no label file", "0.jpg")]))  # images 0, 10, 20
+    table = make_detections(index, false_per_image=5)
+    scored = evaluation(index, table.take(np.flatnonzero(table.image_index != 10)))
+    found = {*scored.detected.image_index[scored.detected.scores > scored.result.threshold].tolist()} & {0, 20}
+    report = ReportPage(tmp_path, subject_of(index, epochs=4))
+    report.set_validation(scored, 1)
+    report.write(HISTORY)
+    summary = read_page(tmp_path).sections["Result"]
+    said = summary.index("Of 30 images, the scores take 3 without a label file")
+    assert f"finds objects in {len(found)} of them" in summary
+    assert said < summary.index(f"{scored.result.ap:.3f} ±")
+    first = summary.partition("What to do next")[2].strip()
+    assert first.startswith(f"Label {len(found)} images without a label file")
 
 
 def test_the_page_stays_with_the_best_epoch(tmp_path):
