@@ -35,9 +35,10 @@ from utils.labels import GroundTruth
 
 RECALL_POINTS = np.linspace(0.0, 1.0, 101)  # COCO's R
 CONFIDENCES = np.linspace(0.0, 1.0, 1000)  # S
-# With a lower mean F1, fewer than one box in ten is right or one object in ten is found, and the best confidence is
-# chance: after an epoch of a new class it is often 0.001, at which detect.py would draw hundreds of boxes.
-MIN_F1 = 0.1
+# No lower threshold is recommended: after an epoch, the best one is often 0.001, at which detect.py draws hundreds of
+# boxes on an image.
+MIN_THRESHOLD = 0.05
+MIN_F1 = 0.1  # with a lower mean F1, fewer than one box in ten is right or one object in ten is found
 _SPACING = np.spacing(1)  # COCO adds it to the count of detections
 
 
@@ -49,9 +50,9 @@ class ConfidenceCurves:
     precision: np.ndarray  # float64 (C, S); also nan where there is no detection
     recall: np.ndarray  # float64 (C, S)
     f1: np.ndarray  # float64 (C, S)
-    # The threshold: the middle of the confidences around the best mean F1 that lose at most its standard error. With
-    # few objects the best one itself is chance (benchmarks/LOG.md, "Threshold"). Or the confidence that the user has
-    # chosen. None: none gives a mean F1 of `MIN_F1`.
+    # The threshold: from `MIN_THRESHOLD` on, the middle of the confidences around the best mean F1 that lose at most
+    # its standard error. With few objects the best one itself is chance (benchmarks/LOG.md, "Threshold"). Or the
+    # confidence that the user has chosen. None: none gives a mean F1 of `MIN_F1`.
     threshold: float | None
     shown: int  # index in `CONFIDENCES` of the metrics at ``threshold``, else at `DEFAULT_CONFIDENCE`
 
@@ -81,16 +82,21 @@ class ConfidenceCurves:
         precision[targets == 0] = np.nan
         recall[targets == 0] = np.nan
         f1 = f1_score(precision, recall)
-        mean_f1 = nanmean(f1, axis=0)
+        first = int(np.searchsorted(CONFIDENCES, MIN_THRESHOLD))
+        mean_f1 = nanmean(f1, axis=0)[first:]
         peak = mean_f1.max()
         standard_error = np.sqrt(peak * (1 - peak) / max(targets.sum(), 1))
-        shown = middle_of_best(mean_f1, standard_error)
+        shown = first + middle_of_best(mean_f1, standard_error)
         threshold: float | None = float(CONFIDENCES[shown])
         if chosen is not None:
             threshold, shown = chosen, 0  # all are above it
         elif not peak >= MIN_F1:
             threshold, shown = None, int(np.searchsorted(CONFIDENCES, DEFAULT_CONFIDENCE))
         return cls(precision, recall, f1, threshold, shown)
+
+    def shown_precision(self) -> np.ndarray:
+        """Returns the precision at the threshold, 0 for a class of which nothing is found, as its F1: float64 (C,)."""
+        return np.where(self.recall[:, self.shown] == 0, 0.0, self.precision[:, self.shown])
 
 
 class Metric(NamedTuple):
@@ -105,7 +111,7 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("precision", "P", "precision", lambda curves, _: curves.precision[:, curves.shown]),
+    Metric("precision", "P", "precision", lambda curves, _: curves.shown_precision()),
     Metric("recall", "R", "recall", lambda curves, _: curves.recall[:, curves.shown]),
     Metric("f1", "F1", "F1", lambda curves, _: curves.f1[:, curves.shown]),
     Metric("AP50", "AP50", "AP50", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_50]),
@@ -137,8 +143,8 @@ def score_detections(
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
     Precision, recall, F1 and the confusion matrix are those of one matching at IoU 0.5, above the chosen confidence or
-    `ConfidenceCurves.threshold`. Undefined scores are nan, and the means leave them out: all those of classes without
-    objects, and the precision of a class without a detection, whose recall and F1 are 0.
+    `ConfidenceCurves.threshold`. A class without a detection has precision, recall and F1 of 0. The scores of classes
+    without objects are nan, and the means leave them out.
 
     Args:
         for_ap: detections whose AP is computed.

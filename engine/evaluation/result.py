@@ -22,9 +22,8 @@ PREVIEW_IMAGES = 8
 class EvalResult:
     """Scores of one validation.
 
-    AP is COCO's (101 recall points, at most `GroundTruth.max_det` detections of each class in each image). What is
-    undefined is nan and does not count in means: scores of classes without ground truth, and precision without a
-    detection.
+    AP is COCO's (101 recall points, at most `GroundTruth.max_det` detections of each class in each image). Scores of
+    classes without ground truth are nan and do not count in means.
     """
 
     metrics: dict[str, float]  # means over classes, by the names listed in engine/evaluation/metrics.py

@@ -157,10 +157,10 @@ def test_the_threshold_and_its_scores_are_those_of_what_detect_py_finds():
     assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).result.ap < 1
     assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
     assert result.confusion.tolist() == [[2, 0], [0, 0]]
-    assert result.threshold == result.shown_confidence == pytest.approx(0.2, abs=0.001)
+    assert result.threshold == result.shown_confidence == pytest.approx(0.225, abs=0.001)  # halfway from 0.05 to 0.4
 
 
-@pytest.mark.parametrize("score", [1.0, CONFIDENCES[928], CONFIDENCES[1]])
+@pytest.mark.parametrize("score", [1.0, CONFIDENCES[928], CONFIDENCES[51]])
 def test_a_score_of_exactly_the_threshold_is_not_above_it(score):
     """detect.py shows what is above the threshold: one that equals the best score would show nothing."""
     objects = np.array([[0, 0, 50, 50]], float)
@@ -198,6 +198,8 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     result = score_detections(gt, table, 5).result
     assert 0.4 < result.threshold < 0.5  # halfway from the last wrong score to the first right one, not next to either
     assert result.shown_confidence == result.threshold
+    # Of four classes with objects, two are found: all three means are over the four.
+    assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [0.5, 0.5, 0.5]
     matches = match_detections(gt, table, 5)
     np.testing.assert_array_equal(result.confusion, confusion_matrix(matches.above(result.threshold)))
     assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
@@ -215,17 +217,33 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
 
 
 def test_detections_that_are_too_bad_for_a_threshold_are_shown_above_the_default():
-    """After an epoch, the best F1 was at 0.001, where detect.py draws hundreds of boxes."""
     zero = np.zeros(1, int)
     gt = make_ground_truth(
         np.array([[0, 0, 9, 9]]), classes=zero, area=np.array([81]), image=zero, num_images=1, num_classes=1
     )
     boxes = [[0, 0, 9, 9], *([50, 50, 60, 60] for _ in range(20))]
-    scores = [0.01, *np.linspace(0.1, 0.4, 20)]
+    scores = [0.08, *np.linspace(0.1, 0.4, 20)]
     result = score_detections(gt, make_table(image=[0] * 21, boxes=boxes, scores=scores, classes=[0] * 21), 1).result
     assert (result.threshold, result.shown_confidence) == (None, 0.25)
     assert (result.metrics["recall"], result.confusion.tolist()) == (0, [[0, 10], [1, 0]])
     assert result.best_f1[0][0] == pytest.approx(2 / 22)
+
+
+def test_no_threshold_is_below_a_twentieth():
+    """After an epoch, the best F1 was at 0.000, where detect.py drew 139 boxes on a photo."""
+    zero = np.zeros(3, int)
+    objects = np.array([[0, 0, 9, 9], [20, 0, 9, 9], [40, 0, 9, 9]])
+    gt = make_ground_truth(objects, classes=zero, area=np.full(3, 81), image=zero, num_images=1, num_classes=1)
+
+    def found(*scores):
+        table = make_table(image=[0] * 3, boxes=xywh_to_xyxy(objects.astype(float)), scores=scores, classes=[0] * 3)
+        return score_detections(gt, table, 1).result
+
+    some = found(0.06, 0.01, 0.02)  # all that is found above 0.05, not all that is found
+    assert 0.05 <= some.threshold < 0.06
+    assert (some.metrics["recall"], some.best_f1[0][0]) == (pytest.approx(1 / 3), 1)
+    none = found(0.04, 0.01, 0.02)
+    assert (none.threshold, none.shown_confidence) == (None, 0.25)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -304,9 +322,7 @@ def test_empty_input_scores_nan_or_zero_without_warnings(num_images, objects, de
         warnings.simplefilter("error")
         result = score_detections(gt, table, 2).result
     if objects:
-        # Without a detection of the class that has objects, precision is undefined, and nothing else.
-        assert np.isnan(result.metrics["precision"])
-        assert {value for name, value in result.metrics.items() if name != "precision"} == {0}
+        assert {*result.metrics.values()} == {0}
         assert result.class_targets.tolist() == [objects, 0]
         assert np.isnan(result.class_ap[1])
     else:
