@@ -60,14 +60,14 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
         return None
     with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx, ExitStack() as stack:
         # Imported here so that only one process reports an import that fails.
-        from engine.train.resume import WorkLeft, log_ended_run, plan_run
+        from engine.train.resume import log_ended_run, plan_run
         from engine.train.run import build_training
         from engine.train.scoring import release_evaluators
 
         stack.callback(release_evaluators, ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, command.explicit_flags, stack)
-        if plan.work_left is WorkLeft.NOTHING:
+        if plan.is_complete:
             outcome = log_ended_run(ctx, plan)
         else:
             used = plan.settings.config

@@ -183,8 +183,7 @@ class CheckpointHeader:
     run: SaveContext
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
     unscored: list[UnscoredEpoch] = field(default_factory=list)  # complete epochs without scores, the oldest first
-    ended_by_callback: bool = False  # a callback has ended the run here (``stop()``): only its report may be missing
-    has_report: bool = False  # the run has ended here, and its report is written
+    ended_by_callback: bool = False  # a callback has ended the run here (``stop()``)
 
 
 @dataclass(frozen=True, kw_only=True)

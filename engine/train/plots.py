@@ -14,7 +14,6 @@ from engine.report.images import draw_batch, write_preview
 from engine.report.page import ReportPage, machine_facts
 from engine.report.summary import Subject
 from engine.train.hooks import TensorBoard
-from engine.train.resume import WorkLeft
 from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
 from utils.drawing.draw import write_image
 from utils.errors import first_line
@@ -37,7 +36,6 @@ class Plots(Hook):
     def __init__(self, tensorboard: TensorBoard) -> None:
         self._tensorboard = tensorboard
         self._warnings: set[str] = set()  # warnings that have been logged
-        self._is_current = False  # the report shows the newest epoch
 
     def start(self, trainer: Trainer) -> None:
         run = trainer.run
@@ -46,8 +44,7 @@ class Plots(Hook):
         self._names = trainer.step.ema.module.names
         self._drawing = TimeBudget(self._draw, TIME_BUDGET)
         is_continued = trainer.progress.updates > 0
-        keeps_page = is_continued and run.work_left is WorkLeft.STEPS  # otherwise there may be no validation to show
-        self._page = ReportPage(run.folder, subject_of(run), keeps_earlier=keeps_page)
+        self._page = ReportPage(run.folder, subject_of(run), keeps_earlier=is_continued)
         self._next_batch = PICTURED_BATCHES if is_continued else 0
 
     def after_step(self, trainer: Trainer) -> None:
@@ -71,7 +68,6 @@ class Plots(Hook):
 
     def finish(self, trainer: Trainer) -> None:
         self._drawing.catch_up()
-        trainer.has_report = self._is_current
         if self._page.path.is_file():
             get_logger().info("report: %s", self._page.path)
 
@@ -85,10 +81,8 @@ class Plots(Hook):
                 sheet = write_preview(validated.evaluation.preview, self._names, result.shown_confidence, path)
                 if sheet is not None:
                     self._tensorboard.write(add_image, "val/predictions", sheet, validated.number)
-        self._is_current = False
         with self._failing_with_warning("report.html"):
             self._page.write(self._table.as_columns())
-            self._is_current = True
 
     @contextmanager
     def _failing_with_warning(self, name: str) -> Iterator[None]:

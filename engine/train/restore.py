@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.optim.schedule import step_plan
 from engine.train.checkpoint import Checkpoint, DataFingerprint, Progress, TrainState, UnscoredEpoch, scores_path
-from engine.train.resume import RunPlan, WorkLeft
+from engine.train.resume import RunPlan
 from utils.config.epochs import is_closing_epoch
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
@@ -38,7 +38,7 @@ def restore_run(
     if checkpoint.description.identity.val_labels != fingerprint.val_labels:
         for epoch in checkpoint.header.unscored if ctx.is_main else ():
             scores_path(checkpoint.path.parent, epoch.number).unlink(missing_ok=True)
-        if plan.work_left is WorkLeft.STEPS:
+        if plan.takes_steps:
             progress.reset_best()  # the scores are not comparable
     # A power cut may have lost best.pt, and a copy of an older checkpoint has none: the next best epoch writes it.
     has_best = broadcast_object(ctx, ctx.is_main and _is_best(checkpoint.path.with_name("best.pt"), progress))
@@ -96,13 +96,11 @@ def _is_best(path: Path, progress: Progress) -> bool:
 
 
 def _unscored_epochs(plan: RunPlan, checkpoint: Checkpoint) -> list[UnscoredEpoch]:
-    """Returns the epochs of a checkpoint that have to be scored: their scores are missing, or the report of the
-    newest."""
+    """Returns the epochs of a checkpoint whose scores are missing."""
     unscored = checkpoint.header.unscored
-    is_reported_again = plan.work_left is WorkLeft.REPORT and checkpoint.header.metrics
-    if unscored and plan.work_left is not WorkLeft.STEPS and not unscored[-1].has_own_file:
+    if unscored and not plan.takes_steps and not unscored[-1].has_own_file:
         return [*unscored[:-1], replace(unscored[-1], is_validated=True)]  # it is now the last
-    if unscored or not (checkpoint.lacks_scores(plan.settings.config.epochs) or is_reported_again):
+    if unscored or not checkpoint.lacks_scores(plan.settings.config.epochs):
         return unscored
     number = checkpoint.progress.epoch
     description = checkpoint.description

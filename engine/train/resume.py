@@ -9,13 +9,12 @@
 | --resume | that of --project/--name if --name is given, else of the newest last.pt in the folders of --project |
 
 The settings of a run that continues are those of its checkpoint; which of them the command may change, `on_resume` in
-utils/config/settings.py says. A run that has ended only gets what is missing: scores of its last epoch, its report, and
-exports. Rank 0 decides for all; each rank reads the checkpoint from its own disk.
+utils/config/settings.py says. A run that has ended only gets missing scores of its last epochs, and exports. Rank 0
+decides for all; each rank reads the checkpoint from its own disk.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 import shlex
 from collections.abc import Collection
@@ -28,7 +27,7 @@ from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
 from engine.optim.schedule import epochs_in_time
 from engine.train.checkpoint import RESULTS_CSV, Checkpoint, RunDescription
-from engine.train.folder import REPORT, find_folder, is_read_only
+from engine.train.folder import find_folder, is_read_only
 from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, RunSettings, TrainConfig, names_with
@@ -49,14 +48,6 @@ _OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
 _LENGTH = ("epochs", "time", "patience")  # how long a run trains
 
 
-class WorkLeft(enum.Enum):
-    """The work that is left of a run when a command starts it. Only `STEPS` takes steps."""
-
-    STEPS = "steps"  # steps, scores and the report
-    REPORT = "report"  # the report, for which the newest epoch is validated (again)
-    NOTHING = "nothing"  # at most exports
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """What a command trains, decided before data and model are opened. Equal on all ranks, except for the settings in
@@ -69,10 +60,15 @@ class RunPlan:
     given: frozenset[str] = frozenset()  # hyper-parameters of a new run that a file of ``--hyp`` or ``--set`` gives
     folder: Path | None = None  # locked; None: `claim_folder` makes it
     checkpoint: Checkpoint | None = None  # None: a new run
-    work_left: WorkLeft = WorkLeft.STEPS
-    end_reason: str = ""  # why the run has ended, unless steps remain, and how to train on
+    end_reason: str = ""  # why no step is left, and how to train on; "" if steps are left
+    is_complete: bool = False  # at most exports are left
     local: frozenset[str] = frozenset()  # settings whose values are each process's own
     messages: tuple[str, ...] = ()  # written to the log before anything else
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether steps are left; otherwise a start only scores the last epochs."""
+        return not self.end_reason
 
     @property
     def stored(self) -> RunDescription | None:
@@ -165,17 +161,12 @@ def plan_start(
     config, messages = merge_settings(checkpoint, command, explicit_flags)
     last = checkpoint.path
     end_reason = _end_reason(checkpoint, command, config)
-    if not end_reason:
-        work_left = WorkLeft.STEPS
-    elif checkpoint.lacks_scores(config.epochs) or (config.plots and _lacks_report(checkpoint)):
-        work_left = WorkLeft.REPORT
-    else:
-        work_left = WorkLeft.NOTHING
-    if work_left is not WorkLeft.NOTHING:
+    is_complete = end_reason != "" and not checkpoint.lacks_scores(config.epochs)
+    if not is_complete:
         if is_read_only(last.parent):
             raise UserError(f"{last.parent}: cannot be written, so the run cannot continue there; copy it")
         _check_given_again(checkpoint, config, explicit_flags)
-    if work_left is WorkLeft.STEPS:
+    if not end_reason:
         before = checkpoint.header.run
         position = checkpoint.progress.describe(before.epoch_batches)
         messages = [f"resuming {last} {position}", *messages]
@@ -189,8 +180,8 @@ def plan_start(
         settings=RunSettings(config, checkpoint.description.hyp),
         folder=last.parent,
         checkpoint=checkpoint.record(),
-        work_left=work_left,
         end_reason=end_reason,
+        is_complete=is_complete,
         local=given | own | {"device"},
         messages=tuple(messages),
     )
@@ -316,16 +307,9 @@ def _end_reason(checkpoint: Checkpoint, command: TrainConfig, config: TrainConfi
     return ""
 
 
-def _lacks_report(checkpoint: Checkpoint) -> bool:
-    """Returns whether a run that has ended has no report, or one that its last start could not complete, and it can be
-    written."""
-    folder = checkpoint.path.parent
-    is_complete = checkpoint.header.has_report and (folder / REPORT).exists()
-    return not is_complete and not is_read_only(folder)
-
-
 def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
-    """Logs why a run has ended, and returns its outcome. Every rank must call this."""
+    """Logs why a run has ended, and how to draw its report, which a kill may have prevented. Returns its outcome. Every
+    rank must call this."""
     configure_logging(ctx.is_main)
     folder = plan.folder or Path()
     if ctx.is_main and plan.checkpoint is not None and not is_read_only(folder):  # a kill may have lost the last row
@@ -334,6 +318,9 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
     for message in plan.messages:
         get_logger().info("%s", message)
     get_logger().info("%s: complete: %s", folder, plan.end_reason)
+    best = folder / "best.pt"
+    if best.exists():
+        get_logger().info("to draw its report again: val.py --weights %s", shlex.quote(str(best)))
     return TrainingOutcome(folder, plan.settings.config, failure=None)
 
 

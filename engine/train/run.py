@@ -28,7 +28,7 @@ from engine.train.hooks import ClassWeights, EarlyStopping, EndLog, TensorBoard,
 from engine.train.plots import Plots, subject_of
 from engine.train.progress_bar import ProgressBar
 from engine.train.restore import restore_run
-from engine.train.resume import RunPlan, WorkLeft
+from engine.train.resume import RunPlan
 from engine.train.scoring import LocalScorer, RemoteScorer, Scorer
 from engine.train.sources import RunData, Sources, open_run_data, open_sources
 from engine.train.starting_model import StartingModel, build_starting_model
@@ -98,7 +98,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         ctx=ctx,
         folder=folder,
         started_from=plan.started_from,
-        work_left=plan.work_left,
+        takes_steps=plan.takes_steps,
         description=description,
         choices=choices,
         feed=feed,
@@ -111,7 +111,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
         ),
         scorer=scorer,
     )
-    if plan.work_left is WorkLeft.STEPS:
+    if plan.takes_steps:
         log_start(run, sources)
     return Trainer(run, hooks=build_hooks(run, sources, user_hooks, stack))
 

@@ -21,7 +21,7 @@ from data.samples.dataset import AugmentedImages
 from data.samples.readers import SampleReader
 from engine.evaluation.fitness import Fitness
 from engine.train.checkpoint import Checkpoint, DataFingerprint
-from engine.train.resume import RunPlan, WorkLeft
+from engine.train.resume import RunPlan
 from engine.train.teacher import TeacherFile, open_teacher
 from models.detector import Detector, build_meta_detector
 from models.weights.download import fetch_weights
@@ -184,7 +184,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan, sources: Sources) -> R
     samples = open_train_samples(ctx, config, hyp, sources.spec, stride=sources.meta_model.stride)
     val = open_run_val_reader(ctx, config, hyp, sources.spec)
     sources.fitness.check_objects(val.image_index.ground_truth())
-    if ctx.is_main and plan.work_left is WorkLeft.STEPS:
+    if ctx.is_main and plan.takes_steps:
         warn_about_shared_images(sources.spec, samples.reader.image_index, val.image_index)
         warn_about_unused_classes(samples.reader.image_index)
     fingerprint = DataFingerprint.of(samples.sample_index, val.sample_index)

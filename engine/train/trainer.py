@@ -36,7 +36,7 @@ from engine.train.checkpoint import (
 )
 from engine.train.choices import Choices
 from engine.train.control import NO_FLAGS, Action, RunControl, StepFlags
-from engine.train.resume import TrainingOutcome, WorkLeft
+from engine.train.resume import TrainingOutcome
 from engine.train.scoring import Scorer
 from engine.train.step import StepValues, TrainStep
 from models.losses.base import Criterion
@@ -84,7 +84,7 @@ class TrainingRun:
     ctx: DistributedContext
     folder: Path
     started_from: Checkpoint | None  # without tensors; None: the run started from the beginning
-    work_left: WorkLeft
+    takes_steps: bool  # False: a run that has ended, whose last epochs may lack scores
     description: RunDescription
     choices: Choices
     feed: Feed
@@ -135,8 +135,8 @@ class Hook:
     close         at the end, however the training has ended
     ============= =====================================================================================================
 
-    With ``--eval-ranks`` an epoch is scored and saved in this sense at the end of a later one. A start that only writes
-    the report scores the last epoch again, and takes no step.
+    With ``--eval-ranks`` an epoch is scored and saved in this sense at the end of a later one. A run that has ended
+    without the scores of its last epochs gets them in a start that takes no step.
 
     Hooks are on every rank, in the same order, and may communicate: all ranks return the same action (None continues).
     Those with ``on_rank_0`` exist on rank 0 alone: they return no action, and call no collective. A single rank
@@ -175,12 +175,10 @@ class Trainer:
         self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
-        self.has_report = False  # the report shows the whole run; known on rank 0
         # Complete epochs without scores, the oldest first.
         self._unscored = [Epoch(**vars(one)) for one in run.unscored]
         self._newest = Epoch(run.progress.epoch)  # the newest epoch with its scores
-        self._takes_steps = run.work_left is WorkLeft.STEPS
-        self._stopped = not self._takes_steps  # this process takes no more steps
+        self._stopped = not run.takes_steps  # this process takes no more steps
         self._started = time.monotonic()
         self._saved_at = self._started
         self._saved_updates = run.progress.updates  # steps before the newest last.pt
@@ -236,18 +234,16 @@ class Trainer:
         progress = self.progress
         started_from = self.run.started_from
         self.loader.start_at(progress.epoch, progress.batch)
-        if self._takes_steps:
+        if self.run.takes_steps:
             self.loader.start()  # before the writers of checkpoints and of TensorBoard have threads
         if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         was_ended = started_from is not None and started_from.header.ended_by_callback
         # A run has its record before its first step, and before other processes score it; if it trains on, it is no
         # longer ended.
-        if started_from is None or (self._takes_steps and was_ended) or self.run.scorer.max_pending:
+        if started_from is None or (self.run.takes_steps and was_ended) or self.run.scorer.max_pending:
             self.save_last()
         self._call_hooks("start")
-        if self.run.work_left is WorkLeft.REPORT and not self._unscored:  # the weights are newer than their scores
-            self._call_hooks("epoch_saved", self._newest)
         if self.ctx.is_main:  # a kill may have left files of an epoch that is trained again
             remove_unscored(self.run.folder, keep={epoch.number for epoch in self._unscored})
         action = self.control.agree()
@@ -533,7 +529,6 @@ class Trainer:
                 for one in self._unscored
             ],
             ended_by_callback=self._ended_by_callback(),
-            has_report=self.has_report,
         )
 
     def _finish(self) -> TrainingOutcome:
@@ -543,9 +538,6 @@ class Trainer:
             flag = self._resume_flags()
             get_logger().info("ended by a callback %s; to continue: %s --epochs N", position, flag)
         self._call_hooks("finish")
-        if max_over_ranks(self.ctx, int(self.has_report)):  # on record, so that no later start writes it again
-            self.save_last()
-            self.checkpointer.flush()
         failure = self.control.late_failure(self._continuation())
         return TrainingOutcome(self.run.folder, self.run.config, failure)
 
@@ -557,7 +549,7 @@ class Trainer:
     def _ended_by_callback(self) -> bool:
         """Returns True if a callback has ended the run, in this process or before it, see `CheckpointHeader`."""
         started_from = self.run.started_from
-        had_ended = not self._takes_steps and started_from is not None and started_from.header.ended_by_callback
+        had_ended = not self.run.takes_steps and started_from is not None and started_from.header.ended_by_callback
         return had_ended or self.control.stopped_by_callback
 
     def _continuation(self) -> str:

@@ -13,7 +13,6 @@ from data.loading.prefetcher import Prefetcher
 from engine.train.checkpoint import Progress, UnscoredEpoch
 from engine.train.control import Action
 from engine.train.hooks import EarlyStopping
-from engine.train.resume import WorkLeft
 from engine.train.trainer import Epoch, Hook, Trainer
 from tests.engine.train.watched_trainer import Scores, Watch, build, weights
 from tests.helpers.messages import refused
@@ -177,7 +176,7 @@ def test_a_run_that_has_ended_scores_what_it_had_still_to_score(tmp_path):
     header = trainer.checkpointer.saved[-1][2]
     rest = Scores()
     watch = Watch()
-    again = {"unscored": header.unscored, "step": trainer.step, "work_left": WorkLeft.REPORT}
+    again = {"unscored": header.unscored, "step": trainer.step, "takes_steps": False}
     build(watch, folder=tmp_path, progress=header.progress, scores=rest, epochs=4, val_every=2, **again).fit()
     assert rest.reads == [(2, False), (4, True)]
     assert [call[-1] for call in watch.of("epoch_scored")] == [2, 3, 4]
@@ -204,16 +203,8 @@ def test_an_epoch_whose_validation_was_killed_gets_its_own_file():
 def test_a_run_that_has_ended_validates_its_last_epoch_and_takes_no_step():
     watch = Watch()
     unscored = [unscored_epoch(2)]
-    build(watch, progress=Progress(epoch=2, updates=6), unscored=unscored, work_left=WorkLeft.REPORT).fit()
+    build(watch, progress=Progress(epoch=2, updates=6), unscored=unscored, takes_steps=False).fit()
     assert watch.calls == [("start", 2, 0), ("epoch_scored", 2, 0, 2), ("epoch_saved", 2, 0, 2), ("finish", 2, 0)]
-
-
-def test_a_report_without_a_validation_shows_the_run_as_it_is():
-    """A callback has ended it within an epoch, whose steps have changed the weights."""
-    watch = Watch()
-    trainer = build(watch, progress=Progress(epoch=1, batch=1), work_left=WorkLeft.REPORT)
-    trainer.fit()
-    assert watch.calls == [("start", 1, 1), ("epoch_saved", 1, 1, 1), ("finish", 1, 1)]
 
 
 @pytest.mark.parametrize("updates", [1, 6])

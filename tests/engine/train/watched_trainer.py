@@ -20,7 +20,6 @@ from engine.optim.schedule import step_plan
 from engine.train.checkpoint import CheckpointHeader, Progress, UnscoredEpoch, weights_path
 from engine.train.choices import Choices
 from engine.train.control import Action, RunControl
-from engine.train.resume import WorkLeft
 from engine.train.scoring import MAX_PENDING
 from engine.train.trainer import Feed, Hook, Trainer, TrainingRun
 from models.detector import build_detector
@@ -171,7 +170,7 @@ def build(
     folder: Path = Path(),
     progress: Progress | None = None,
     unscored: Sequence[UnscoredEpoch] = (),
-    work_left: WorkLeft = WorkLeft.STEPS,
+    takes_steps: bool = True,
     hyp: Hyperparameters | None = None,
     signals: StopSignals | None = None,
     epochs: int = 2,
@@ -209,7 +208,7 @@ def build(
         ctx=ctx,
         folder=folder,
         started_from=None,
-        work_left=work_left,
+        takes_steps=takes_steps,
         description=checkpoint_of().description,
         choices=choices,
         feed=feed,
