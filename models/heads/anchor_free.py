@@ -15,7 +15,6 @@ from models.box_coding import (
     cell_centers,
     convolved_distances,
     distances_to_xyxy,
-    expected_distances,
     flatten_cells,
     flatten_levels,
     grid_shapes,
@@ -30,12 +29,8 @@ if TYPE_CHECKING:
 
 
 class DFL(nn.Module):
-    """Holds the values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020) as a frozen convolution
-    weight.
-
-    It exists only for the names of public state dicts and is never run: `expected_distances` computes the mean, and
-    `convolved_distances` in ONNX graphs.
-    """
+    """Computes the means of the distributions of box sides (Generalized Focal Loss, Li et al. 2020). The distances
+    0..R-1 are the frozen weight of a convolution, as in public state dicts."""
 
     def __init__(self, bins: int) -> None:
         super().__init__()
@@ -45,6 +40,10 @@ class DFL(nn.Module):
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.conv.weight.copy_(torch.arange(self.bins, dtype=torch.float32).view(1, -1, 1, 1))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """(B, N, 4 * R) -> (B, N, 4), cells. As `expected_distances`, and `convolved_distances` in ONNX graphs."""
+        return (logits.unflatten(2, (4, self.bins)).softmax(-1) * self.conv.weight.view(-1)).sum(-1)
 
 
 class AnchorFreeHead(DetectionHead):
@@ -126,7 +125,7 @@ class AnchorFreeHead(DetectionHead):
             scores = logits.sigmoid().transpose(1, 2)
         else:
             sides, logits = flatten_levels(raw).split(sizes, 2)
-            distances = expected_distances(sides.unflatten(2, (4, self.reg_max)))
+            distances = self.dfl(sides) if self.reg_max > 1 else sides
             scores = logits.sigmoid()
         centers, strides = cell_centers(grid_shapes(raw), self.strides, sides.device)
         return distances_to_xyxy(distances, centers, strides), scores
