@@ -4,9 +4,8 @@ A loss returns sums over a shard of the batch and one normalizer (`LossOutput`).
 shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
 
 The forward pass scatters only maxima, minima and integer counts, whose result does not depend on the order. The
-backward pass adds by index: in
-the anchor-free loss only one term of each sum is nonzero; in the anchor loss there may be several (two targets in one
-cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
+backward pass adds by index: in the anchor-free loss only one term of each sum is nonzero; in the anchor loss there may
+be several (two targets in one cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
 
 Legend: B images, I images with ignore regions, N cells over all levels, K target slots, C classes, R regions, S any
 shape.

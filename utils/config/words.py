@@ -183,8 +183,9 @@ def joined_devices(value: Any, _location: str) -> Any:
 
 
 def named_layers(value: Any, _location: str) -> Any:
-    """Returns the setting ``freeze``: the list ``[3]`` names a layer, and a number alone means all layers before it."""
-    return value * 2 if isinstance(value, list) and len(value) == 1 else value
+    """Returns the setting ``freeze``: a number alone means all layers before it, so the list ``[3]``, which names one
+    layer, becomes ``--freeze 3 3``."""
+    return [value[0], value[0]] if isinstance(value, list) and len(value) == 1 else value
 
 
 def tracker_name(value: Any, _location: str) -> Any:
