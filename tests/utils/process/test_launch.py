@@ -91,7 +91,7 @@ def test_a_program_for_one_process_is_refused_once_under_a_launcher(capsys, monk
     main = import_module(COMMANDS[name].module).main
     argv = {"detect": ["--weights", "a.pt", "--source", "."], "export": ["--weights", "a.pt"]}.get(name, [])
     fields = dataclasses.fields(COMMANDS[name].settings)
-    argv = [*argv, *(field.name for field in fields if field.metadata["positional"])]
+    argv = [*argv, *(field.name for field in fields if field.metadata["usage"].positional)]
     for rank in range(2):
         for name, value in torchrun_variables(rank, 2, 29500).items():
             monkeypatch.setenv(name, value)
