@@ -27,7 +27,7 @@ from utils.config.parser import ParsedCommand, parse_keywords, settings_of_child
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
 from utils.config.values import checked_value, plain_value
-from utils.errors import UserError, os_reason
+from utils.errors import Stopped, UserError, os_reason
 from utils.files.safe_io import atomic_write
 from utils.logger import configure_logging, restored_logging
 from utils.process.child import start_child
@@ -159,9 +159,10 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
         configure_logging(True)  # for what `_parse` has left out
         with start_child([*command_prefix("export"), word], variables=variables, stop=signal.SIGINT) as child:
             result = child.wait()
-    if result.is_stopped:
-        raise KeyboardInterrupt
-    result.check()
+    try:
+        result.check()
+    except Stopped:
+        raise KeyboardInterrupt from None
     return [Path(file) for file in result.values["files"]]
 
 

@@ -16,9 +16,9 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
 from utils.files.temporary_folder import program_temporary_folder
@@ -38,23 +38,9 @@ _path = ""  # the result file of this process, or "" if its result is not read
 class RunResult:
     """How a command ended."""
 
-    code: int = 0  # exit code; negative: the signal that killed it
-    values: Mapping[str, Any] = field(default_factory=dict)  # what it wrote with `write_result`
-    reason: str = ""  # why it failed
-
-    @classmethod
-    def of(cls, code: int, values: Mapping[str, Any]) -> RunResult:
-        """Returns the result of a process that ended with exit status ``code``."""
-        code = STOP_CODES.get(code, code)
-        if code in (0, REQUEUE, INTERRUPTED):
-            return cls(code, values)
-        reason = killed_by(-code) if code < 0 else values.get("error", f"exit status {code}")
-        return cls(code, values, reason)
-
-    @property
-    def is_stopped(self) -> bool:
-        """True if a signal stopped the command; a training can be resumed."""
-        return self.code in (REQUEUE, INTERRUPTED)
+    code: int  # exit code; negative: the signal that killed it
+    values: Mapping[str, Any]  # what it wrote with `write_result`
+    reason: str = ""  # why it failed; "" also if a signal stopped it
 
     @property
     def has_begun(self) -> bool:
@@ -63,10 +49,10 @@ class RunResult:
 
     def check(self) -> None:
         """Raises `Stopped` if a signal stopped the command, and `RunFailed` if it failed."""
-        if self.is_stopped:
-            raise Stopped(self.code)
-        if self.code:
+        if self.reason:
             raise RunFailed(self)
+        if self.code:
+            raise Stopped(self.code)
 
 
 class RunFailed(UserError):
@@ -90,8 +76,15 @@ class Child:
 
     def wait(self) -> RunResult:
         """Waits for the command to end, and returns its result."""
-        code = self.process.wait()
-        return RunResult.of(code, read_result(self.result_file))
+        status = self.process.wait()
+        code = STOP_CODES.get(status, status)
+        values = read_result(self.result_file)
+        reason = ""
+        if code < 0:
+            reason = killed_by(-code)
+        elif code not in (0, REQUEUE, INTERRUPTED):
+            reason = values.get("error", f"exit status {code}")
+        return RunResult(code, values, reason)
 
 
 @contextmanager
@@ -101,10 +94,7 @@ def start_child(
     stop: signal.Signals = signal.SIGTERM,
     environment: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
-    cwd: str | None = None,
-    stdout: int | IO[Any] | None = None,
-    stderr: int | IO[Any] | None = None,
-    start_new_session: bool = False,
+    **options: Any,
 ) -> Iterator[Child]:
     """Runs a command line that begins with `utils.program.command_prefix` during the block.
 
@@ -112,7 +102,7 @@ def start_child(
         stop: signal sent to the command at the end of the block, or when this process is killed.
         environment: environment variables; None for `environment_of_child`.
         variables: more of them.
-        cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
+        options: of `subprocess.Popen`.
     """
     inherited = environment_of_child() if environment is None else environment
     with program_temporary_folder("result") as folder:
@@ -122,10 +112,7 @@ def start_child(
             stdin=subprocess.DEVNULL,
             env={**inherited, **(variables or {}), RESULT_VARIABLE: str(result_file)},
             preexec_fn=end_with_parent(stop) if os.name == "posix" else None,
-            cwd=cwd,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=start_new_session,
+            **options,
         )
         try:
             yield Child(process, result_file)

@@ -44,7 +44,7 @@ def test_how_a_command_ends(code, status, reason, values):
     if status == 0:
         result.check()
     else:
-        with pytest.raises(Stopped if result.is_stopped else RunFailed):
+        with pytest.raises(Stopped if status == REQUEUE else RunFailed):
             result.check()
 
 
