@@ -18,6 +18,7 @@ from utils.drawing.figures import (
     Mark,
     Picture,
     bar_chart_picture,
+    default_style,
     new_figure,
     render_figure,
     short_label,
@@ -120,6 +121,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     }
 
 
+@default_style()
 def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:
     """Draws a confusion matrix (C + 1, C + 1): rows predicted, columns true, last background. Colors show fractions of
     a column. Of many classes, those with the most errors are shown."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -99,6 +100,16 @@ class Chart:
     note: str = ""  # below the title
 
 
+@contextlib.contextmanager
+def default_style() -> Iterator[None]:
+    """Uses Matplotlib's own defaults in the block, or in a function that this decorates, whatever a matplotlibrc in the
+    working folder, or the user's program, has set."""
+    matplotlib = import_quietly("matplotlib")
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Creates a figure of this size in inches, without pyplot, which keeps global state and may need a display."""
     backend = import_quietly("matplotlib.backends.backend_agg")
@@ -129,6 +140,7 @@ def render_figure(figure: Figure) -> Picture:
     return Picture(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
+@default_style()
 def chart_picture(chart: Chart) -> Picture:
     """Draws a chart with its title, and a legend below if it has several lines."""
     names = [short_label(line.name) for line in chart.lines]
@@ -195,6 +207,7 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
     )
 
 
+@default_style()
 def bar_chart_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
     """Draws a bar with text above it for each name."""
     bar_labels = [*map(short_label, names)]

@@ -1,3 +1,4 @@
+import matplotlib
 import numpy as np
 
 from utils.drawing.draw import class_colors, draw_boxes
@@ -24,6 +25,16 @@ def test_names_are_drawn_as_text(recwarn):
         )
     assert all(map(np.array_equal, *drawn))
     assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]  # Matplotlib's
+
+
+def test_a_figure_has_matplotlib_s_defaults_whatever_a_file_or_the_user_s_program_sets():
+    """SECURITY.md: a matplotlibrc in the working folder could have LaTeX started."""
+    chart = Chart("title", [Line("a", X, X)], "x", "y")
+    expected = chart_picture(chart).pixels
+    with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "black"}):
+        drawn = chart_picture(chart).pixels
+        assert matplotlib.rcParams["text.usetex"]
+    assert np.array_equal(drawn, expected)
 
 
 def test_the_end_of_a_title_is_shown():
