@@ -108,6 +108,8 @@ def _own_folders_thread_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Commands that ran in this process have set it; scripts that a test starts are imported from their folder.
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # init_process_group replaces it
     torch.set_num_threads(1)
     torch.default_generator.manual_seed(0)  # the CPU's; torch.manual_seed takes longer

@@ -8,72 +8,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes import LAUNCHED
 from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL
+from tests.helpers.strace import require_strace, watch
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 
-CALLS = "connect,sendto,sendmsg,sendmmsg"
-# An address of a call, as strace writes it.
-ADDRESS = re.compile(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"')
-OWN_ADDRESS = re.compile(r"127\.|::1$|::ffff:127\.|0\.0\.0\.0$|::$")
 LOOK_UP = "import socket\ntry:\n    socket.create_connection(('host.example', 80), 5)\nexcept OSError:\n    pass\n"
 
 
-@dataclass(frozen=True)
-class Watched:
-    """The result of a process, the addresses that it has contacted, and the files that it has left."""
-
-    done: subprocess.CompletedProcess[str]
-    asked: list[str]  # addresses of other machines
-    home: list[str]  # files in its home folder, but those of our cache
-
-
-def watch(argv: Sequence[object], folder: Path, **variables: str) -> Watched:
-    """Runs ``python ARGV`` in ``folder``. Skips the test where nothing can watch it."""
-    home = folder / "home"
-    noted = folder / "noted"
-    folder.mkdir(exist_ok=True)
-    home.mkdir()
-    strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("needs strace")
-    # --seccomp-bpf: the kernel stops the process at these calls alone, not at all of them.
-    command = [strace, "-f", "--seccomp-bpf", "-qq", "-e", f"trace={CALLS}", "-o", str(noted)]
-    command += [sys.executable, *map(str, argv)]
-    removed = {*LAUNCHED, "XDG_CACHE_HOME", "MPLCONFIGDIR", "PYTHON_EXEC"}
-    environment = {name: value for name, value in os.environ.items() if name not in removed}
-    environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
-    if not noted.exists() or "PTRACE" in done.stderr:
-        pytest.skip("strace may not watch processes here")
-    files = (path.relative_to(home).as_posix() for path in home.rglob("*") if not path.is_dir())
-    return Watched(
-        done=done,
-        asked=foreign_addresses(noted.read_text()),
-        home=sorted(name for name in files if not name.startswith(".cache/lockstep/")),
-    )
-
-
-def foreign_addresses(calls: str) -> list[str]:
-    found = {version4 or version6 for version4, version6 in ADDRESS.findall(calls)}
-    return sorted(address for address in found if not OWN_ADDRESS.match(address))
-
-
 def test_a_look_up_is_noticed(tmp_path):
+    require_strace()
     assert watch(["-c", LOOK_UP], tmp_path / "asks").asked
     silent = watch(["-c", "print('nothing')"], tmp_path / "silent")
     assert (silent.done.stdout, silent.asked, silent.home) == ("nothing\n", [], [])
@@ -126,6 +73,7 @@ for package in packages:
     ],
 )
 def test_no_other_machine_is_asked_and_no_file_is_written_elsewhere(tmp_path, packages):
+    require_strace()
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
@@ -133,7 +81,8 @@ def test_no_other_machine_is_asked_and_no_file_is_written_elsewhere(tmp_path, pa
     write_model(tmp_path / "tiny.yaml")
     write_weights(tmp_path / "tiny.pt", ["light", "dark"])
     (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.05, log]\n")
-    watched = watch(["-c", RUN, json.dumps([packages, COMMANDS[packages]])], tmp_path, WANDB_MODE="offline")
+    program = ["-c", RUN, json.dumps([packages, COMMANDS[packages]])]
+    watched = watch(program, tmp_path, PYTHONPATH=str(ROOT), WANDB_MODE="offline")
     assert watched.done.returncode == 0, watched.done.stdout + watched.done.stderr
     assert watched.asked == []
     assert watched.home == []

@@ -227,16 +227,18 @@ def test_what_a_checkpoint_names_acts_only_if_the_command_gives_it_again(saved, 
     (tmp_path / "evil.py").write_text("open('imported', 'w').close()\ndef on_start(run): pass\n")
     named = [tmp_path / name for name in ("imported", "staged", "cached")]
     _, staged, cached = named
-    ask_for(saved, callbacks="evil:on_start", stage=str(staged), cache_dir=str(cached), tracker=["mlflow"])
+    ask_for(
+        saved, callbacks="evil:on_start", stage=str(staged), cache_dir=str(cached), tracker=["mlflow"], compile=True
+    )
     command = [ROOT / "train.py", "--resume", saved]
     refused = run_python(*command, folder=tmp_path, code=2).stderr
     assert "last.pt asks for --callbacks evil:on_start, which runs code: add --callbacks evil:on_start" in refused
     output = run_python(*command, "--callbacks=", folder=tmp_path).stdout
-    assert f"to use it, add --cache-dir {cached} --stage {staged} --tracker mlflow\n" in output
+    assert f"to use it, add --cache-dir {cached} --stage {staged} --compile --tracker mlflow\n" in output
     assert not any(path.exists() for path in named)
     assert not list(saved.parent.glob("ml*"))
     assert position(saved) == (2, 0)
-    ask_for(saved, callbacks="evil:on_start", stage=str(staged), cache_dir=str(cached))
+    ask_for(saved, tracker=[])
     again = ["--callbacks", "evil:on_start", "--stage", staged, "--cache-dir", cached, "--epochs", "3"]
     run_python(*command, *again, folder=tmp_path)
     assert all(path.exists() for path in named)

@@ -36,8 +36,8 @@ OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 Scope = Literal["result", "run", "machine"]
 # Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
 # command line gives another, on each machine or for the whole run; "command": that of the command line, given or not;
-# "again": likewise, because it names code, a service or a folder of the machine, and reading a checkpoint must not run,
-# send or write anything that the command does not ask for.
+# "again": likewise, because it names code, a service or a folder of the machine, or starts a compiler, and reading a
+# checkpoint must not run, send or write anything that the command does not ask for.
 OnResume = Literal["fixed", "machine", "extends", "command", "again"]
 DATA_HELP = "data set YAML, folder of an export, name in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
@@ -365,7 +365,7 @@ class TrainConfig(DataFlags):
     nominal_batch: int = setting(0, "images over which a step accumulates gradients; 0: one batch", Bounds(0))
     amp: str = setting("auto", "autocast type; auto: bf16 if supported, fp16 on older GPUs", Bounds(choices=AMP_TYPES))
     compile: bool = setting(
-        False, "torch.compile the model, with CUDA graphs on a GPU if sizes are fixed", rules=Rules("result", "machine")
+        False, "torch.compile the model, with CUDA graphs on a GPU if sizes are fixed", rules=Rules("result", "again")
     )
     sync_bn: int = setting(
         0,

@@ -150,14 +150,25 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
+def safe_path_variables() -> dict[str, str]:
+    """Returns variables with which started processes load no code from the working folder, which may be the data set of
+    a stranger: no modules of Python, and no shared libraries.
+
+    The working folder is also what an empty path in LD_LIBRARY_PATH means, such as the one that ``import cv2`` appends
+    if the variable is empty.
+    """
+    folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return {"PYTHONSAFEPATH": "1", "LD_LIBRARY_PATH": ":".join(folders) or os.devnull}
+
+
 def environment_of_child() -> dict[str, str]:
-    """Returns the environment for a command that this process starts. Unless this process is one of several, the
-    launcher's variables are left out; otherwise every command would join the launcher's store as the same rank, or be
-    refused because a cluster exports only some of them."""
+    """Returns the environment for a command that this process starts, with `safe_path_variables`. Unless this process
+    is one of several, the launcher's variables are left out; otherwise every command would join the launcher's store as
+    the same rank, or be refused because a cluster exports only some of them."""
     if (os.environ.get("WORLD_SIZE") or "1") != "1":
-        return dict(os.environ)
+        return os.environ | safe_path_variables()
     return {
         name: value
         for name, value in os.environ.items()
         if name not in (*_VARIABLES, STORE_PREFIX) and not name.startswith("TORCHELASTIC_")
-    }
+    } | safe_path_variables()

@@ -34,7 +34,7 @@ from utils.errors import (
 from utils.machine.limits import DISK_FULL, explain_limit
 from utils.machine.malloc import keep_freed_memory
 from utils.process.child import claim_result_file, write_result
-from utils.process.launch import forget_copy_count, require_one_process
+from utils.process.launch import forget_copy_count, require_one_process, safe_path_variables
 from utils.process.signals import raise_on_interrupt
 from utils.program_folders import cache_folder
 
@@ -142,6 +142,7 @@ def _prepare_process() -> None:
     # often that training starts half a second later. After that it hardly matters: a training step leaves no cycles.
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
     limit_spinning()
+    os.environ |= safe_path_variables()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of stack frames when another process ends
     # Plots create their own canvas. Matplotlib cannot be imported if the backend that a notebook sets is missing.
     os.environ.pop("MPLBACKEND", None)
