@@ -484,8 +484,13 @@ def _open_stream(source: str) -> cv2.VideoCapture:
 
 
 def _open_capture(source: str | int, parameters: Sequence[int] = ()) -> cv2.VideoCapture:
-    """Opens a capture without the decoders' messages. The caller must check that it is open."""
-    url = full_address(source) if isinstance(source, str) else source
+    """Opens a capture without the decoders' messages. The caller must check that it is open.
+
+    Only a stream is given as a URL: FFmpeg would also take a file name such as tcp:HOST for one.
+    """
+    url: str | int = source
+    if isinstance(source, str):
+        url = full_address(source) if is_stream(source) else os.path.abspath(source)
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
     level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:

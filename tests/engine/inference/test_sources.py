@@ -64,6 +64,14 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     ]
 
 
+@pytest.mark.parametrize("name", ["tcp:127.0.0.1:1?x.mp4", "http:127.0.0.1:1?x.mp4"])
+@pytest.mark.parametrize("source", [".", "*"])
+def test_a_file_whose_name_looks_like_an_address_is_a_file(tmp_path, video, name, source):
+    """SECURITY.md: FFmpeg would connect to the host, or listen (``tcp:...?listen=1``)."""
+    (tmp_path / name).write_bytes(video.read_bytes())
+    assert numbers(open_source(source)) == [*range(10)]
+
+
 def test_globs_and_lists_are_sources(tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     one = save_image(tmp_path / "deep" / "1.png", 1)
