@@ -213,7 +213,8 @@ class Tracker(Hook):
             except BaseException as error:  # any error, even SystemExit: tracking must not end a run
                 if not self._has_failed:
                     message = "%s: %s; tried again after each epoch, and results.csv has all of them"
-                    get_logger().warning(message, self._service.name, first_line(error))
+                    reason = re.sub(r"[?#]\S*", "", first_line(error))  # queries of addresses without their host
+                    get_logger().warning(message, self._service.name, reason)
                 self._has_failed = True
 
 
@@ -234,13 +235,16 @@ def open_services(names: Sequence[str]) -> list[Service]:
             services.append(Mlflow())
         else:
             os.environ.setdefault("WANDB_SILENT", "true")
+            os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # the settings of a repository may name programs
             with contextlib.suppress(UserError):  # there is no home folder
                 os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
             require_package("wandb", flag, f"leave out {flag}")
             import wandb
 
             try:  # asks neither a server nor the user
-                has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+                with contextlib.chdir(os.sep):  # a file wandb/settings in the working folder may name a server
+                    settings = wandb.setup().settings
+                has_key = settings.mode != "online" or wandb.login(prompt=False, verify=False)
             except Exception as error:  # a malformed key, or settings that it refuses
                 raise UserError(f"{flag}: {first_line(error)}") from None
             if not has_key:

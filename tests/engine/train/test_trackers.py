@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import train
+from engine.train.trackers import open_services
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.repository import ROOT
@@ -103,14 +104,16 @@ def test_a_failing_service_costs_one_warning_and_no_epoch(tmp_path, monkeypatch,
         if failure == "hangs":
             answer.wait(60)
         elif failure == "always" or num_calls == 2:
-            raise ConnectionError("no route to host\nsecond line")
+            raise ConnectionError("no route to host for url: /?key=t0ken/api\nsecond line")
 
     wandb.fail = fail
     if failure == "hangs":
         monkeypatch.setattr("engine.train.trackers.FINISH_S", 0.1)
     call(train.main, *flags, "--epochs", "3", "--tracker", "wandb")
     answer.set()
-    assert capsys.readouterr().out.count("warning: Weights & Biases") == 1
+    output = capsys.readouterr().out
+    assert output.count("warning: Weights & Biases") == 1
+    assert "t0ken" not in output
     assert len(read_csv(tmp_path / "runs" / "exp" / "results.csv")) == 3
     if failure == "for a while":
         assert list(wandb.steps.values()) == [[1, 2, 3]]
@@ -126,6 +129,17 @@ def test_wandb_is_not_led_out_of_the_folder_of_the_run(tmp_path, monkeypatch, fl
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     call(train.main, *flags, "--epochs", "1", "--exist-ok", "--tracker", "wandb")
     assert not wandb.configs
+
+
+def test_wandb_takes_no_address_from_the_working_folder(tmp_path, monkeypatch):
+    """SECURITY.md, "Secrets": a data set could name a server, which would be sent the API key."""
+    wandb = pytest.importorskip("wandb")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:1\n")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    open_services(["wandb"])
+    assert wandb.setup().settings.base_url == "https://api.wandb.ai"
+    wandb.teardown()
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
