@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -35,10 +36,8 @@ STARTED_BY = ".started-by"  # in the run's folder: its --name, then the torchrun
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 # What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
-_FILES_OF_RUN = (
-    "last.pt", "best.pt", "epoch*.pt", "unscored*", RESULTS_CSV, SETTINGS_YAML, STARTED_BY, REPORT,
-    "events.out.tfevents.*",
-)  # fmt: skip
+_FILES_OF_RUN = ("last.pt", "best.pt", RESULTS_CSV, SETTINGS_YAML, STARTED_BY, REPORT)
+_NUMBERED_FILES = re.compile(r"epoch\d+\.pt|unscored\d+\.(pt|scores)|events\.out\.tfevents\..+")
 
 
 def find_folder(command: TrainConfig, launchers: Sequence[str], stack: ExitStack) -> Path | None:
@@ -197,7 +196,7 @@ def _make_folder(settings: RunSettings, stack: ExitStack, is_kept: Callable[[], 
 
 def _remove_run(folder: Path) -> bool:
     """Removes the files of the run in ``folder``, except its log. Returns whether there were any."""
-    paths = [path for pattern in _FILES_OF_RUN for path in folder.glob(pattern)]
+    paths = [path for path in folder.iterdir() if path.name in _FILES_OF_RUN or _NUMBERED_FILES.fullmatch(path.name)]
     for path in paths:
         path.unlink()
     return bool(paths)

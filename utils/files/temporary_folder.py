@@ -103,8 +103,11 @@ def _create_locked(path: Path) -> tuple[Path, FileLock]:
 def replace_path(new: Path, path: Path) -> None:
     """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. A file replaces ``path`` atomically. If
     ``new`` is a folder, an existing ``path`` is first moved to the temporary folder, and removed with it. Raises
-    UserError if a folder is in the way of a file."""
+    UserError if a folder is in the way of a file, or has entries that ``new`` does not have."""
     if new.is_dir() and os.path.lexists(path):
+        for entry in () if path.is_symlink() else path.rglob("*"):
+            if not os.path.lexists(new / entry.relative_to(path)):
+                raise UserError(f"{entry}: is not written by this command, which replaces the folder {path}; move it")
         os.replace(path, new.with_name(f"{new.name}.old"))
     try:
         os.replace(new, path)

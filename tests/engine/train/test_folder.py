@@ -51,13 +51,14 @@ def test_a_new_folder_is_removed_if_the_run_fails_before_its_first_step(tmp_path
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_run_that_replaces_another_leaves_no_checkpoint_if_it_fails_before_its_first_step(tmp_path, is_kept):
     (tmp_path / "exp").mkdir()
-    for name in ("notes.txt", "best.pt"):
+    of_others = {"notes.txt", "epoch9_chosen.pt", "unscored images"}
+    for name in (*of_others, "best.pt", "epoch9.pt"):
         (tmp_path / "exp" / name).touch()
     stack = ExitStack()
     folder = claim(tmp_path, "", stack, is_kept=is_kept, exist_ok=True)
     (folder / "last.pt").touch()
     stack.__exit__(UserError, UserError("failed"), None)
     stored = {path.name for path in folder.iterdir()}
-    assert stored >= {"notes.txt", "train.log"}
-    assert not stored & {"best.pt", *(() if is_kept else ("last.pt", "settings.yaml"))}
+    assert stored >= {*of_others, "train.log"}
+    assert not stored & {"best.pt", "epoch9.pt", *(() if is_kept else ("last.pt", "settings.yaml"))}
     assert ("last.pt" in stored) == is_kept

@@ -84,7 +84,8 @@ def test_links_and_folders_are_replaced_but_no_folder_by_a_file(tmp_path: Path):
     link = tmp_path / "link"
     folder = tmp_path / "folder"
     link.symlink_to(kept)
-    (folder / "old").mkdir(parents=True)
+    folder.mkdir()
+    (folder / "file").write_text("old")
     for target in (link, folder):
         with temporary_folder(target) as temporary:
             (temporary / "new").mkdir()
@@ -92,10 +93,15 @@ def test_links_and_folders_are_replaced_but_no_folder_by_a_file(tmp_path: Path):
             replace_path(temporary / "new", target)
         assert not target.is_symlink()
         assert os.listdir(target) == ["file"]
+        assert not (target / "file").read_text()
     assert os.listdir(kept) == ["mine"]
     with temporary_folder(kept) as temporary:
         (temporary / "new").touch()
         with refused("kept: a folder of this name is in the way of a file; rename or remove it"):
+            replace_path(temporary / "new", kept)
+    with temporary_folder(kept) as temporary:
+        (temporary / "new").mkdir()
+        with refused("kept/mine: is not written by this command, which replaces the folder ..."):
             replace_path(temporary / "new", kept)
     assert os.listdir(kept) == ["mine"]
     assert sorted(os.listdir(tmp_path)) == ["folder", "kept", "link"]
