@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 
 # Scheme, login, host and port, path. What does not fit is not shown at all, such as a password with a slash, of which
-# the start may look like a port. A path of `pathlib` has one slash after the scheme.
+# the start may look like a port, or an empty host, after which a login would be a path. A path of `pathlib` has one
+# slash after the scheme.
 _PARTS = re.compile(
-    r"([a-z][a-z0-9+.-]*:(?://|/(?!/)))(?:[^/?#]*@)?"
+    r"(?!(?!sqlite:|file:)[^:]*:///)([a-z][a-z0-9+.-]*:(?://|/(?!/)))(?:[^/?#]*@)?"
     r"((?:\[[0-9a-f:.%]*\]|[^:@/?#\[\]]*)(?::[0-9]*(?!.*@))?)(?=[/?#]|$)([^?#]*)",
     re.IGNORECASE | re.DOTALL,
 )
-# A login may have quotes and, with a password, spaces. After a host, or its port, and a space, other text follows.
-_IN_TEXT = re.compile(
-    r"\b[a-z][a-z0-9+.-]+:/{1,2}(?:[^/?#\s]*@|[^/?#:]*:(?![0-9]*\s)[^/?#]*@)?[^\s'\"<>]+", re.IGNORECASE
-)
+# A login may have quotes and, with a password, spaces. After a host and a space, other text follows.
+_IN_TEXT = re.compile(r"\b[a-z][a-z0-9+.-]+:/+(?:[^/?#\s]*@|[^/?#:]*:[^/?#]*@)?[^\s'\"<>]+", re.IGNORECASE)
 
 
 class Address(str):

@@ -161,6 +161,8 @@ def test_an_address_keeps_the_url_through_processes():
         ("rtsp://me:p/s@cam/1", "rtsp://..."),
         ("rtsp://me:p#s@cam/1", "rtsp://..."),
         ("rtsp://me:p s@cam/1", "rtsp://cam/1"),
+        ("rtsp://me:12 s@cam/1", "rtsp://cam/1"),
+        ("rtsp://me: s@cam/1", "rtsp://cam/1"),
         ("https://me:12/34@host/x", "https://..."),
         ("https://me:1#2/3?4@host/x", "https://..."),
         ("sqlite:////a/mlflow.db", "sqlite:////a/mlflow.db"),
@@ -170,7 +172,9 @@ def test_an_address_keeps_the_url_through_processes():
         assert with_short_addresses(f"no answer ('{url}')") == f"no answer ('{text}')"
         assert with_short_addresses(str(Path(url))).replace("://", ":/") == str(Path(text))
     assert with_short_addresses("no answer (http://me:it's<1>@host/a, 2)") == "no answer (http://host/a, 2)"
-    for text in ("see http://host and mail me@x.org", "see http://host:80 and mail me@x.org"):
+    for url in ("http:///me:pw@host/a", "http:///me:p w@host/a", "http://:80/me:pw@host"):  # no host
+        assert str(Address(url)) == with_short_addresses(url) == "http://..."
+    for text in ("see http://host and mail me@x.org", "see http://host:80 and port 80"):
         assert with_short_addresses(text) == text
 
 
