@@ -27,6 +27,7 @@ from utils.files.torch_file import (
     read_any,
     read_safetensors,
 )
+from utils.machine.limits import raise_if_limit
 from utils.schema import check
 from utils.strings import counted
 
@@ -90,7 +91,8 @@ def read_weights(path: str | Path) -> StoredWeights:
         if isinstance(content, dict) and content.get("format") == FORMAT:
             return _read_own_checkpoint(path, checked_content(content, path))
         return _read_foreign_checkpoint(path, content)
-    except (RecursionError, OverflowError) as error:
+    except (RuntimeError, OverflowError) as error:  # also torch's, for a shape that no tensor can have
+        raise_if_limit(error, path)
         reason = "a module contains itself" if isinstance(error, RecursionError) else str(error)
         raise UserError(f"{path}: damaged checkpoint ({reason})") from None
 

@@ -22,6 +22,7 @@ from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
 from utils.distributed.context import DistributedContext
 from utils.files.results_csv import ResultsTable
+from utils.files.torch_file import read_checkpoint
 from utils.files.url import _RedirectHandler
 
 
@@ -30,6 +31,14 @@ def test_a_tensor_that_repeats_one_element_is_one_line(tmp_path):
     path = zip_around(tensor_program((2**40,), (0,), 1), tmp_path / "a.pt", **{"0": bytes(4)})
     with refused(f"{path}: damaged checkpoint (w has more elements than the file)"):
         read_weights(path)
+
+
+@pytest.mark.parametrize("read", [read_weights, read_checkpoint])
+@pytest.mark.parametrize("size", [(0, 2**40, 2**40), (2**62, 2**62), (-1,), (2**70,)])
+def test_a_shape_that_no_tensor_can_have_is_one_line(tmp_path, read, size):
+    path = zip_around(tensor_program(size, (1,) * len(size), 1), tmp_path / "a.pt", **{"0": bytes(4)})
+    with refused(f"{path}: ..."):
+        read(path)
 
 
 def test_a_module_that_contains_itself_is_one_line(tmp_path):
