@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from data.flat_strings import FlatStrings
 from data.images.shards import open_shards
 from data.index.index import COLUMNS, DatasetIndex, digest_of_arrays
 from data.labels.categories import Category
+from data.labels.clean import MIN_SIDE_PX
 from data.labels.findings import ScanReport, findings_of_json
 from data.listing.listing import Listing
+from utils.boxes import clip_xyxy, xywh_to_xyxy
 from utils.class_names import class_difference
 from utils.errors import UserError, os_reason
 from utils.files.array_file import CacheError, open_arrays, write_arrays
@@ -177,6 +180,8 @@ def read_shards(path: Path, spec: DatasetSpec) -> DatasetIndex:
     if difference:
         raise UserError(f"{spec.source}: names: differ from {path.name}: {difference}")
     for name, size in meta["shards"]:  # incomplete files would only be found during an epoch
+        if name != Path(name).name:
+            raise UserError(f"{path}: names the file {name}, which is not beside it; write it again")
         file = path.with_name(name)
         try:
             actual_size = file.stat().st_size
@@ -185,6 +190,19 @@ def read_shards(path: Path, spec: DatasetSpec) -> DatasetIndex:
         if actual_size != size:
             raise UserError(f"{file}: has {actual_size:,} bytes, but {path.name} says {size:,}; copy or write it again")
     index = restored_index(meta, shards.arrays, names, path)
+    if not _could_be_scanned(index):
+        raise UserError(f"{path}: has boxes, classes or paths that no data set can have; write it again")
     # Checksums of the images replace modification times.
     image_files = digest_of_arrays(*(shards.arrays[name] for name in ("paths.data", "paths.offsets", "size", "crc")))
     return replace(index, image_files=image_files, pixels=spec.pixels)
+
+
+def _could_be_scanned(index: DatasetIndex) -> bool:
+    """Returns whether the paths and labels of an index, which may be a stranger's, are possible results of a scan."""
+    if any(os.path.isabs(name) or ".." in name.split("/") for name in index.paths):
+        return False
+    height, width = index.image_hw.repeat(np.diff(index.offsets), axis=0).T
+    corners = xywh_to_xyxy(index.boxes_xywh_px)
+    is_inside = np.abs(corners - clip_xyxy(corners, width, height)) <= MIN_SIDE_PX
+    is_box = (index.boxes_xywh_px[:, 2:] > 0).all(1) & is_inside.all(1) & np.isfinite(index.area_px)
+    return bool((is_box & (index.classes >= -1) & (index.classes < len(index.names))).all())

@@ -7,9 +7,11 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data.dataset.yaml_file import load_dataset_spec
+from data.flat_strings import FlatStrings
 from data.images.decode import read_bytes
 from data.index.index import DatasetIndex, IndexSettings
 from data.index.load import load_index
@@ -19,6 +21,7 @@ from tests.helpers.tiny import write_dataset
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
 from utils.errors import UserError
+from utils.files.array_file import open_arrays, write_arrays
 
 ARRAYS = ("image_hw", "offsets", "boxes_xywh_px", "classes", "crowd", "area_px")
 
@@ -41,6 +44,28 @@ def index_of(data: Path, split: str = "train", **options: object) -> DatasetInde
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("field", ["class", "nan", "far", "outside", "path", "file"])
+def test_labels_that_no_scan_yields_are_refused(source: Path, tmp_path: Path, field: str):
+    """Shards may be those of a stranger: their arrays are checked as label files are."""
+    out = written(source, tmp_path / "out")
+    meta, stored = open_arrays(out / "train.shards")
+    arrays = {name: array.copy() for name, array in stored.items()}
+    match field:
+        case "class":
+            arrays["classes"][0] = 57
+        case "nan" | "far" | "outside":
+            arrays["boxes_xywh_px"][0, 0] = {"nan": np.nan, "far": 1e30, "outside": -5}[field]
+        case "path":
+            names = ["../../" + name for name in FlatStrings(arrays["paths.data"], arrays["paths.offsets"])]
+            flat = FlatStrings.of(names)
+            arrays |= {"paths.data": flat.data, "paths.offsets": flat.offsets}
+        case "file":
+            meta["shards"][0][0] = "../out/" + meta["shards"][0][0]
+    write_arrays(out / "train.shards", meta, arrays)
+    with refused(f"{out / 'train.shards'}: ...; write it again"):
+        index_of(out / "data.yaml")
 
 
 @pytest.mark.parametrize("most", [10**9, 30_000])
