@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(arguments: Sequence[str] | None) -> None:
-    from utils.config.commands import COMMANDS, INTERNAL_COMMANDS, module_name
+    from utils.config.commands import COMMANDS
     from utils.errors import UserError
     from utils.program import VERSION
     from utils.schema import suggestion
@@ -33,8 +33,6 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name in COMMANDS:
         sys.argv = [name, *flags]  # as if the command had been started directly
         importlib.import_module(COMMANDS[name].module).main(flags)
-    elif name in INTERNAL_COMMANDS:
-        importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
     else:
         from utils.config.words import MODES
 

@@ -58,8 +58,7 @@ from utils.process.main import run_main
 
 packages, commands = json.loads(sys.argv[1])
 for module, *flags in commands:
-    name = f"{module}.__main__" if module.startswith("tools.") else module
-    run_main(importlib.import_module(name).main, flags)
+    run_main(importlib.import_module(module).main, flags)
 for package in packages:
     assert package in sys.modules, f"{package} was not loaded"
 """

@@ -4,7 +4,7 @@ An index is identified by
 
 - `cache_key`: data set, split and settings, whatever the content: cache files that it names are replaced by newer ones;
 - `image_files`, `selection` and `image_digest()`: which cache file has its decoded images (data/cache/disk.py);
-- `label_digest()`: whether a run or an experiment that continues has the same data.
+- `label_digest()`: whether a run or a search that continues has the same data.
 
 The cache of the index itself is found by a fingerprint of the files (store.py).
 """

@@ -18,7 +18,7 @@ import val
 from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.check.__main__ import main as check_main
-from tools.kfold.__main__ import main as kfold_main
+from tools.kfold import main as kfold_main
 
 KEPT = b"of somebody else"
 
@@ -161,7 +161,7 @@ def run_kfold(inputs: Path, folder: Path) -> None:
 
 def run_search(inputs: Path, folder: Path) -> None:
     pytest.importorskip("optuna")
-    from tools.search.__main__ import main
+    from tools.search import main
 
     (folder.parent / "ranges.yaml").write_text("lr0: [0.001, 0.01]\n")
     call(main, "--hyp", folder.parent / "ranges.yaml", "--trials", "1", *experiment(inputs, folder))
@@ -193,6 +193,12 @@ def test_a_command_is_led_nowhere_by_the_folder_that_it_writes_into(inputs, tmp_
     kept.write_bytes(KEPT)
     link = tmp_path / "exp" / name
     link.parent.mkdir(parents=True, exist_ok=True)
+    if name.startswith("trials"):
+        (tmp_path / "exp" / "journal.log").touch()
+    elif name == "fold1":  # a training that is refused leaves the files of its folds
+        with pytest.raises(SystemExit):
+            call(kfold_main, "--folds", "2", *experiment(inputs, tmp_path / "exp"), "--weights", "nothere.pt")
+        shutil.rmtree(link)
     link.symlink_to(kept if name == "journal.log" else outside)
     with pytest.raises(SystemExit):
         run(inputs, tmp_path / "exp")

@@ -59,7 +59,9 @@ class Command:
     @property
     def module(self) -> str:
         """The name of the command's module."""
-        return module_name(self.path)
+        # In the installed package, scripts are in the package lockstep.scripts.
+        package = "lockstep." if self.is_tool else "lockstep.scripts."
+        return (package if IS_INSTALLED else "") + self.path.replace("/", ".")
 
     @property
     def title(self) -> str:
@@ -127,7 +129,7 @@ _COMMANDS = (
     Command(
         name="kfold",
         settings=KfoldConfig,
-        path="tools/kfold/__main__",
+        path="tools/kfold",
         description=(
             "Trains and scores by cross-validation: for each fold, trains on the others and scores on it; then scores "
             "all images together."
@@ -138,7 +140,7 @@ _COMMANDS = (
     Command(
         name="search",
         settings=SearchConfig,
-        path="tools/search/__main__",
+        path="tools/search",
         description="Searches hyper-parameters: trains with different values and reports the best.",
         example="--data DATA.yaml --hyp optimizer --trials 30",
         divides_work=True,
@@ -180,17 +182,6 @@ _COMMANDS = (
     ),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
-# Commands that only other commands start, each in its own process, and their modules.
-INTERNAL_COMMANDS = {"score-fold": "tools/kfold/score_fold"}
-
-
-def module_name(path: str) -> str:
-    """Returns the name of the module ``path``. In the installed package, scripts are in the package
-    lockstep.scripts."""
-    package = ""
-    if IS_INSTALLED:
-        package = "lockstep." if "/" in path else "lockstep.scripts."
-    return package + path.replace("/", ".")
 
 
 def command_of(settings: type) -> Command:

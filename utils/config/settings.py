@@ -31,7 +31,7 @@ OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
 # What a setting of a command that trains affects, and therefore when it may change:
 # "result": the results of a run.
 # "run": everything else in a run, such as its files and when it saves, and sources of hyper-parameters, which are
-#        compared by value; equal on all ranks, but it may change when a search or a cross-validation continues.
+#        compared by value; equal on all ranks, but it may change when a search continues.
 # "machine": how a process does its part; it may differ even between the ranks of a run.
 Scope = Literal["result", "run", "machine"]
 # Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
@@ -92,8 +92,8 @@ class Rules(NamedTuple):
 
     Args:
         scope, on_resume: see `Scope` and `OnResume`.
-        is_path: the value may be the path of a file that must not change before a run, a search or a cross-validation
-            continues; it is stored as an absolute path, and the file may move.
+        is_path: the value may be the path of a file that must not change before a run continues; it is stored as an
+            absolute path, and the file may move.
     """
 
     scope: Scope = "result"

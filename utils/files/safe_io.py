@@ -85,9 +85,13 @@ def write_whole(path: str | Path, content: bytes | str, *, durable: bool = False
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
 
 
-def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], *, durable: bool = False) -> None:
-    """Replaces ``path`` atomically with a table whose lines end with LF and whose cells are escaped by `csv_cell`.
-    ``durable``: see `atomic_write`."""
+def write_csv(path: str | Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Replaces ``path`` atomically with the table `csv_text`."""
+    write_whole(path, csv_text(rows))
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Returns a table as text whose lines end with LF and whose cells are escaped by `csv_cell`."""
     import csv  # not needed for --help
 
     text = io.StringIO(newline="")
@@ -98,7 +102,7 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], *, durable: bool 
         text.truncate()
         writer.writerow(map(csv_cell, row))
         lines.append(text.getvalue().removesuffix("\r\n"))
-    write_whole(path, "".join(f"{line}\n" for line in lines), durable=durable)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def csv_cell(value: Any) -> Any:

@@ -13,7 +13,7 @@ from tests.data.data_set import BOX, DataSet, coco, counts, load, num_boxes, ope
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
-from tools.kfold.__main__ import main as kfold
+from tools.kfold import main as kfold
 from tools.shard.__main__ import main as shard
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from data.dataset.yaml_file import load_dataset_spec
 from data.index.index import DatasetIndex
 from tests.helpers.tiny import write_dataset
-from tools.kfold.folds import joined_index
+from tools.kfold import joined_index
 from utils.config.tool_settings import KfoldConfig
 
 
