@@ -94,10 +94,6 @@ class ConfidenceCurves:
             threshold, shown = None, int(np.searchsorted(CONFIDENCES, DEFAULT_CONFIDENCE))
         return cls(precision, recall, f1, threshold, shown)
 
-    def shown_precision(self) -> np.ndarray:
-        """Returns the precision at the threshold, 0 for a class of which nothing is found, as its F1: float64 (C,)."""
-        return np.where(self.recall[:, self.shown] == 0, 0.0, self.precision[:, self.shown])
-
 
 class Metric(NamedTuple):
     """A metric and its names."""
@@ -111,7 +107,13 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("precision", "P", "precision", lambda curves, _: curves.shown_precision()),
+    Metric(
+        "precision",
+        "P",
+        "precision",
+        # 0 for a class without a detection, as its F1, so that the means are over the same classes
+        lambda curves, _: np.where(curves.recall[:, curves.shown] == 0, 0.0, curves.precision[:, curves.shown]),
+    ),
     Metric("recall", "R", "recall", lambda curves, _: curves.recall[:, curves.shown]),
     Metric("f1", "F1", "F1", lambda curves, _: curves.f1[:, curves.shown]),
     Metric("AP50", "AP50", "AP50", lambda _, interpolated: interpolated[:, ALL_SIZES, IOU_50]),

@@ -88,7 +88,7 @@ class FixedBoxes(nn.Module):
         return torch.tensor([boxes])
 
 
-def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precision_is_empty(tmp_path, capsys):
+def test_one_matching_gives_precision_recall_and_the_matrix_of_the_same_classes(tmp_path, capsys):
     """The threshold is the best one, or that of ``--conf-thres``."""
     images, size, names = 3, 64, ["a", "b", "c"]
     for kind in ("images", "labels"):
@@ -108,10 +108,10 @@ def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precis
     folder = tmp_path / "runs/exp"
     rows = read_csv(folder / "classes.csv")
     assert [row["R"] for row in rows[1:]] == ["1.0", "1.0", "0.0"]
-    assert [row["P"] for row in rows] == ["0.75", "1.0", "0.5", ""]  # of all classes: without c, which has no detection
+    assert [row["P"] for row in rows] == ["0.5", "1.0", "0.5", "0.0"]  # c has no detection
     results = read(folder, "results")
-    assert results["precision"] == 0.75
-    assert [row["P"] for row in results["classes"]] == [1, 0.5, None]
+    assert results["precision"] == 0.5
+    assert [row["P"] for row in results["classes"]] == [1, 0.5, 0]
     counts = np.array(results["confusion"]["counts"])
     assert (counts.diagonal() / np.maximum(counts.sum(0), 1)).tolist() == [1, 1, 0, 0]  # recall
     assert counts.sum(1).tolist() == [images, 2 * images, 0, images]  # detections; objects that are not found
@@ -119,7 +119,7 @@ def test_one_matching_gives_precision_recall_and_the_matrix_and_undefined_precis
     chosen = ["--conf-thres", "0.07", "--name", "chosen", "--noplots"]  # above it, four more of a and b are wrong
     val.main(flags((data, weights), tmp_path, "--trust", "--data", data, *chosen))
     results = read(tmp_path / "runs/chosen", "results")
-    assert [row["P"] for row in results["classes"]] == pytest.approx([1 / 5, 1 / 6, None])
+    assert [row["P"] for row in results["classes"]] == pytest.approx([1 / 5, 1 / 6, 0])
     assert [row["R"] for row in results["classes"]] == [1, 1, 0]
     assert results["f1"] == pytest.approx((2 / 6 + 2 / 7) / 3)
     assert results["confusion"]["confidence"] == 0.07
