@@ -23,11 +23,9 @@ from engine.evaluation.matching import (
     Objects,
     Pairs,
     overlapping_pairs,
-    overlaps_of,
     sort_by_class,
 )
 from engine.evaluation.metrics import confused_objects, interpolated_precision, nanmean
-from utils.boxes import xyxy_to_xywh
 
 KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
@@ -203,14 +201,6 @@ def confused_pairs(confusion: np.ndarray) -> list[tuple[int, int, int]]:
     """Lists pairs of classes that are confused, the most frequent first: count of objects, predicted, true class."""
     pairs = [(int(confusion[p, t]), int(p), int(t)) for p, t in np.argwhere(confusion[:-1, :-1]) if p != t]
     return sorted(pairs, key=lambda pair: (-pair[0], *pair[1:]))
-
-
-def mean_iou(matches: Matches) -> float:
-    """Returns the mean IoU of the true positives at IoU 0.5 with their objects; nan if there is none."""
-    is_correct, _ = matches.outcomes_50()
-    found = matches.detected_objects()
-    boxes = xyxy_to_xywh(matches.ranked.boxes_xyxy[is_correct])
-    return float(nanmean(overlaps_of(boxes, matches.objects.boxes_xywh[found], matches.objects.crowd[found])))
 
 
 def images_with_objects(matches: Matches) -> int:

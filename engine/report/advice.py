@@ -4,8 +4,8 @@ logs what is known then; its report, and that of a validation, show what follows
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +23,6 @@ from utils.config.flags import words_of_settings
 from utils.config.settings import TrainConfig, changed_settings
 from utils.strings import counted, listed
 
-# Least rise of the mean fitness from the second to the last third of a run that more epochs may continue. Of six sets
-# at 20 epochs, those that rose by 0.07 and 0.11 had 0.04 more AP after 40; those that rose by 0.026 to 0.043 had
-# between 0.03 less and 0.02 more: the decay of the learning rate lifts the end of every run.
-MIN_RISE = 0.05
-# Fraction of the best fitness; more is lost only where training images mislead. With labels that were shifted in the
-# training split alone all of it was, with three training images a third; runs of 40 epochs end at most 7 % below those
-# of 20.
-MAX_FALL = 0.1
 _AGAINST_ERRORS = {
     CLASS: "compare the labels of the confused classes, and add images of them",
     LOCATION: "check that labels are tight and consistent",
@@ -47,7 +39,6 @@ class Facts:
 
     subject: Subject
     folder: Path  # of the run or the validation
-    history: Mapping[str, np.ndarray] = field(default_factory=dict)  # the columns of results.csv, float64 (epochs,)
     validated: Validated | None = None  # None: before a validation
     weights_names: Sequence[str] = ()  # classes of the weights from which a run begins; empty: not known
     model: Detector | None = None  # of a run that begins
@@ -83,7 +74,7 @@ def advise(facts: Facts) -> list[Advice]:
     for rule in ADVICE:
         reason = rule.condition(facts)
         if reason:
-            command = "" if rule.command is None else rule.command(facts)
+            command = rule.command(facts)
             is_known = any(command == row.command for row in found)
             found.append(Advice(rule.sentence.format(reason), "" if is_known else command))
     return found
@@ -91,7 +82,7 @@ def advise(facts: Facts) -> list[Advice]:
 
 def _few_steps(facts: Facts) -> str:
     run = facts.run
-    if run is None or run.time or not facts.subject.batches or _falling(facts):
+    if run is None or run.time or not facts.subject.batches:
         return ""
     return few_steps_warning(step_plan(run, facts.subject.batches), run)
 
@@ -140,39 +131,6 @@ def _unlabeled_images(facts: Facts) -> str:
 def _contradicted_labels(facts: Facts) -> str:
     number = 0 if facts.validated is None else facts.validated.label_errors
     return counted(number, "label") if number else ""
-
-
-def _fitness(facts: Facts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the validated epochs of the run, and their fitness."""
-    fitness = facts.history.get(facts.subject.fitness.column, np.zeros(0))
-    epochs = facts.history.get("epoch", np.zeros(0))
-    is_known = np.isfinite(fitness)
-    return epochs[is_known], fitness[is_known]
-
-
-def _falling(facts: Facts) -> str:
-    """The best epoch is in the first half of those that are validated, and the last third has lost `MAX_FALL` of its
-    fitness on average."""
-    epochs, fitness = _fitness(facts)
-    third = len(fitness) // 3
-    if third < 2:
-        return ""
-    best = int(fitness.argmax())
-    now = fitness[-third:].mean()
-    if 2 * best >= len(fitness) or now >= (1 - MAX_FALL) * fitness[best]:
-        return ""
-    return f"{facts.subject.fitness.name} fell from {fitness[best]:.3f} in epoch {epochs[best]:.0f} to {now:.3f}"
-
-
-def _still_rising(facts: Facts) -> str:
-    subject = facts.subject
-    _, fitness = _fitness(facts)
-    third = len(fitness) // 3
-    is_complete = subject.epochs > 0 and len(facts.history.get("epoch", ())) >= subject.epochs
-    if not is_complete or not third or _few_steps(facts):
-        return ""
-    rise = fitness[-third:].mean() - fitness[-2 * third : -third].mean()
-    return subject.fitness.name if rise > MIN_RISE else ""
 
 
 def _train_command(facts: Facts, **changes: Any) -> str:
@@ -232,18 +190,13 @@ def _check_labels(facts: Facts) -> str:
     return f"{COMMANDS['check'].typed} {shlex.join(words)}"
 
 
-def _more_epochs(facts: Facts) -> str:
-    words = ["--resume", str(facts.folder / "last.pt"), "--epochs", str(2 * facts.subject.epochs)]
-    return f"{COMMANDS['train'].typed} {shlex.join(words)}"
-
-
 class Rule(NamedTuple):
     """A row of the table of advice. Its condition returns what is the case, which takes the place of {} in the
     sentence, or "" if nothing is."""
 
     condition: Callable[[Facts], str]
     sentence: str
-    command: Callable[[Facts], str] | None  # returns the command line; None: no command does what the sentence says
+    command: Callable[[Facts], str]  # returns the command line; "" if none does what the sentence says
 
 
 ADVICE = (
@@ -251,9 +204,7 @@ ADVICE = (
     Rule(_random_weights, "Start from weights: {}.", _from_weights),
     Rule(_small_boxes, "Use larger images: {}.", _larger_images),
     Rule(_few_steps, "Train longer: {}.", _longer_run),
-    Rule(_falling, "Look at the labels in train_batch0.jpg, and add images: {}.", None),
     Rule(_unlearned_classes, "Keep what the weights know: {}. Training will unlearn them.", _kept_classes),
     Rule(_largest_error, "Against the largest error: {}.", _against_largest_error),
     Rule(_contradicted_labels, "Check {} that the model contradicts, below.", _check_labels),
-    Rule(_still_rising, "{} was still rising: train longer.", _more_epochs),
 )

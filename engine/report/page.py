@@ -29,14 +29,7 @@ from engine.report.figures import (
 from engine.report.images import KIND_NAMES, LABEL_LEGEND, label_error_cards, worst_images, worst_legend, write_preview
 from engine.report.issues import CheckedSplit
 from engine.report.label_errors import find_label_errors, unjudged_classes
-from engine.report.summary import (
-    Subject,
-    Validated,
-    background_sentence,
-    error_sentences,
-    unlabeled_with_detections,
-    verdict,
-)
+from engine.report.summary import Subject, Validated, error_sentences, unlabeled_with_detections, verdict
 from utils.config.flags import flag_name
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.distributed.context import DistributedContext
@@ -123,7 +116,7 @@ class ReportPage:
             charts=training,
             timings=others,
             validation=self._validation,
-            advice=advise(Facts(subject, self._folder, history, self._validated)),
+            advice=advise(Facts(subject, self._folder, self._validated)),
             data=self._data,
             files=_files_table(history, subject.best_epoch),
             settings=_settings_table(subject.config, subject.hyp),
@@ -181,11 +174,10 @@ class ReportPage:
         pair_rows: list[list[str | float]]
         pair_rows = [[names[t], names[p], n, float(n / totals[t])] for n, p, t in pairs[:MAX_PAIRS]]
         unlabeled = unlabeled_with_detections(evaluation, index)
-        return Validated(result, errors, len(label_errors), unlabeled), {
+        return Validated(errors, len(label_errors), unlabeled), {
             "facts": _facts(result, error, subject.config),
             "verdict": list(verdict(evaluation, index)),
             "sentences": list(error_sentences(result, errors, names)),
-            "background": background_sentence(result, errors),
             "worst": worst_images(split, evaluation.shown, int(np.nan_to_num(errors.cost).argmax())),
             "worst_legend": worst_legend(errors.counts.sum(0)),
             "threshold": threshold,

@@ -20,16 +20,13 @@ from engine.evaluation.analysis import (
     ErrorSplit,
     confused_pairs,
     images_with_objects,
-    mean_iou,
 )
-from engine.evaluation.fitness import Fitness
 from engine.evaluation.result import EvalResult, Evaluation
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.strings import counted, listed
 
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; with larger images, few GPUs have memory for a batch
-FAR_BELOW = 0.15  # difference of recall that the verdict mentions
 MIN_COST = 0.01  # AP50; kinds of errors that cost less are not mentioned
 # By kind of error: what these detections do, or what happens to these objects.
 ERROR_SENTENCES = {
@@ -55,7 +52,6 @@ class Subject:
     train: DatasetIndex | None  # None: not known, for the validation of a checkpoint
     validated: DatasetIndex
     split: str  # name of the validated split
-    fitness: Fitness = Fitness("AP", "AP")
     batches: int = 0  # per epoch; 0 for the validation of a checkpoint
     best_epoch: int = -1  # of best.pt, see `Progress`; -1: none
     is_held_out: bool = False  # the validated images are a part of the data set's training split
@@ -71,7 +67,6 @@ class Subject:
 class Validated:
     """What is known from a validation."""
 
-    result: EvalResult
     errors: ErrorSplit  # of the detections above the threshold
     label_errors: int  # labels that the model contradicts
     unlabeled: int  # images without a label file in which it finds objects above the threshold
@@ -86,9 +81,8 @@ def unlabeled_with_detections(evaluation: Evaluation, index: DatasetIndex) -> in
 
 def verdict(evaluation: Evaluation, index: DatasetIndex) -> Iterator[str]:
     """Yields how many images have no label file, how many objects are found above the threshold, how many detections
-    are right, how well their boxes are placed, and how much the validation images prove."""
+    are right, and how much the validation images prove."""
     result = evaluation.result
-    names = index.names
     unlabeled = int(index.without_label_file().sum())
     if unlabeled:
         yield (
@@ -99,45 +93,16 @@ def verdict(evaluation: Evaluation, index: DatasetIndex) -> Iterator[str]:
     if not objects:
         return
     detections = int(result.confusion[:-1].sum())
-    found = np.diag(result.confusion)[:-1]
-    right = int(found.sum())
+    right = int(np.diag(result.confusion)[:-1].sum())
     clauses = [f"It finds {right:,} of {counted(objects, 'object')} ({right / objects:.0%})"]
     if detections:
         are = "is" if detections == 1 else "are"
         clauses.append(f"{right:,} of {counted(detections, 'detection')} {are} right ({right / detections:.0%})")
     yield f"{'; '.join(clauses)}."
-    if right:
-        iou = mean_iou(evaluation.shown)
-        yield f"Boxes that are right overlap the labeled ones by {iou:.2f} on average (IoU; 1 is the same box)."
-    share = found / np.maximum(result.class_targets, 1)
-    far_below = [c for c in np.argsort(share, kind="stable").tolist() if _is_far_below(result, found, c)]
-    if far_below:
-        classes = [f"{names[c]} ({found[c]:,} of {result.class_targets[c]:,})" for c in far_below]
-        yield f"Far fewer are found of {listed(classes, 3)}."
     images = images_with_objects(evaluation.matches)
     if images < FEW_IMAGES:
         few = "One image with objects proves" if images == 1 else f"{images} images with objects prove"
         yield f"{few} nothing about other images: validate on at least {FEW_IMAGES}, better 100."
-
-
-def _is_far_below(result: EvalResult, found: np.ndarray, c: int) -> bool:
-    """Returns whether less of class ``c`` is found than chance explains (2 standard errors), and much less. ``found``:
-    objects of each class, int64 (C,)."""
-    objects = int(result.class_targets[c])
-    if not objects:
-        return False
-    mean = float(found.sum() / result.class_targets.sum())
-    return mean - found[c] / objects > max(FAR_BELOW, 2 * math.sqrt(mean * (1 - mean) / objects))
-
-
-def background_sentence(result: EvalResult, errors: ErrorSplit) -> str:
-    """Says which objects the confusion matrix calls background, see `find_errors`; "" if there is none."""
-    objects = int(result.confusion[-1, :-1].sum())
-    missed = int(errors.counts[:, MISSED].sum())
-    if not objects:
-        return ""
-    misplaced = f", and of {objects - missed:,} a detection is misplaced" if objects > missed else ""
-    return f"Its last row has {counted(objects, 'object')}: {missed:,} are missed{misplaced}."
 
 
 def error_sentences(result: EvalResult, errors: ErrorSplit, names: Sequence[str]) -> Iterator[str]:

@@ -111,7 +111,6 @@ def subject_of(run: TrainingRun) -> Subject:
         validated=feed.val_loader.index,
         split="val",
         is_held_out=bool(run.description.val_images),
-        fitness=feed.fitness,
         batches=len(feed.loader),
     )
 

@@ -7,31 +7,24 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import BACKGROUND, MISSED
-from engine.evaluation.result import EvalResult
 from engine.report.advice import Advice, Facts, advise
 from engine.report.summary import Subject, Validated
-from tests.engine.report.known_results import errors_of, index, scored
+from tests.engine.report.known_results import errors_of, index
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig, ValConfig
 
 FOLDER = Path("my runs")
-RISING = {"metrics/AP": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
-LEVEL = {"metrics/AP": [0.1, 0.5, 0.62, 0.61, 0.62, 0.61]}
-FALLING = {"metrics/AP": [0.1, 0.5, 0.4, 0.4, 0.4, 0.4]}
 
 
 def advised(
     *,
     epochs: int = 0,
     train: DatasetIndex | None = None,
-    history: dict[str, list[float]] | None = None,
-    result: EvalResult | None = None,
     costs: dict[int, float] | None = None,
     batches: int = 0,
     settings: dict[str, Any] | None = None,
@@ -41,9 +34,6 @@ def advised(
     is_held_out: bool = False,
 ) -> list[Advice]:
     """Returns the advice about a run of ``epochs`` (0: about a validation), of which nothing else is known."""
-    columns = {name: np.array(values, float) for name, values in (history or {}).items()}
-    if columns:
-        columns["epoch"] = np.arange(1.0, len(next(iter(columns.values()))) + 1)
     given = {"data": "my set.yaml", "weights": "a.pt", **(settings or {})}
     subject = Subject(
         title="run",
@@ -60,9 +50,9 @@ def advised(
         best_epoch=2,
         command=None if command is None else TrainConfig(data="my set.yaml", weights="a.pt", epochs=epochs, **command),
     )
-    known = Validated(result or scored(9, 9), errors_of(costs or {}, {}), label_errors, unlabeled)
-    is_validated = result is not None or costs is not None or label_errors > 0 or unlabeled > 0
-    return advise(Facts(subject, FOLDER, columns, known if is_validated else None))
+    known = Validated(errors_of(costs or {}, {}), label_errors, unlabeled)
+    is_validated = costs is not None or label_errors > 0 or unlabeled > 0
+    return advise(Facts(subject, FOLDER, known if is_validated else None))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +60,7 @@ def advised(
     [
         ({"epochs": 4, "batches": 9}, "Train longer", {"epochs": 34, "weights": "a.pt", "data": "my set.yaml"}),
         ({"epochs": 9, "batches": 2, "settings": {"batch_size": 64}}, "smaller", {"epochs": 150, "batch_size": 64}),
-        ({"epochs": 6, "batches": 9, "history": RISING, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
+        ({"epochs": 6, "batches": 9, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
         (
             {"epochs": 4, "train": index([100], 30.0, images=100), "settings": {"weights": "", "model": "yolov8n"}},
             "Start from weights",
@@ -87,9 +77,6 @@ def advised(
         ({"unlabeled": 2}, "2 images without a label file", {"weights": "best.pt", "split": ["val"]}),
         ({"label_errors": 3}, "3 labels", {"data": "my set.yaml", "weights": "best.pt", "split": ["val"]}),
         ({"label_errors": 3, "is_held_out": True}, "3 labels", {"data": "my set.yaml", "split": ["train"]}),
-        ({"epochs": 6, "history": RISING}, "AP was still rising", {"resume": "my runs/last.pt", "epochs": 12}),
-        ({"epochs": 6, "history": FALLING}, "from 0.500 in epoch 2 to 0.400", None),
-        ({"epochs": 6, "batches": 9, "history": FALLING}, "from 0.500 in epoch 2 to 0.400", None),
         (
             {
                 "epochs": 4,
@@ -105,9 +92,6 @@ def advised(
 def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, command):
     (row,) = advised(**given)
     assert sentence in row.sentence
-    if command is None:
-        assert not row.command
-        return
     name = "train" if row.command.startswith(COMMANDS["train"].typed) else "check"
     typed = COMMANDS[name].typed
     assert row.command.startswith(typed)
@@ -117,17 +101,7 @@ def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, comma
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {},
-        {"epochs": 6, "history": LEVEL},  # it rises by no more than chance
-        {"epochs": 7, "history": RISING},  # it has not ended
-        {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.6, 0.6, 0.6, 0.6]}},
-        {"epochs": 6, "history": {"metrics/AP": [0.1, 0.5, 0.48, 0.46, 0.46, 0.46]}},
-        {"epochs": 6, "history": {"metrics/AP": [0.0] * 6}},
-        {"epochs": 3, "train": index([2000, 0, 60], 30.0, images=100)},
-        {"epochs": 4, "costs": {MISSED: 0.009}},
-        {"result": scored(0, 0)},
-    ],
+    [{}, {"epochs": 3, "train": index([2000, 0, 60], 30.0, images=100)}, {"epochs": 4, "costs": {MISSED: 0.009}}],
 )
 def test_no_row_speaks_without_its_numbers(given):
     assert advised(**given) == []

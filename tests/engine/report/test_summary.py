@@ -29,9 +29,9 @@ def test_errors_are_named_by_their_cost_with_their_number_and_class():
     assert "0.250" in weakest
 
 
-def evaluation(images: int, found: dict[int, int], objects: int = 20, shift: float = 10.0) -> Evaluation:
+def evaluation(images: int, found: dict[int, int], objects: int = 20) -> Evaluation:
     """Returns the evaluation of ``images`` with ``objects`` of each class on each, 100 px wide. So many of each class
-    are ``found``, ``shift`` px to the right, and there is a false detection for each class."""
+    are ``found``, and there is a false detection for each class."""
     boxes = np.array([[120.0 * n, 200.0 * c, 100, 100] for c in found for n in range(objects)])
     classes = np.repeat(list(found), objects)
     gt = make_ground_truth(
@@ -44,7 +44,7 @@ def evaluation(images: int, found: dict[int, int], objects: int = 20, shift: flo
     )
     rows = np.concatenate([np.flatnonzero(classes == c)[:number] for c, number in found.items()])
     far = np.array([[5000.0, 200 * c, 100, 100] for c in found])
-    corners = np.r_[xywh_to_xyxy(boxes[rows] + [shift, 0, 0, 0]), xywh_to_xyxy(far)]
+    corners = np.r_[xywh_to_xyxy(boxes[rows]), xywh_to_xyxy(far)]
     table = make_table(
         image=np.repeat(np.arange(images), len(corners)),
         boxes=np.tile(corners, (images, 1)),
@@ -59,16 +59,11 @@ def verdict_of(scored: Evaluation) -> list[str]:
     return list(verdict(scored, index([1, 1], 50.0, images=scored.result.num_images)))
 
 
-def test_the_verdict_counts_what_is_found_and_how_well_its_boxes_are_placed():
+def test_the_verdict_counts_what_is_found():
     text = " ".join(verdict_of(evaluation(10, {0: 18, 1: 19})))
     assert "370 of 400 objects (92%)" in text
     assert "370 of 390 detections" in text
-    assert f"by {90 / 110:.2f} " in text
-    assert "fewer" not in text
     assert "nothing about other images" not in text
-    weak = " ".join(verdict_of(evaluation(10, {0: 18, 1: 2})))
-    assert "b (20 of 200)" in weak
-    assert "a (" not in weak
 
 
 @pytest.mark.parametrize("images", [1, 2, 9])
