@@ -25,6 +25,7 @@ from engine.export.parity import CPU, FLOAT16, FLOAT32, INT8, Reference
 from engine.inference.model import CheckpointModel, open_model
 from engine.inference.model_data import class_columns, open_model_data
 from engine.train.folder import lock_folder
+from models.postprocess.selection import DEFAULT_CONFIDENCE
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
 from models.weights.origin import origin_of
@@ -95,6 +96,9 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
         get_logger().info("%s; %s --dynamic writes files that take both", note, COMMANDS["export"].typed)
     for path in files:
         get_logger().info("next: %s", _next_command(path, config.data, has_data=bool(model.info.get("data"))))
+    if files:
+        for line in _use_elsewhere(metadata, options.imgsz_hw):
+            get_logger().info("%s", line)
     if failures:
         first, reason = next(iter(failures.items()))
         only_checks_failed = all(isinstance(error, FailedCheck) for error in failures.values())
@@ -306,6 +310,20 @@ def _summary(error: Exception) -> str:
     if isinstance(error, ExplainedError):
         return str(error)
     return explain_limit(error) or f"{type(error).__name__}: {first_line(error)[:300]}"
+
+
+def _use_elsewhere(metadata: ExportMetadata, imgsz_hw: tuple[int, int]) -> tuple[str, str]:
+    """Returns two lines about using the files in other programs."""
+    height, width = imgsz_hw
+    colors = "RGB" if metadata.channels == 3 else f"{metadata.channels} channels"
+    threshold = None if metadata.needs_nms else metadata.confidence  # that of raw files is of boxes after box voting
+    output = "rows of x1, y1, x2, y2, score, class" if metadata.end2end else "cx, cy, w, h and a score for each class"
+    nms = ", and apply NMS" if metadata.needs_nms else ""
+    return (
+        f"without Lockstep: feed {colors} from 0 to 1, letterboxed to {height}x{width} with gray 114 of 255; read "
+        f"{output}, keep scores above {threshold or DEFAULT_CONFIDENCE:.3g}{nms}",
+        'docs/export.md, "Without Lockstep", has the program for ONNX Runtime, NumPy and OpenCV',
+    )
 
 
 def _next_command(path: Path, data: str, *, has_data: bool) -> str:

@@ -138,6 +138,7 @@ def folder_of_examples(tmp_path_factory) -> Path:
     rng = np.random.default_rng(0)
     for name in ("a.jpg", "b.jpg", "image.jpg"):
         cv2.imwrite(str(folder / name), rng.integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    cv2.imwrite(str(folder / "odd.jpg"), rng.integers(0, 256, (75, 131, 3), dtype=np.uint8))
     video = cv2.VideoWriter(str(folder / "clip.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 5, (64, 48))
     for _ in range(3):
         video.write(cv2.imread(str(folder / "a.jpg")))
@@ -153,6 +154,17 @@ def runnable_code() -> list:
             marks = pytest.mark.slow if "best.onnx" in block.text else ()  # an export takes ten seconds
             parameters.append(pytest.param(block, marks=marks, id=str(block)))
     return parameters
+
+
+SAME_BOXES = """
+import lockstep
+
+boxes, scores, _ = detect("odd.jpg", confidence=0.0)
+order = np.argsort(-scores, kind="stable")
+ours = lockstep.load("best.onnx", box_voting=False)("odd.jpg", conf=0.0)[0].boxes
+assert len(ours) == len(boxes) > 0
+np.testing.assert_allclose(ours.xyxy, boxes[order], atol=1e-3)
+"""
 
 
 def stand_in(folder: str) -> Callable[[Any], None]:
@@ -179,7 +191,7 @@ def test_python_code_runs(block: Block, folder_of_examples: Path, monkeypatch: p
 
         arguments = ["--weights", str(folder_of_examples / "best.pt"), "--imgsz", "64", "--no-check"]
         export.main([*arguments, "--format", "onnx"])
-        text += '\nprint(detect("a.jpg", confidence=0.0))\n'
+        text += SAME_BOXES
     monkeypatch.chdir(folder_of_examples)
     monkeypatch.setattr("engine.commands.start.train", stand_in("runs/train/exp"))
     monkeypatch.setattr("engine.commands.start.validate", stand_in("runs/val/exp"))

@@ -71,6 +71,10 @@ def test_files_are_checked_and_score_as_the_checkpoint(
     assert {path.name for path in weights.parent.glob("best*")} == {*files, "best.pt"}
     commands = [line.partition("next: python ")[2] for line in printed.splitlines() if "next: " in line]
     assert len(commands) == len(files)
+    feed, program = printed.splitlines()[-2:]
+    assert feed.startswith("without Lockstep: feed RGB from 0 to 1, letterboxed to 64x64")
+    assert feed.endswith("cx, cy, w, h and a score for each class, keep scores above 0.25, and apply NMS")
+    assert "docs/export.md" in program
     val.main(["--weights", str(weights), *VAL, "--no-rect", "--project", str(tmp_path / "val")])
     expected = results_of(tmp_path / "val" / "exp")
     for number, (name, command) in enumerate(zip(files, commands), 2):
