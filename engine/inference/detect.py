@@ -112,7 +112,7 @@ def detect(config: DetectConfig) -> Path | None:
                 break
     log.summarize()
     if files.folder is not None:
-        get_logger().info("results are in %s", files.folder)
+        get_logger().info("results are in %s%s", files.folder, files.note)
     if skipped:
         first = skipped[0].reason
         num_skipped = sum(problem.number for problem in skipped)

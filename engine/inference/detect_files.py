@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.inference.results import Results, safe_name, written_suffix
-from engine.inference.sources import Frame, is_video, sequence_of, source_files
+from engine.inference.sources import Frame, is_video, quiet_codecs, sequence_of, source_files
 from utils.boxes import xyxy_to_xywh
 from utils.config.settings import DetectConfig
 from utils.errors import UserError
@@ -43,6 +45,7 @@ class ResultFiles:
 
     def __init__(self, class_names: dict[int, str], config: DetectConfig) -> None:
         self.folder: Path | None = None  # created with the first file
+        self.note = ""  # about the format of videos
         self._config = config
         files = source_files(config.source)
         target = Path(config.project, config.name).resolve()
@@ -58,7 +61,7 @@ class ResultFiles:
         self._image_ids = {} if any(map(is_video, files)) else dict(zip(names, image_ids_of(names)))
         self._begun_tracks: set[Path] = set()
         self._json: BinaryIO | None = None
-        self._video: cv2.VideoWriter | None = None
+        self._video: cv2.VideoWriter | H264Writer | None = None
         self._video_path = Path()
         self._video_size = (0, 0)  # width, height
         self._video_fps = 0.0
@@ -139,13 +142,9 @@ class ResultFiles:
             # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
             fps = max(round(frame.fps, 1 if frame.fps > 65 else 3), 0.002)
             path.unlink(missing_ok=True)  # OpenCV would write to where it links
-            video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
-            if not video.isOpened():
-                raise UserError(
-                    f"{path}: this OpenCV cannot write mp4 videos of {width}x{height} pixels; use --nosave with "
-                    "--save-txt or --save-json"
-                )
-            self._video = video
+            self._video, codec = open_video(path, fps, (width, height))
+            if codec == "mp4v":
+                self.note = " (videos in MPEG-4 Part 2, which browsers do not play; with ffmpeg installed, in H.264)"
             self._video_path = path
             self._video_size = (width, height)
             self._video_fps = fps
@@ -157,7 +156,7 @@ class ResultFiles:
         self._newest_bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         self._newest_end_s = frame.end_s
 
-    def _show_until(self, video: cv2.VideoWriter, time_s: float) -> None:
+    def _show_until(self, video: cv2.VideoWriter | H264Writer, time_s: float) -> None:
         """Writes the newest frame until the video lasts ``time_s``. It is written once if the video is thereby ahead by
         less than 1.5 frames, and otherwise, where frames follow each other faster than the frame rate, left out."""
         due = time_s * self._video_fps
@@ -179,6 +178,56 @@ class ResultFiles:
         if self._json is not None:
             with self._json as file:
                 file.write(b"]" if file.tell() == 1 else b"\n]")
+
+
+class H264Writer:
+    """Writes a video with an installed ffmpeg, with the methods of `cv2.VideoWriter`."""
+
+    def __init__(self, path: Path, fps: float, size_wh: tuple[int, int]) -> None:
+        source = ["-f", "rawvideo", "-pix_fmt", "bgr24", "-s", f"{size_wh[0]}x{size_wh[1]}", "-framerate", str(fps)]
+        even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]  # as all players need
+        self._path = path
+        self._process = subprocess.Popen(
+            ["ffmpeg", "-y", *source, "-i", "-", "-c:v", "libx264", *even, "-movflags", "+faststart", f"file:{path}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a signal to this program leaves it to complete the file
+        )
+
+    def write(self, image: np.ndarray) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(image.tobytes())
+
+    def release(self) -> None:
+        """Completes the file. Raises UserError if ffmpeg could not write it."""
+        self._process.communicate()
+        if self._process.returncode:
+            raise UserError(f"{self._path}: ffmpeg could not write it (status {self._process.returncode})")
+
+
+@functools.cache
+def _ffmpeg_has_h264() -> bool:
+    if shutil.which("ffmpeg") is None:
+        return False
+    encoders = subprocess.run(["ffmpeg", "-encoders"], capture_output=True, text=True, check=False).stdout
+    return " libx264 " in encoders
+
+
+def open_video(path: Path, fps: float, size_wh: tuple[int, int]) -> tuple[cv2.VideoWriter | H264Writer, str]:
+    """Opens a video for writing, in H.264 if ffmpeg or OpenCV can. Returns the writer and its codec. Raises UserError
+    if OpenCV cannot write the video at all."""
+    if _ffmpeg_has_h264():
+        return H264Writer(path, fps, size_wh), "avc1"
+    for codec in ("avc1", "mp4v"):
+        with quiet_codecs():
+            video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, size_wh)
+        if video.isOpened():
+            return video, codec
+    raise UserError(
+        f"{path}: this OpenCV cannot write mp4 videos of {size_wh[0]}x{size_wh[1]} pixels; use --nosave with "
+        "--save-txt or --save-json"
+    )
 
 
 def _path_in(folder: Path, name: str) -> Path:

@@ -491,10 +491,17 @@ def _open_capture(source: str | int, parameters: Sequence[int] = ()) -> cv2.Vide
     url: str | int = source
     if isinstance(source, str):
         url = full_address(source) if is_stream(source) else os.path.abspath(source)
+    with quiet_codecs():
+        return cv2.VideoCapture(url, cv2.CAP_FFMPEG, parameters) if parameters else cv2.VideoCapture(url)
+
+
+@contextlib.contextmanager
+def quiet_codecs() -> Iterator[None]:
+    """Opens a video in the block without the messages of OpenCV and its FFmpeg."""
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # read once, when OpenCV first opens a video
     level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:
-        return cv2.VideoCapture(url, cv2.CAP_FFMPEG, parameters) if parameters else cv2.VideoCapture(url)
+        yield
     finally:
         cv2.utils.logging.setLogLevel(level)
 

@@ -14,6 +14,7 @@ import detect
 from data.dataset.yaml_file import load_dataset_spec
 from engine.evaluation.coco_classes import COCO_IDS
 from engine.inference import detect as detection
+from engine.inference.detect_files import _ffmpeg_has_h264
 from engine.inference.detector import ImageDetector
 from engine.inference.sources import ReadAhead
 from models.detector import build_detector
@@ -152,6 +153,25 @@ def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, c
     for unknown in ({}, {"confidence": None}, {"confidence": float("nan")}, {"confidence": "high"}):
         assert scores(unknown) == [s for s in everything if s > 0.25]
         assert "confidence threshold 0.25: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has_ffmpeg", [True, False])
+def test_a_written_video_plays_in_browsers_or_the_last_line_says_its_format(
+    weights, clip, tmp_path, capsys, monkeypatch, has_ffmpeg
+):
+    """Browsers play H.264 in MP4, and not MPEG-4 Part 2, which all builds of OpenCV write."""
+    if has_ffmpeg and not shutil.which("ffmpeg"):
+        pytest.skip("needs ffmpeg")
+    if not has_ffmpeg:
+        monkeypatch.setenv("PATH", "")
+    _ffmpeg_has_h264.cache_clear()
+    folder = run(weights, clip, tmp_path)
+    _ffmpeg_has_h264.cache_clear()
+    out, err = capsys.readouterr()
+    codec = int(cv2.VideoCapture(str(folder / "clip.mp4")).get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little")
+    assert (codec in (b"avc1", b"h264")) is ("browsers do not play" not in out.splitlines()[-1])
+    assert codec in (b"avc1", b"h264") or not has_ffmpeg
+    assert err == ""
 
 
 def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, capsys):
