@@ -14,11 +14,11 @@ from pathlib import Path
 
 import yaml
 
-from data.dataset.spec import DatasetSpec, FilesSplit
-from data.dataset.yaml_file import load_dataset_spec
-from data.labels.formats import YOLO
-from data.listing.listing import list_split
+from data.formats.table import YOLO
 from data.open import find_data
+from data.pairing import list_split
+from data.read_spec import load_dataset_spec
+from data.spec import DatasetSpec, FilesSplit
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 

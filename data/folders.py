@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 from stat import S_ISREG
@@ -31,7 +31,6 @@ class Folders:
         self.root = root
         self._entries: dict[str, dict[str, os.DirEntry]] = {}
         self._folded: dict[str, dict[str, list[str]]] = {}
-        self._stems: dict[str, dict[str, set[str]]] = {}
         self._prefixes: dict[str, str] = {}
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
@@ -44,17 +43,6 @@ class Folders:
                 raise UserError(f"{folder}: cannot be listed ({os_reason(error)})") from None
             self._entries[folder] = {entry.name: entry for entry in sorted(visible, key=attrgetter("name"))}
         return self._entries[folder]
-
-    def stems(self, folder: str, suffixes: Iterable[str]) -> set[str]:
-        """Returns the stems of the entries of a folder with one of ``suffixes``, all in lower case and composed; none
-        if there is no such folder."""
-        if folder not in self._stems:
-            by_suffix: dict[str, set[str]] = {}
-            for name in self.entries(folder) if os.path.isdir(folder) else ():
-                stem, dot, suffix = casefold_nfc(name).rpartition(".")
-                by_suffix.setdefault(dot + suffix, set()).add(stem)
-            self._stems[folder] = by_suffix
-        return set().union(*(self._stems[folder].get(suffix, ()) for suffix in suffixes))
 
     def walk(self, folder: str, *, skips_unlisted: bool = False) -> Iterator[str]:
         """Yields ``folder`` and the folders below it, also through links, but not through a link to a folder that it

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.dataset.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, ShardSplit, Split, class_names
-from data.dataset.yaml_file import YAML_FOLDER, load_dataset_spec
 from data.images.shards import is_shard_path
+from data.read_spec import YAML_FOLDER, load_dataset_spec
+from data.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, ShardSplit, Split, class_names
 from utils.class_names import typed_classes
 from utils.errors import UserError
 from utils.files.paths import is_inside
@@ -54,7 +54,7 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 def _open_demo(source: DataSource) -> DatasetSpec:
     """Opens the demo set, which is rendered if necessary."""
-    from data.dataset.demo import ensure_demo
+    from data.demo import ensure_demo
 
     return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
 

@@ -23,9 +23,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data.dataset.spec import DEMO, DatasetSpec, DataSource, FilesSplit, Split
-from data.labels.label_format import UNREADABLE, Listing
-from data.listing.listing import list_split, listing_text
+from data.pairing import UNREADABLE, Listing, list_split, listing_text
+from data.spec import DEMO, DatasetSpec, DataSource, FilesSplit, Split
 from utils.distributed.context import DistributedContext, StoreBarrier, once_per_node
 from utils.distributed.groups import one_per_node_group
 from utils.errors import UserError, os_reason

@@ -209,7 +209,7 @@ def _parse(command: str, own_settings: Mapping[str, Any], keywords: Mapping[str,
 def _write_yaml(content: dict[str, Any], folder: Path) -> str:
     """Writes the YAML of a data set to ``folder``, where runs that use it find it again, and returns its path: its name
     is a digest of the content. Paths in it are relative to the working folder."""
-    from data.dataset.yaml_file import resolve_root  # loads NumPy
+    from data.read_spec import resolve_root  # loads NumPy
 
     # Resolved as in a YAML in the working folder; "data" names it in messages.
     content["path"] = str(resolve_root(content.get("path"), Path("data"), known_root=""))

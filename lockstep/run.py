@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.labels.json_files import load_json
 from utils.errors import UserError
+from utils.files.safe_io import read_text
 from utils.schema import check
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ def _scores_in(results: Path) -> dict[str, float]:
     damaged."""
     from engine.evaluation.metrics import METRICS
 
-    content = check(load_json(results, "the results of a validation"), dict, str(results))
+    try:
+        content = check(json.loads(read_text(results)), dict, str(results))
+    except ValueError as error:
+        raise UserError(f"{results}: malformed JSON ({error})") from None
     keys = {metric.name: metric.name.lower() for metric in METRICS} | {name: name for name in _OTHER_SCORES}
     scores = {
         name: check(content[key], float | None, f"{results}: {key}") for name, key in keys.items() if key in content

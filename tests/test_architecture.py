@@ -139,7 +139,7 @@ def test_packages_beside_each_other_import_in_one_direction():
             depth = len(list(shared)) + 1
             if depth <= min(len(importing_parts), len(imported_parts)):
                 pairs.add((".".join(importing_parts[:depth]), ".".join(imported_parts[:depth])))
-    assert ("data.listing", "data.dataset") in pairs
+    assert ("data.cache", "data.images") in pairs
     assert not [pair for pair in pairs if pair[::-1] in pairs]
 
 

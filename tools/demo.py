@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _write_demo(config: DemoConfig) -> None:
-    from data.dataset.demo import ensure_demo  # imports OpenCV, which --help does without
+    from data.demo import ensure_demo  # imports OpenCV, which --help does without
 
     configure_logging(True)
     print(ensure_demo(Path(config.out)))

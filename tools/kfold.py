@@ -43,8 +43,8 @@ from utils.process.signals import StopSignals
 from utils.program import command_prefix
 
 if TYPE_CHECKING:
-    from data.dataset.spec import DatasetSpec
-    from data.index.index import DatasetIndex
+    from data.index import DatasetIndex
+    from data.spec import DatasetSpec
     from engine.evaluation.fitness import Fitness
     from engine.evaluation.result import EvalResult, Evaluation
 
@@ -119,8 +119,8 @@ def open_comparison(config: KfoldConfig, record: str, names: str) -> tuple[Datas
 
     Raises UserError for refused flags, and if the folder contains files of others, which therefore are never replaced.
     """
-    from data.dataset.spec import DataSource, class_names
     from data.open import open_data
+    from data.spec import DataSource, class_names
     from engine.evaluation.fitness import Fitness
     from utils.distributed.context import DistributedContext
 
@@ -158,10 +158,10 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, fitness: Fitness) -> Data
     import numpy as np
     import yaml
 
-    from data.dataset.spec import ShardSplit
     from data.folds.assign import assign_folds, class_counts, rare_classes
     from data.folds.groups import groups_of
-    from data.listing.images import check_rows
+    from data.listing import check_rows
+    from data.spec import ShardSplit
     from utils.files.paths import relative_name
 
     folder = config.folder.absolute()
@@ -210,7 +210,7 @@ def joined_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
 
     from data.flat_strings import FlatStrings
     from data.folds.held_out import index_to_divide
-    from data.index.index import concatenated
+    from data.index import concatenated
 
     indexes = [index_to_divide(spec, split, config) for split in SPLITS if split in spec.splits]
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-    from data.dataset.spec import DatasetSpec
+    from data.spec import DatasetSpec
 
 JOURNAL_LOG = "journal.log"
 FILES = rf"{JOURNAL_LOG}(\.lock.*)?|trials|trials\.csv|best\.yaml"

@@ -18,9 +18,9 @@ from benchmarks.coco_scores import average_precision
 from benchmarks.command import commit, run_process
 from benchmarks.dataset_copy import copy_dataset
 from benchmarks.speed.compare import peer_command
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.labels import GroundTruth

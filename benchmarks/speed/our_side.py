@@ -52,8 +52,8 @@ def loader(
     cache_dir: str,
     override: Sequence[str],
 ) -> None:
-    from data.dataset.yaml_file import load_dataset_spec
     from data.loading.build import build_train_loader, open_train_samples
+    from data.read_spec import load_dataset_spec
     from utils.config.recipes import hyperparameters_from
     from utils.config.settings import TrainConfig
     from utils.distributed.context import DistributedContext

@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.command import parse_flags, positive, run_benchmark, run_process
 from benchmarks.dataset_copy import copy_dataset
 from benchmarks.speed.compare import Comparison, Sides, our_command, peer_command, show
-from data.dataset.yaml_file import load_dataset_spec
-from data.listing.listing import list_split
+from data.pairing import list_split
+from data.read_spec import load_dataset_spec
 
 OPTIMIZER = "SGD"
 

@@ -15,9 +15,9 @@ from benchmarks.coco_scores import average_precision, require_pycocotools
 from benchmarks.command import parse_flags, run_benchmark, run_process
 from benchmarks.dataset_copy import copied
 from benchmarks.speed.compare import PEER, Comparison, peer_command, show
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 
 
 def main() -> None:

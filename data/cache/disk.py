@@ -32,7 +32,7 @@ import numpy as np
 
 from data.cache.mapped import Decoding, MappedImages, decode_into, pixel_offsets
 from data.images.decode import reduced_sizes
-from data.index.index import DatasetIndex, digest_of
+from data.index import DatasetIndex, digest_of
 from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.temporary_folder import temporary_folder

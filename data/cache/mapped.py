@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.images.decode import read_source, reduced_sizes
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import open_descriptor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from data.cache.disk import DiskCache, open_disk_cache, open_full_size_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.machine.limits import require_posix
 

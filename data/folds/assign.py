@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from utils.errors import UserError
 from utils.rng import keyed_generator, named_stream
 from utils.strings import counted, listed

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, join_groups, read_signatures, roboflow_copies
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from utils.errors import UserError
 from utils.files.safe_io import csv_cell, read_text
 from utils.machine.resources import available_cores

@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from data.dataset.spec import DatasetSpec
 from data.folds.assign import assign_folds, class_counts
 from data.folds.groups import groups_of
-from data.index.index import DatasetIndex, IndexSettings
-from data.index.load import load_index
+from data.index import DatasetIndex, IndexSettings
+from data.load import load_index
+from data.spec import DatasetSpec
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.dataset.folder import split_of
 from data.images.decode import read_reduced
+from data.layouts import split_of
 from utils.errors import UserError
 from utils.logger import progress
 from utils.machine.threads import map_ahead

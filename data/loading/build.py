@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from data.cache.open import decoding_for, open_cache, open_tile_cache
-from data.dataset.spec import DatasetSpec
-from data.index.index import DatasetIndex, IndexSettings, digest_of_arrays
-from data.index.load import load_split
+from data.index import DatasetIndex, IndexSettings, digest_of_arrays
+from data.load import load_split
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases, count_batches
 from data.render.letterbox import CanvasRule
@@ -22,6 +21,7 @@ from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
 from data.samples.tiles import TiledIndex
 from data.samples.weights import sample_weights
+from data.spec import DatasetSpec
 from utils.config.image_size import check_image_size
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.distributed.agreement import check_agreement

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.worker import BatchSlots, RequestDataset, init_worker, open_slots
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels

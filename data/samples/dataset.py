@@ -11,7 +11,7 @@ import numpy as np
 from data.augment.labels import images_of, place_labels
 from data.augment.mosaic import PartnerPool
 from data.augment.plan import SamplePlanner
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.render.letterbox import CanvasRule, Letterbox, fit_letterbox, letterbox
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms

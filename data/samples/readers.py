@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from data.images.decode import read_source, reduced_sizes
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.render.letterbox import CanvasRule
 from data.samples.tiles import TiledIndex, crop_tile
 from utils.batches import BatchRequest, SampleKey

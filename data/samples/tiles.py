@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.index.index import DatasetIndex, normalized_labels
+from data.index import DatasetIndex, normalized_labels
 from utils.boxes import TILE_OVERLAP, tile_windows
 from utils.config.settings import Hyperparameters
 from utils.labels import rows_of

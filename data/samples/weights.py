@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.samples.readers import SampleReader
 from data.samples.tiles import TiledIndex
 from utils.errors import UserError

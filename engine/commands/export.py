@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.dataset.spec import DatasetSpec, DataSource
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
 from data.samples.readers import SampleReader
+from data.spec import DatasetSpec, DataSource
 from engine.export.formats import describe_exported, format_module, require_packages
 from engine.export.graphs import ModelGraphs, ResolvedExport, resolve_options
 from engine.export.images import calibration_batches, open_samples

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from data.dataset.spec import DatasetSpec, DataSource
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.loading.build import (
     build_val_loader,
     check_has_images,
@@ -22,6 +21,7 @@ from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader, SampleReader
 from data.samples.tiles import TiledIndex
+from data.spec import DatasetSpec, DataSource
 from engine.evaluation import tables
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.coco_classes import coco_category_ids

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.loading.worker import collate, new_pixels
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data.dataset.spec import DatasetSpec, DataSource, class_names
 from data.open import open_data, with_classes
+from data.spec import DatasetSpec, DataSource, class_names
 from engine.inference.model import InferenceModel
 from models.weights.read import read_weights
 from utils.class_names import class_difference, class_key

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.dataset.spec import DEMO
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
+from data.spec import DEMO
 from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, LOCATION, MISSED
 from engine.optim.schedule import enough_epochs, few_steps_warning, random_weights_warning, step_plan
 from engine.report.summary import LARGEST_ADVISED, MIN_COST, Subject, Validated, imgsz_for_boxes, small_boxes

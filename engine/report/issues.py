@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.dataset.spec import IGNORED
-from data.index.index import DatasetIndex, Scan
-from data.labels.label_format import LabelSource
+from data.index import DatasetIndex, Scan
+from data.labels import Labels
+from data.spec import IGNORED
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.paths import path_of, relative_name
 
@@ -77,7 +77,7 @@ class LabeledImage(NamedTuple):
     """An image in the label files of its data set."""
 
     part: Scan
-    source: LabelSource
+    source: Labels
     number: int  # in ``source.images``
 
 
@@ -147,7 +147,7 @@ class CheckedSplit:
         height, width = self.index.image_hw[image].tolist()
         corners = np.array(box.xyxy_px)
         labeled = self.labeled_image(image)
-        names = learned_names(labeled.part) if labeled is not None and labeled.source.normalized else []
+        names = learned_names(labeled.part) if labeled is not None and labeled.source.format.name == "yolo" else []
         if box.class_name not in names:
             return f"{box.class_name}, corners {', '.join(f'{v:.1f}' for v in corners)} px"
         cxcywh = scale_boxes(xyxy_to_cxcywh(clip_xyxy(corners, width, height)), 1 / width, 1 / height)

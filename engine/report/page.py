@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from engine.evaluation.analysis import FOREGROUND_IOU, ap_error, confused_pairs, split_errors
 from engine.evaluation.metrics import METRICS, MIN_F1
 from engine.evaluation.result import EvalResult, Evaluation

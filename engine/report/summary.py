@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from engine.evaluation.analysis import (
     BACKGROUND,
     BOTH,

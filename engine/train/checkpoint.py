@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from models.modules import is_parallel, unwrap
 from utils.address import Address

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.loading.build import count_train_batches
 from engine.optim.build import SHORT_RUN, LoadedParameters, resolve_optimizer
 from engine.optim.optimizer_set import OptimizerSet

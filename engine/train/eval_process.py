@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data.dataset.spec import DataSource
 from data.loading.build import open_run_val_reader
 from data.open import open_data
+from data.spec import DataSource
 from engine.evaluation.result import Evaluation
 from engine.evaluation.stored import write_evaluation
 from engine.train.checkpoint import Checkpoint, scores_path, weights_path

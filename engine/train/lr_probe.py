@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import new_layers_lr_mult
 from models.detector import Detector, build_detector

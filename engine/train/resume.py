@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.dataset.spec import DEMO, DataSource
 from data.open import known_by_name
+from data.spec import DEMO, DataSource
 from engine.optim.schedule import epochs_in_time
 from engine.train.checkpoint import RESULTS_CSV, Checkpoint, RunDescription
 from engine.train.folder import find_folder, is_read_only

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from data.dataset.spec import DatasetSpec, class_names
 from data.folds.held_out import hold_out_validation
-from data.index.messages import warn_about_shared_images, warn_about_unused_classes
+from data.load import warn_about_shared_images, warn_about_unused_classes
 from data.loading.build import open_run_val_reader, open_train_samples
 from data.open import open_data
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import SampleReader
+from data.spec import DatasetSpec, class_names
 from engine.evaluation.fitness import Fitness
 from engine.train.checkpoint import Checkpoint, DataFingerprint
 from engine.train.resume import RunPlan

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from data.dataset.spec import DatasetSpec, class_names
+from data.spec import DatasetSpec, class_names
 from engine.train.checkpoint import RunDescription
 from models.detector import Detector
 from models.losses.distillation import Teacher

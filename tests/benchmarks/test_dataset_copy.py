@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from benchmarks.dataset_copy import copied, copy_dataset
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
-from data.listing.listing import list_split
+from data.index import IndexSettings
+from data.load import load_index
+from data.pairing import list_split
+from data.read_spec import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 
 pytestmark = pytest.mark.benchmarks

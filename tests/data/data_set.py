@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import yaml
 
-from data.dataset.spec import DatasetSpec, DataSource
-from data.index.index import DatasetIndex, IndexSettings
-from data.index.load import load_index
+from data.index import DatasetIndex, IndexSettings
+from data.load import load_index
 from data.open import open_data
+from data.spec import DatasetSpec, DataSource
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 

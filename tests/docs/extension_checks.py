@@ -13,10 +13,10 @@ from data.augment.erasing import RandomErasing
 
 import export
 import train
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
-from data.labels.yolo import YOLO
+from data.formats.yolo import YOLO
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from engine.inference.model import open_model
 from models.detector import build_detector
 from models.weights.load import load_detector
@@ -67,19 +67,20 @@ def test_ignored_cells_without_object_have_no_class_loss():
     assert has_gradient[1].sum() <= (batch.targets.rows[:, 0] == 1).sum()
 
 
-def test_csv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
+def test_tsv_gives_the_boxes_of_yolo_txt(tmp_path: Path):
     data = write_dataset(tmp_path / "set", train=6, val=2)
     content = yaml.safe_load(data.read_text())
     size = 64
     rows = []
     for label in sorted((tmp_path / "set" / "labels" / "train").iterdir()):
+        rows.append(f"{label.stem}.png")
         for line in label.read_text().splitlines():
             kind, x, y, w, h = (float(v) for v in line.split())
             corners = [(x - w / 2) * size, (y - h / 2) * size, (x + w / 2) * size, (y + h / 2) * size]
-            rows.append(f"{label.stem}.png,{content['names'][int(kind)]},{','.join(map(str, corners))}\n")
-    (tmp_path / "set" / "train.csv").write_text("".join(rows))
+            rows.append("\t".join([f"{label.stem}.png", content["names"][int(kind)], *map(str, corners)]))
+    (tmp_path / "set" / "train.tsv").write_text("\n".join(rows))
     found = []
-    for extra in ({}, {"annotations": {"train": "train.csv"}}):
+    for extra in ({}, {"annotations": {"train": "train.tsv"}}):
         data.write_text(yaml.safe_dump(content | extra))
         spec = load_dataset_spec(data)
         assert (spec.split("train").label_format is YOLO) is not bool(extra)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from benchmarks import models as model_table
-from data.dataset.yaml_file import load_dataset_spec
+from data.read_spec import load_dataset_spec
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers import settings_page

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from benchmarks.dataset_copy import copy_dataset
-from data.dataset.demo import ensure_demo
+from data.demo import ensure_demo
 from tests.gpu.commands import run
 from tests.gpu.machine import DRY_RUN, GPU, Figure, Machine
 from tests.helpers.tiny import write_model

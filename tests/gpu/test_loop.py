@@ -13,9 +13,9 @@ import torch
 
 import train
 from benchmarks.speed.training_step import context_of
-from data.dataset.yaml_file import load_dataset_spec
 from data.loading.build import build_train_loader, open_train_samples
 from data.loading.prefetcher import Prefetcher
+from data.read_spec import load_dataset_spec
 from engine.train.step import TrainStep
 from tests.gpu.machine import Figure, Machine
 from tests.gpu.step_checks import HostWaits

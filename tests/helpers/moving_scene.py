@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import torch
 
-from data.dataset import demo
+from data import demo
 from utils.boxes import iou
 
 SIZE = 320

@@ -14,9 +14,9 @@ import numpy as np
 from data.augment.plan import SamplePlan, SamplePlanner
 from data.cache.disk import DiskCache, open_disk_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
+from data.findings import ScanReport
 from data.flat_strings import FlatStrings
-from data.index.index import DatasetIndex
-from data.labels.findings import ScanReport
+from data.index import DatasetIndex
 from data.samples.dataset import LoadImagesAndLabels
 from utils.batches import BatchRequest, Sample, SampleKey
 from utils.distributed.context import DistributedContext

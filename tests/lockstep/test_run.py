@@ -30,8 +30,8 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"ap": 0.5', "results.json:1: malformed JSON (...)"),
-        ("", "results.json: not the results of a validation"),
+        ('{"ap": 0.5', "results.json: malformed JSON (...)"),
+        ("", "results.json: malformed JSON (...)"),
         ("[0.5]", "results.json: must be 'key: value' lines, got [0.5]"),
         ('{"ap": "good"}', "results.json: ap: must be a number or null, got 'good'"),
     ],

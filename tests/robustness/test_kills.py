@@ -174,7 +174,7 @@ def prove_calls(root: Path, kills: int) -> None:
     def start(folder: Path, number: int) -> Processes:
         """Continues in ``folder``, and is killed at that call of this process; 0: never."""
         folder.mkdir(parents=True, exist_ok=True)
-        faults = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.scan:_CHUNK:4"
+        faults = f"save:2;kill:{folder / 'calls'}:{number};set:data.scan:_CHUNK:4"
         run = Processes(root / f"{folder.name}.txt", faults=faults)
         given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
         given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
-from data.dataset.yaml_file import load_dataset_spec
 from data.folds.assign import class_counts
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from engine.evaluation.fitness import Fitness
 from tests.data.data_set import DataSet
 from tests.data.folds.eighteen_images import write_eighteen_images

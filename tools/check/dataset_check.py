@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from data.dataset.spec import IGNORED, DatasetSpec, DataSource
-from data.index.index import IndexSettings, Scan
-from data.index.load import read_split
-from data.index.messages import log_split, no_object, problems
-from data.labels.findings import UNKNOWN_CLASS, Finding
+from data.findings import UNKNOWN_CLASS, Finding
+from data.index import IndexSettings, Scan
+from data.load import log_split, no_object, problems, read_split
 from data.open import open_data, problem_of_output
+from data.spec import IGNORED, DatasetSpec, DataSource
 from engine.commands.val import score
 from engine.inference.model import InferenceModel, open_model, resolve_imgsz
 from engine.inference.model_data import check_channels

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
-from data.index.messages import real_paths
+from data.load import real_paths
 from engine.report.issues import CheckedSplit, Issue
 from tools.check.issue_kinds import COPIES_ACROSS_SPLITS, DAMAGED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT
 from utils.strings import listed

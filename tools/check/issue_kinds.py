@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from data.labels.findings import KINDS
+from data.findings import KINDS
 from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS
 
-# Kinds of issues besides scan findings (`data.labels.findings.KINDS`) and label errors.
+# Kinds of issues besides scan findings (`data.findings.KINDS`) and label errors.
 MISSING_SPLIT = "missing split"
 UNREADABLE_SPLIT = "unreadable split"
 REFUSED = "refused split"

@@ -1,7 +1,6 @@
-"""Converts the export of an annotation tool to COCO JSON, ready for training.
+"""Writes COCO JSON of any data set that --data reads, or of Hugging Face, ready for training.
 
-python -m tools.convert EXPORT out.json               # a folder or file of CVAT, LabelMe, CSV or Hugging Face
-python -m tools.convert EXPORT out.json --from csv
+python -m tools.convert DATA out.json
 
 Writes out.json, or one file per split (out-train.json, ...), and out.yaml for --data. The images stay where they are.
 """
@@ -17,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.config.tool_settings import ConvertConfig
-from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.process.main import run_command, run_main
 
@@ -27,13 +25,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _convert(config: ConvertConfig) -> None:
-    if not Path(config.source).exists():
-        raise UserError(f"{config.source}: no such file or folder")
-    from tools.convert.to_coco import convert  # imports NumPy and OpenCV, which --help does without
+    from tools.convert.write_coco import convert  # imports NumPy and OpenCV, which --help does without
 
     configure_logging(True)
-    for line in convert(Path(config.source), Path(config.out), config.from_, max_bad=config.max_bad):
-        get_logger().info("%s", line)
+    get_logger().info("%s", convert(config.source, Path(config.out), max_bad=config.max_bad))
 
 
 if __name__ == "__main__":

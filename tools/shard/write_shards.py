@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data.dataset.spec import DatasetSpec, DataSource
 from data.flat_strings import FlatStrings
 from data.images.decode import read_bytes
 from data.images.shards import MEMBER_ARRAYS, SPAN, SUFFIX, VERSION
-from data.index.index import DatasetIndex, IndexSettings
-from data.index.load import load_index
-from data.index.store import index_content
+from data.index import DatasetIndex, IndexSettings
+from data.index_cache import index_content
+from data.load import load_index
 from data.open import open_data, problem_of_output
+from data.spec import DatasetSpec, DataSource
 from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason

@@ -151,10 +151,9 @@ _COMMANDS = (
         settings=ConvertConfig,
         path="tools/convert/__main__",
         description=(
-            "Converts the export of an annotation tool to COCO JSON: writes a YAML for --data beside it. YOLO txt, "
-            "COCO JSON and Pascal VOC train as they are."
+            "Writes COCO JSON of a data set in any format that --data reads, or of Hugging Face, and a YAML for --data."
         ),
-        example="EXPORT out.json",
+        example="DATA out.json",
     ),
     Command(
         name="shard",

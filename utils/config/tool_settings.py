@@ -19,7 +19,6 @@ from utils.config.settings import (
 )
 from utils.schema import Bounds
 
-ANNOTATION_FORMATS = ("cvat", "labelme", "csv", "huggingface", "imagefolder")  # tools.convert.to_coco.FORMATS
 MAX_SHARD_MEGABYTES = 549_755  # half of `data.images.shards.SPAN`
 _OUTPUT = Bounds(is_output=True)
 
@@ -45,12 +44,9 @@ class CheckConfig:
 class ConvertConfig(LossLimit):
     """The flags of ``python -m tools.convert``."""
 
-    source: str = setting(REQUIRED, "folder of the export, or its annotation file", usage=Usage(positional="EXPORT"))
+    source: str = setting(REQUIRED, f"{DATA_HELP}; or a folder of Hugging Face", usage=Usage(positional="DATA"))
     out: str = setting(
         REQUIRED, "file to write; out.yaml appears next to it", _OUTPUT, usage=Usage(positional="OUT.json")
-    )
-    from_: str = setting(
-        "auto", "format; auto: by what the files contain", Bounds(choices=("auto", *ANNOTATION_FORMATS))
     )
 
 

@@ -20,7 +20,7 @@ from data.cache import disk, mapped
 from data.cache.disk import DiskCache, mapped_environment, open_disk_cache, open_full_size_cache
 from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.images.decode import read_source, reduced_sizes
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.synthetic_index import open_cache, write_rectangles

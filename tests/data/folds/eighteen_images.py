@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
+from data.read_spec import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 from tools.kfold import joined_index
 from utils.config.tool_settings import KfoldConfig

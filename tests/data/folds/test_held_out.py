@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from data.dataset.yaml_file import load_dataset_spec
 from data.folds.assign import class_counts
 from data.folds.held_out import index_to_divide, validation_images
 from data.loading.build import open_val_index
+from data.read_spec import load_dataset_spec
 from tests.data.folds.eighteen_images import index_of, transfer
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
@@ -27,7 +27,7 @@ def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch
         used.append(threads)
         return map(function, items)
 
-    monkeypatch.setattr("data.index.scan.map_ahead", map_and_record)
+    monkeypatch.setattr("data.scan.map_ahead", map_and_record)
     data = write_dataset(tmp_path / "set", train=2, val=2)
     config = TrainConfig(data=str(data), workers=workers, cache_dir=str(tmp_path / "cache"))
     spec = load_dataset_spec(data)

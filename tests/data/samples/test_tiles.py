@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.dataset.yaml_file import load_dataset_spec
 from data.loading.build import build_run_val_loader, open_run_val_reader
+from data.read_spec import load_dataset_spec
 from data.render.letterbox import CanvasRule
 from data.samples.tiles import TiledIndex, crop_tile
 from data.samples.weights import check_tiles, tile_weights

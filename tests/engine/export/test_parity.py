@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import DatasetIndex, IndexSettings
-from data.index.load import load_index
+from data.index import DatasetIndex, IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from engine.export.formats import Session
 from engine.export.graphs import ModelGraphs
 from engine.export.images import calibration_batches, letterboxed, open_samples

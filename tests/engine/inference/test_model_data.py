@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
-from data.dataset.spec import DatasetSpec, DataSource
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
+from data.spec import DatasetSpec, DataSource
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import classes_to_score, open_model_data
 from models.detector import build_detector

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from engine.evaluation.analysis import KINDS, ErrorSplit
 from engine.evaluation.result import EvalResult
 from tests.helpers.synthetic_index import index_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data.index.index import DatasetIndex
+from data.index import DatasetIndex
 from engine.evaluation.analysis import BACKGROUND, MISSED
 from engine.report.advice import Advice, Facts, advise
 from engine.report.summary import Subject, Validated

@@ -11,8 +11,8 @@ import numpy as np
 
 import train
 import val
-from data.index.index import DatasetIndex
-from data.labels.findings import NO_LABEL, Finding, ScanReport
+from data.findings import NO_LABEL, Finding, ScanReport
+from data.index import DatasetIndex
 from engine.evaluation.metrics import METRICS, score_detections
 from engine.evaluation.result import Evaluation
 from engine.report.page import FILE_NAME, ReportPage, machine_facts

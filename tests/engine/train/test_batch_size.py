@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from engine.train import batch_size

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import detect
-from data.dataset.yaml_file import load_dataset_spec
+from data.read_spec import load_dataset_spec
 from engine.evaluation.coco_classes import COCO_IDS
 from engine.inference import detect as detection
 from engine.inference.detect_files import _ffmpeg_has_h264

@@ -7,7 +7,7 @@ import yaml
 import export
 import train
 import val
-from data.dataset.spec import SINGLE_CLASS_NAME
+from data.spec import SINGLE_CLASS_NAME
 from engine.inference.predictor import load
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.messages import refused

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 import val
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from engine.evaluation.coco_classes import COCO_IDS
 from engine.evaluation.tables import write_predictions
 from models.detector import build_detector

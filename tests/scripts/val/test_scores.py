@@ -12,9 +12,9 @@ import yaml
 from torch import nn
 
 import val
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from engine.export.formats import quiet
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate

@@ -10,10 +10,10 @@ import cv2
 import numpy as np
 import pytest
 
-from data.dataset.yaml_file import load_dataset_spec
-from data.index.index import IndexSettings
-from data.index.load import load_index
-from data.labels.findings import BAD_IMAGE, FITTED, NO_LABEL
+from data.findings import BAD_IMAGE, FITTED, NO_LABEL
+from data.index import IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
 from tests.helpers.scripts import error_of

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data.dataset.yaml_file import load_dataset_spec
-from data.labels.findings import BAD_BOX, BAD_IMAGE, FITTED
-from data.labels.yolo import parse_yolo
+from data.findings import BAD_BOX, BAD_IMAGE, FITTED
+from data.formats.label_format import Classes
+from data.formats.yolo import read_yolo
+from data.read_spec import load_dataset_spec
 from engine.report.issues import Issue, LabelBox
 from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS
 from tests.helpers.editable_set import EditableSet
@@ -76,7 +77,7 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     written = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")
     rows = re.findall(r"(?:add|write) <code>(.*?)</code>", written)
     for row, box in zip(rows, (dog, other), strict=True):
-        class_id, x1, y1, x2, y2, *_ = parse_yolo(row.encode(), 2).rows[0]
+        class_id, x1, y1, x2, y2, *_ = read_yolo(row.encode(), Classes("ab"))[0].rows[0]
         assert class_id == box.class_id
         np.testing.assert_allclose(scale_boxes(np.array([x1, y1, x2, y2]), 160, 128), box.xyxy_px, atol=1e-3)
 

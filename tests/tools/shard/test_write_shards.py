@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.dataset.yaml_file import load_dataset_spec
 from data.flat_strings import FlatStrings
 from data.images.decode import read_bytes
-from data.index.index import DatasetIndex, IndexSettings
-from data.index.load import load_index
+from data.index import DatasetIndex, IndexSettings
+from data.load import load_index
+from data.read_spec import load_dataset_spec
 from tests.data.data_set import DataSet
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset

@@ -114,10 +114,10 @@ def test_all_mistakes_of_a_command_line_are_named_at_once():
 
 
 def test_words_after_the_end_of_flags_are_taken_as_they_are():
-    config = parse_config(ConvertConfig, ["--from", "csv", "--", "--my_folder", "--from"])
-    assert (config.source, config.out, config.from_) == ("--my_folder", "--from", "csv")
-    config = parse_config(ConvertConfig, ["--", "--from", "--from"])
-    assert (config.source, config.out, config.from_) == ("--from", "--from", "auto")
+    config = parse_config(ConvertConfig, ["--max-bad", "0.5", "--", "--my_folder", "--max-bad"])
+    assert (config.source, config.out, config.max_bad) == ("--my_folder", "--max-bad", 0.5)
+    config = parse_config(ConvertConfig, ["--", "--max-bad", "--max-bad"])
+    assert (config.source, config.out, config.max_bad) == ("--max-bad", "--max-bad", 0.1)
 
 
 def test_flags_that_are_left_out_are_named_once_there_is_a_log(capsys):
@@ -192,7 +192,7 @@ def test_the_help_of_train_shows_what_the_first_months_need():
 
 def test_a_setting_without_a_topic_has_a_flag(monkeypatch):
     monkeypatch.setattr("utils.config.parser.TOPICS", {})
-    assert "--from" in build_parser.__wrapped__(ConvertConfig).format_help()
+    assert "--megabytes" in build_parser.__wrapped__(ShardConfig).format_help()
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

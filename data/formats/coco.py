@@ -1,0 +1,191 @@
+"""Reads COCO detection JSON: one file for all images, boxes as x, y, w, h in pixels, classes matched by name. The row
+number is the position of an annotation."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from typing import Any
+
+from data.categories import Category
+from data.formats.json_text import number, numbers, parse_json, shown, size_of
+from data.formats.label_format import Box, Classes, Entry, Format, LabelFileError, rows_of, shape_of
+from utils.files.encoding import EncodingError, decode_utf8
+
+_MAX = 1e300  # larger numbers count as infinite
+_NUMBERS_OF_BOX = 8  # length of a polygon with four corners
+_COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
+
+
+def read_coco(data: bytes, classes: Classes) -> list[Entry]:
+    """Reads a file. Annotations of no image become entries that are called like their ``image_id``. Raises
+    LabelFileError for any other file."""
+    content = parse_json(data)
+    if not isinstance(content, dict):
+        raise LabelFileError("not a COCO JSON: expected images, annotations and categories")
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(content.get(key), list):
+            raise LabelFileError(f"has no list '{key}'; is it a COCO JSON for detection?")
+    name_of = _names_by_id(content["categories"])
+    images = _images_by_id(content["images"])
+    used_ids: set[str] = set()
+    annotations_of: dict[str, list[tuple[int, Any]]] = {}
+    for position, annotation in enumerate(content["annotations"]):
+        is_dict = isinstance(annotation, dict)
+        key = _id_key(annotation.get("image_id")) if is_dict else ""
+        annotations_of.setdefault(key, []).append((position, annotation))
+        if is_dict and key in images:
+            used_ids.add(_id_key(annotation.get("category_id")))
+    categories = [Category(int(key), name, key in used_ids) for key, name in name_of.items()]
+    classes.categories = tuple(sorted(categories))
+    _check_used_names(classes)
+    parse = partial(_box, name_of=name_of)
+    entries = []
+    for key, image in images.items():
+        rows = rows_of(annotations_of.pop(key, ()), parse, classes)
+        name = image["file_name"].replace("\\", "/")
+        entries.append(Entry(rows, name, size_of(image, "height", "width"), _integer(image["id"])))
+    for key, of_no_image in annotations_of.items():
+        entries.append(Entry(rows_of(of_no_image, parse, classes), f"image_id {key or 'missing'}"))
+    return entries
+
+
+def _images_by_id(images: list[Any]) -> dict[str, dict[str, Any]]:
+    """Returns the images by the `_id_key` of their ids. Raises LabelFileError that names an invalid one."""
+    by_id: dict[str, dict[str, Any]] = {}
+    for position, image in enumerate(images):
+        location = f"images[{position}]"
+        if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or image.get("id") is None:
+            raise LabelFileError(f"{location}: expected an image with id and file_name, got {shown(image)}")
+        key = _id_key(image["id"])
+        if not key:
+            raise LabelFileError(f"{location}: id {shown(image['id'])} is neither an integer nor a string")
+        if key in by_id:
+            raise LabelFileError(f"{location}: has the id {shown(image['id'])} of another image; ids must be unique")
+        by_id[key] = image
+    return by_id
+
+
+def _names_by_id(categories: list[Any]) -> dict[str, str]:
+    """Returns the category names, without outer spaces, by `_id_key`. Raises LabelFileError for an invalid entry."""
+    name_of: dict[str, str] = {}
+    for position, category in enumerate(categories):
+        location = f"categories[{position}]"
+        if not isinstance(category, dict) or not isinstance(category.get("name"), str | int | float):
+            raise LabelFileError(f"{location}: expected a category with id and name, got {shown(category)}")
+        category_id = number(category.get("id"))
+        name = str(category["name"]).strip()  # like the names in the YAML
+        if category_id is None or category_id != int(category_id):
+            raise LabelFileError(f"{location}: id {shown(category.get('id'))}: category ids must be integers")
+        key = str(int(category_id))
+        if not name or key in name_of:
+            raise LabelFileError(f"{location}: has no name, or the id of '{name_of.get(key, '')}'; ids must be unique")
+        name_of[key] = name
+    return name_of
+
+
+def _check_used_names(classes: Classes) -> None:
+    """Raises LabelFileError if two categories with the name of one class have annotations, which pycocotools would
+    score as two classes."""
+    id_of: dict[str, int] = {}
+    for category in classes.categories:
+        if category.is_used:
+            first = id_of.setdefault(category.name, category.id)
+            if first != category.id and category.name in (classes.names or ()):
+                _refuse_same_name(category.name, first, category.id)
+
+
+def _refuse_same_name(name: str, first: object, second: object) -> None:
+    raise LabelFileError(
+        f"categories: '{name}' is the name of the ids {first} and {second}; rename one, or give the annotations of "
+        "both the same category_id"
+    )
+
+
+def category_names(data: bytes) -> tuple[str, ...]:
+    """Returns the names of the categories, ordered by id. Only these are parsed, because the files are large.
+
+    A category that all others name as their supercategory, and that no annotation has, is not a class: exports of
+    Roboflow begin with such a root. Raises LabelFileError.
+    """
+    try:
+        text = decode_utf8(data)
+    except EncodingError as error:
+        raise LabelFileError(str(error)) from None
+    categories: list[Any] = []
+    for match in re.finditer(r'(?<!\\)"categories"\s*:\s*(?=\[)', text):  # "info" may have one, too
+        try:
+            categories, _ = json.JSONDecoder().raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            continue
+        if all(isinstance(category, dict) and {"id", "name"} <= category.keys() for category in categories):
+            break
+    else:
+        raise LabelFileError("has no categories to take the names from; is it a COCO JSON?")
+    name_of = _names_by_id(categories)
+    for root in categories:
+        others = [category for category in categories if category is not root]
+        is_above_all = bool(others) and all(category.get("supercategory") == root["name"] for category in others)
+        if is_above_all and not re.search(rf'"category_id"\s*:\s*"?{int(root["id"])}\b', text):
+            del name_of[str(int(root["id"]))]
+            break
+    key_of: dict[str, str] = {}
+    for key in sorted(name_of, key=int):
+        first = key_of.setdefault(name_of[key], key)
+        if first != key:
+            _refuse_same_name(name_of[key], first, key)
+    return tuple(key_of)
+
+
+def _box(annotation: Any, name_of: dict[str, str]) -> Box:
+    """Returns the box of an annotation. Raises ValueError."""
+    box = annotation.get("bbox")
+    values = numbers(box) if isinstance(box, list) and len(box) == 4 else []
+    if not values:
+        raise ValueError(f"expected a bbox of four numbers, got {shown(box)[:60]}")
+    x, y, w, h = map(float, values)
+    crowd = annotation.get("iscrowd")
+    if crowd not in (0, 1, "0", "1", None):
+        raise ValueError(f"expected iscrowd 0 or 1, got {shown(crowd)[:60]}")
+    area = number(annotation.get("area"))
+    if area is None or not 0 <= area < _MAX:
+        area = w * h
+    category_id = annotation.get("category_id")
+    name = name_of.get(_id_key(category_id), f"category_id {shown(category_id)}")
+    return Box(name, x, y, x + w, y + h, int(crowd or 0), area, _shape(annotation.get("segmentation")))
+
+
+def _shape(segmentation: Any) -> int:
+    """Returns the `shape_of` polygons, computed from both ends of the first one; 0 for other values."""
+    if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
+        return 0
+    first = segmentation[0]
+    ends = numbers([*first[:_COMPARED], *first[-_COMPARED:]])
+    if not ends:
+        return 0
+    if len(first) == _NUMBERS_OF_BOX and len(set(first[::2])) == len(set(first[1::2])) == 2:
+        return 0  # the box itself
+    return shape_of((len(segmentation), len(first), *ends))
+
+
+def _integer(value: Any) -> Any:
+    """Converts 7.0 to 7."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _id_key(value: Any) -> str:
+    """Returns an id as text, so that 7, 7.0 and "7" are the same id; "" for what is none."""
+    value = _integer(value)
+    return str(value) if type(value) in (int, str) else ""
+
+
+COCO = Format(
+    name="coco",
+    title="COCO JSON",
+    suffix=".json",
+    is_per_image=False,
+    read=read_coco,
+    mark='"(images|annotations|categories)"',
+    class_names=category_names,
+)

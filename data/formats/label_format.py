@@ -1,0 +1,143 @@
+"""Defines label formats, and the rows that all of them are read into.
+
+Each format is a module of this package with a `Format`, listed in `data.formats.table`. It reads a label file into
+entries: an `Entry` is an image with its rows, and a row is a box or a `Finding`. Whether boxes fit into their images is
+checked later, for a whole split at once (`data.geometry`), so that a data set has the same boxes in any format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.categories import Category
+from data.findings import BAD_ROW, UNKNOWN_CLASS, Finding
+from utils.errors import one_line
+from utils.strings import is_plain_number_text
+
+MAX_BYTES = 1 << 26  # largest label file of one image
+ANY_SUFFIX = ".*"  # ends the name of an image whose label file leaves out the suffix
+
+# Class, x1, y1, x2, y2, area, crowd, row number, shape. The row number locates the row in its file: its line, from 1,
+# or the position of an object, from 0. Rows with the same box but different shapes are different objects.
+Row = tuple[float, ...]
+# Columns of a row table: the image's number, then those of `Row`.
+IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, ROW_NUMBER, SHAPE = range(10)
+NUM_COLUMNS = 10
+
+
+class Entry(NamedTuple):
+    """An image in a label file."""
+
+    rows: list[Row | Finding]  # in file order; findings without `where` and `image`
+    image: str = ""  # its file name as written; empty in formats with a file per image
+    size_hw: tuple[int, int] | None = None  # according to the file
+    image_id: int | str | None = None
+    is_normalized: bool = False  # whether coordinates are fractions of the image's size, not pixels
+
+
+class LabelFileError(Exception):
+    """Raised if a label file is entirely unusable."""
+
+    def __init__(self, reason: str, line: int = -1) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.line = line  # line to correct, or -1
+
+
+class Classes:
+    """Numbers the classes in label files as in ``names``, or all 0 if that is None; and keeps what the files say."""
+
+    def __init__(self, names: Sequence[str] | None) -> None:
+        self.names = names
+        self.seen: set[str] = set()  # names of the objects read so far
+        self.categories: tuple[Category, ...] = ()  # of a COCO JSON
+        self._number_of = {name: i for i, name in enumerate(names or ())}
+
+    def number(self, name: str) -> int | None:
+        """Returns the number of a class, None for an unknown one."""
+        self.seen.add(name)
+        return 0 if self.names is None else self._number_of.get(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A label format. All functions are module-level functions, so that a format can be pickled."""
+
+    name: str  # part of the fingerprint of an index
+    title: str  # for messages
+    suffix: str  # of its files, lower case
+    is_per_image: bool  # whether each image has a label file; else a split has one for all images
+    read: Callable[[bytes, Classes], Iterable[Entry]]  # raises LabelFileError
+    mark: str = ""  # regular expression for the first part of a file in lower case, unlike others with its suffix
+    # Class names in a file, ordered by id; None: the names of its objects, sorted. YOLO has no names.
+    class_names: Callable[[bytes], tuple[str, ...]] | None = None
+
+
+class Box(NamedTuple):
+    """A labeled object whose class has a name."""
+
+    name: Any
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    crowd: int = 0
+    area: float | None = None  # None: that of the box
+    shape: int = 0  # see `shape_of`; 0 is the box itself
+
+
+def rows_of(objects: Iterable[tuple[int, Any]], parse: Callable[[Any], Box], classes: Classes) -> list[Row | Finding]:
+    """Returns a row for each object, which has a row number. ``parse`` raises ValueError for one that is no box."""
+    rows: list[Row | Finding] = []
+    for row_number, item in objects:
+        try:
+            name, x1, y1, x2, y2, crowd, area, shape = parse(item)
+            name = str(name).strip() if isinstance(name, str | int) else ""
+            if not name or name != one_line(name):
+                raise ValueError("object without the name of a class")
+            if not isfinite(x1 + y1 + x2 + y2):
+                raise ValueError(f"a number is not finite: {x1:g}, {y1:g}, {x2:g}, {y2:g}")
+        except ValueError as error:
+            rows.append(Finding(BAD_ROW, one_line(str(error))[:200], row_number=row_number))
+            continue
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            rows.append(Finding(BAD_ROW, one_line(f"malformed object ({error!r})")[:200], row_number=row_number))
+            continue
+        class_id = classes.number(name)
+        if class_id is None:
+            rows.append(Finding(UNKNOWN_CLASS, f"'{name}'", xyxy_px=(x1, y1, x2, y2), row_number=row_number))
+            continue
+        if area is None:
+            area = (x2 - x1) * (y2 - y1)
+        rows.append((class_id, x1, y1, x2, y2, area, crowd, row_number, shape))
+    return rows
+
+
+def box_around(name: Any, points: Iterable[Sequence[Any]]) -> Box:
+    """Returns the box around two opposite corners, or around the points of a shape. Raises ValueError for a point."""
+    xs, ys = zip(*((float(x), float(y)) for x, y in points))
+    if len(xs) < 2:
+        raise ValueError("a point has no area")
+    return Box(name, min(xs), min(ys), max(xs), max(ys))
+
+
+def plain_float(text: str) -> float:
+    """Converts text as other programs do. Raises ValueError for what only Python's float accepts, such as ``1_0``."""
+    if not is_plain_number_text(text):
+        raise ValueError(f"{text[:60]!r} is not a number")
+    return float(text)
+
+
+def row_table(image: int, rows: list[Row]) -> np.ndarray:
+    """Returns the rows of an image as float64 (R, 10)."""
+    return np.array([(image, *row) for row in rows], np.float64).reshape(-1, NUM_COLUMNS)
+
+
+def shape_of(points: Sequence[float]) -> int:
+    """Returns a number that identifies the shape of a polygon, exact in float64 and never 0, the shape of a box."""
+    return (hash(tuple(points)) & 0xFFFFFFFFFFF) + 1

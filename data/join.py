@@ -1,0 +1,109 @@
+"""Joins several data sets into one split."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from data.findings import ScanReport
+from data.flat_strings import FlatStrings
+from data.index import DatasetIndex, LoadedSplit, concatenated, digest_of
+from data.spec import IGNORED, DatasetSpec
+from utils.class_names import class_key
+from utils.files.paths import path_of, relative_name
+
+
+def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
+    """Joins the used parts of the data sets that a split joins. A class that a data set does not label is ignored in
+    its images. A single data set, extended for a model with more classes, keeps its ids and digests."""
+    names = spec.as_labeled().names
+    indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
+    index = _concatenate(indexes) if len(indexes) > 1 else indexes[0]
+    findings = [
+        finding._replace(
+            where=relative_name(path_of(finding.where, part.spec.root), spec.root),
+            image_name=finding.image_name and relative_name(path_of(finding.image_name, part.spec.root), spec.root),
+        )
+        for part in parts
+        for finding in part.used.report.findings
+    ]
+    reports = [part.used.report for part in parts]
+    used_images = sum(report.used_images for report in reports)
+    used_objects = sum(report.used_objects for report in reports)
+    return replace(index, report=ScanReport.of(findings, used_images, used_objects))
+
+
+def _concatenate(indexes: Sequence[DatasetIndex]) -> DatasetIndex:
+    """Concatenates several indexes with the same root and classes into one without a report. Ids of COCO JSONs are not
+    kept, because they may contradict each other."""
+    return DatasetIndex(
+        names=indexes[0].names,
+        root=indexes[0].root,
+        paths=FlatStrings.of(path for index in indexes for path in index.paths),
+        **concatenated(indexes),
+        report=ScanReport.of(()),
+        image_files=digest_of([index.image_files for index in indexes]),
+        selection=digest_of([index.selection for index in indexes]),
+        pixels=indexes[0].pixels,
+    )
+
+
+def _with_root(index: DatasetIndex, root: Path) -> DatasetIndex:
+    """Returns the index with paths relative to ``root``."""
+    if index.root == root:
+        return index
+    paths = FlatStrings.of(relative_name(index.path(i), root) for i in range(len(index)))
+    return replace(index, root=root, paths=paths)
+
+
+def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
+    """Returns the index with classes numbered as in ``names``. Classes that it lacks are ignored in all its images."""
+    position_of = {name: i for i, name in enumerate(names)}
+    # The last entry is that of the class -1, which stays.
+    number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)
+    missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number_of_class)
+    renumbered = replace(
+        index,
+        names=tuple(names),
+        classes=number_of_class[index.classes],
+        category_ids=_ids_of_joined_names(index, names) if index.categories else (),
+    )
+    return _with_ignored_classes(renumbered, missing)
+
+
+def _ids_of_joined_names(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
+    """Returns the category id of each of ``names``. A class that the index lacks gets the id of the category with its
+    name, or else an unused id above all others."""
+    id_of = dict(zip(index.names, index.category_ids))
+    others = {
+        class_key(category.name): category.id for category in index.categories if category.id not in index.category_ids
+    }
+    largest = max([*index.category_ids, *(category.id for category in index.categories)])
+    free_ids = itertools.count(largest + 1)
+    for name in names:
+        if name not in id_of:
+            id_of[name] = others.pop(class_key(name)) if class_key(name) in others else next(free_ids)
+    return tuple(id_of[name] for name in names)
+
+
+def _with_ignored_classes(index: DatasetIndex, classes: np.ndarray) -> DatasetIndex:
+    """Adds to each image a crowd region of the image's size for each of ``classes``, int32 (k,), after the image's
+    boxes."""
+    image_of_region = np.repeat(np.arange(len(index)), len(classes))
+    num_regions = len(image_of_region)
+    sizes_wh = index.image_hw[image_of_region, ::-1].astype(np.float64)
+    order = np.argsort(np.r_[index.image_of_box, image_of_region], kind="stable")
+    return replace(
+        index,
+        offsets=index.offsets + len(classes) * np.arange(len(index) + 1),
+        boxes_xywh_px=np.concatenate([index.boxes_xywh_px, np.c_[np.zeros_like(sizes_wh), sizes_wh]])[order],
+        classes=np.r_[index.classes, np.tile(classes, len(index))][order],
+        crowd=np.r_[index.crowd, np.ones(num_regions, bool)][order],
+        area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
+        repeated=np.r_[index.repeated, np.zeros(num_regions, bool)][order],
+        row_number=np.r_[index.row_number, np.full(num_regions, -1, np.int32)][order],
+    )

@@ -1,0 +1,243 @@
+"""Reads the labels of a split: a file for each image, or one file for all, whose entries are matched by name.
+
+Rule D5: an entry of a file fits the image whose path ends with its file name, in whole folders:
+
+    images: train/a/7.png, val/a/7.png, val/8.png
+    "8.png", "val/8.png", "VAL/8.PNG"   val/8.png
+    "train/a/7.png"                     train/a/7.png
+    "7.png", "a/7.png"                  ambiguous
+    "test/8.png", "9.png"               not found
+
+The name is compared as written, then percent-decoded (``x%20y.png``), then both again without regard to case and
+Unicode composition. The first of these four that fits any image counts, if it fits only one. `ANY_SUFFIX` fits any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+
+from data.findings import NO_LABEL, ORPHAN, UNDECLARED, Finding
+from data.folders import Folders
+from data.formats.label_format import ANY_SUFFIX, MAX_BYTES, Classes, Entry, Format, LabelFileError
+from data.pairing import UNREADABLE, Listing
+from utils.errors import UserError, one_line, os_reason
+from utils.files.paths import casefold_nfc, path_of
+from utils.files.safe_io import read_regular
+from utils.machine.limits import explain_limit
+from utils.strings import counted
+
+NOT_FOUND = -1
+AMBIGUOUS = -2
+
+
+class Labels:
+    """The labels of a split's images. Of a file for all images, those that it does not name are left out."""
+
+    def __init__(self, listing: Listing, names: Sequence[str] | None) -> None:
+        """``names``: see `Classes`. Raises UserError if a file for all images is unusable, or is of no image."""
+        self.format = listing.label_format
+        self.images = listing.images
+        self.image_ids: list[int | str] | None = None  # None if the format has none
+        self.findings: list[Finding] = []  # about labels of none of ``images``
+        self.classes = Classes(names)
+        self._listing = listing
+        self._stamps = listing.label_stamps.tolist()
+        self._entries: list[Entry] | None = None  # of ``images``
+        if not self.format.is_per_image:
+            path = path_of(listing.labels[0], listing.root)
+            self._match(read_label_file(Path(path), self.format, self.classes), listing)
+
+    def read(self, i: int) -> Entry | None:
+        """Reads the labels of ``images[i]``, None without a label file. Raises LabelFileError if it is unusable."""
+        if self._entries is not None:
+            return self._entries[i]
+        if self._stamps[i][0] < 0:
+            return None
+        if self._stamps[i] == [*UNREADABLE]:  # a staged copy may still have an older file there
+            raise LabelFileError("not a file that can be read")
+        path = path_of(self._listing.labels[i], self._listing.root)
+        try:
+            data = read_regular(path, max_bytes=MAX_BYTES)
+        except OSError as error:
+            if explain_limit(error):  # a failure of the machine; the file itself may be correct
+                error.filename = path
+                raise
+            raise LabelFileError(f"cannot be read ({error.strerror})") from None
+        (entry,) = self.format.read(data, self.classes)
+        return entry
+
+    def where(self, i: int, row_number: int | None = None) -> str:
+        """Returns, for the report, the label file of ``images[i]``, with the location of a row that `read` returned."""
+        if self._entries is None:
+            name = self._listing.labels[i]
+            return name if row_number is None else f"{name}:{row_number}"
+        name = self._listing.labels[0]
+        if row_number is None:
+            return f"{name}: {_shown(self._entries[i].image)}"
+        return f"{name}: annotations[{row_number}]" if self.classes.categories else f"{name}:{row_number}"
+
+    def _match(self, entries: Sequence[Entry], listing: Listing) -> None:
+        """Matches entries with the images of all splits that name the file, so that each split gets the same answer.
+        Raises UserError if no entry is of an image of this split."""
+        file = listing.labels[0]
+        # Absolute paths in the data set's folder become relative to it.
+        names = [entry.image.removeprefix(f"{listing.named_root}/") for entry in entries]
+        shared_images = listing.shared_images or listing.images
+        entry_of: dict[str, Entry] = {}
+        not_found: list[int] = []
+        image_of_entry = match_entries(names, shared_images).tolist()
+        # Entries with objects first: without any, an image would be a background.
+        for number in sorted(range(len(entries)), key=lambda number: not entries[number].rows):
+            image = image_of_entry[number]
+            if image == AMBIGUOUS:
+                self._add_orphan(entries[number], file, "fits several images", lost_images=1)
+            elif image == NOT_FOUND:
+                not_found.append(number)
+            elif shared_images[image] in entry_of:
+                reason = f"fits {shared_images[image]}, which has another entry"
+                self._add_orphan(entries[number], file, reason, lost_images=0)
+            else:
+                entry_of[shared_images[image]] = entries[number]
+        self.images = [name for name in listing.images if name in entry_of]
+        if not self.images:
+            first = f" (first: {_shown(entries[0].image)})" if entries else ""
+            raise UserError(
+                f"{file}: none of its {counted(len(entries), 'entry')}{first} fits one of the split's "
+                f"{counted(len(listing.images), 'image')} (first: {listing.images[0]}); check 'annotations' and the "
+                "file names"
+            )
+        self._entries = [entry_of[name] for name in self.images]
+        if self.classes.categories:
+            self.image_ids = [image_id for entry in self._entries if (image_id := entry.image_id) is not None]
+        undeclared = [entries[number] for number in not_found]
+        if listing.other_images is not None:
+            others = match_entries([names[number] for number in not_found], listing.other_images)
+            for entry, other in zip(undeclared, others.tolist()):
+                if other < 0:
+                    reason = "is the name of no image" if other == NOT_FOUND else "fits several images of no split"
+                    self._add_orphan(entry, file, reason, lost_images=1)
+            undeclared = list(itertools.compress(undeclared, others >= 0))
+        labeled = [entry for entry in undeclared if entry.rows]
+        if labeled:
+            num_objects = sum(len(entry.rows) for entry in labeled)
+            count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
+            text = f"{count} (first: {_shown(labeled[0].image)})"
+            self.findings.append(Finding(UNDECLARED, text, file, number=num_objects))
+        for name in listing.images:
+            if name not in entry_of:
+                self.findings.append(Finding(NO_LABEL, f"not in {file}, left out", name))
+
+    def _add_orphan(self, entry: Entry, file: str, reason: str, *, lost_images: int) -> None:
+        """Adds a finding about an entry that is not used, unless it has no object."""
+        count = len(entry.rows)
+        if count:
+            finding = Finding(ORPHAN, f"{_shown(entry.image)} {reason}", file, number=count, lost_objects=count)
+            self.findings.append(finding._replace(lost_images=lost_images))
+
+
+def class_names_in(paths: Sequence[Path], label_format: Format) -> list[str]:
+    """Returns the class names in files for all images, or in folders of label files: of COCO, those of the first file
+    in the order of their ids, else those of all objects, sorted. Raises UserError for an unusable file for all images;
+    the scan reports the others."""
+    classes = Classes(None)
+    for path in dict.fromkeys(paths):
+        if label_format.class_names is not None:
+            with _user_errors(path):
+                return list(label_format.class_names(read_regular(path)))
+        if not label_format.is_per_image:
+            read_label_file(path, label_format, classes)
+            continue
+        folders = Folders(path)
+        for folder in folders.walk(str(path)):
+            for name, entry in folders.entries(folder).items():
+                if name.lower().endswith(label_format.suffix):
+                    with contextlib.suppress(LabelFileError, OSError):
+                        list(label_format.read(read_regular(entry.path, MAX_BYTES), classes))
+    return sorted(classes.seen)
+
+
+def read_label_file(path: Path, label_format: Format, classes: Classes) -> list[Entry]:
+    """Reads a file for all images. Raises UserError if it is unusable."""
+    with _user_errors(path):
+        return list(label_format.read(read_regular(path), classes))
+
+
+@contextlib.contextmanager
+def _user_errors(path: Path) -> Iterator[None]:
+    """Raises UserError for a label file that cannot be used."""
+    try:
+        yield
+    except LabelFileError as error:
+        line = "" if error.line < 0 else f":{error.line}"
+        raise UserError(f"{path}{line}: {error.reason}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
+
+
+def match_entries(file_names: Sequence[str], images: Sequence[str]) -> np.ndarray:
+    """Returns the image of each of E file names, int64 (E,): its position in ``images``, `NOT_FOUND` or `AMBIGUOUS`.
+
+    ``images``: paths with ``/``. In file names, ``\\`` is also a separator, and ``.`` and ``..`` are left out.
+    """
+    whole = _SuffixIndex(images)
+    without_suffix: _SuffixIndex | None = None
+    numbers = []
+    for file_name in file_names:
+        if file_name.endswith(ANY_SUFFIX):
+            without_suffix = without_suffix or _SuffixIndex([os.path.splitext(image)[0] for image in images])
+            numbers.append(_match(file_name.removesuffix(ANY_SUFFIX), without_suffix))
+        else:
+            numbers.append(_match(file_name, whole))
+    return np.array(numbers, np.int64)
+
+
+def _match(file_name: str, index: _SuffixIndex) -> int:
+    names = [file_name]
+    if "%" in file_name:
+        names.append(unquote(file_name))
+    for is_folded in (False, True):
+        for name in names:
+            image = index.find(name, is_folded=is_folded)
+            if image != NOT_FOUND:
+                return image
+    return NOT_FOUND
+
+
+class _SuffixIndex:
+    """Finds images by the last parts of their paths. For each number of parts, a table is made when it is needed."""
+
+    def __init__(self, images: Sequence[str]) -> None:
+        self._images = images
+        self._tables: dict[tuple[int, bool], dict[str, int]] = {}
+
+    def find(self, name: str, *, is_folded: bool) -> int:
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        if not parts:
+            return NOT_FOUND
+        key = "/".join(parts)
+        return self._table(len(parts), is_folded).get(casefold_nfc(key) if is_folded else key, NOT_FOUND)
+
+    def _table(self, num_parts: int, is_folded: bool) -> dict[str, int]:
+        if (num_parts, is_folded) not in self._tables:
+            table: dict[str, int] = {}
+            for number, image in enumerate(self._images):
+                parts = image.rsplit("/", num_parts)
+                if len(parts) < num_parts:
+                    continue
+                end = "/".join(parts[-num_parts:])
+                if is_folded:
+                    end = casefold_nfc(end)
+                table[end] = AMBIGUOUS if end in table else number
+            self._tables[num_parts, is_folded] = table
+        return self._tables[num_parts, is_folded]
+
+
+def _shown(name: str) -> str:
+    return one_line(name)[:200]

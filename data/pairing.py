@@ -1,0 +1,331 @@
+"""Pairs the images of a split with their label files (rules D1 to D3).
+
+The places of an image's label file follow from the image's path as written; links are not resolved. With the stem of
+the image and the suffix of the format, it is
+
+- YOLO txt: in the folder in which the last ``images`` of the path is ``labels``, or beside the image;
+- in a folder that the data set names (``annotations:`` or ``labels:``): at the same path below it, without the folders
+  up to the last ``images`` (or ``JPEGImages``) or up to the folder that the split names; or else directly in it:
+  ``train/p/x.xml``, ``p/x.xml`` or ``x.xml`` for ``images/train/p/x.png``.
+
+If two of these places have label files, the split is refused. A name that differs only in case or Unicode composition
+counts if it is the only one. A file without a box, such as a caption or a list of classes, is no label file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data.findings import ORPHAN, Finding, findings_of_json
+from data.folders import ABSENT, Folders, stamp_of
+from data.formats.label_format import MAX_BYTES, Classes, Format, LabelFileError
+from data.formats.table import FORMATS, YOLO
+from data.formats.unread import unread_formats
+from data.listing import (
+    SplitImages,
+    find_images,
+    folder_of,
+    image_tree,
+    images_beside,
+    images_of_other_splits,
+    num_shared_parts,
+)
+from data.spec import DatasetSpec, FilesSplit, JoinedSplit, ShardSplit
+from utils.errors import UserError
+from utils.files.paths import casefold_nfc, path_of, relative_name
+from utils.files.safe_io import read_regular, read_text
+from utils.strings import counted
+
+UNREADABLE = (0, -1)  # stamp of a label that exists but is no file, such as a folder or a broken link
+_MAX_LISTING_BYTES = 1 << 34
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a split, sorted by name, and their label files, as `list_split` finds them.
+
+    Names are relative to `root`, with ``/``. Nothing else looks for files: labels, fingerprints and messages follow
+    from the listing.
+    """
+
+    root: Path  # the data set's folder
+    named_root: str  # the same with ``/``; of a staged copy, that of the original, which absolute names in labels have
+    images: list[str]  # N
+    image_stamps: np.ndarray  # int64 (N, 2): size in bytes, modification time in ns
+    label_format: Format
+    labels: list[str]  # N: each image's label file, or where it would be; or one name: a file for all images
+    label_stamps: np.ndarray  # int64 (len(labels), 2); `ABSENT` (a background) or `UNREADABLE`: no file
+    findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
+    shared_images: list[str] = field(default_factory=list)  # one file only: images of all splits that name it, sorted
+    # One file only: images beside them, of no split that names it, sorted; None if such a split has no images here
+    other_images: list[str] | None = None
+
+
+class LabelFiles(NamedTuple):
+    """The label files of images. Names are relative to the data set's folder."""
+
+    expected: dict[str, str]  # of each image: its label file, or where it would be
+    used: set[str]  # existing files of one image, or of images of one folder with the same stem
+    matched: set[str]  # these, and the files of the images' names in places that do not count
+    folders: set[str]  # folders of the label files (absolute)
+
+
+def list_split(spec: DatasetSpec, split: str) -> Listing:
+    """Lists the files of a split. A staged copy uses the listing of its original.
+
+    Raises UserError if the split, a folder or list of it, or its labels are missing, if it has no image or no label
+    file, or if it joins data sets or is in shards.
+    """
+    source = spec.split(split)
+    if isinstance(source, JoinedSplit):
+        raise UserError(
+            f"{spec.source}: '{split}' joins other data sets, which are not copied; name one, or leave out --stage"
+        )
+    if isinstance(source, ShardSplit):
+        raise UserError(f"{source.index}: shards can be neither listed nor copied; name a folder of images")
+    if split in spec.listings:
+        return read_listing(spec.listings[split], spec.root)
+    if source.annotations is not None and not source.annotations.exists():
+        raise spec.missing_error(source.annotations)
+    folders = Folders(spec.root)
+    images = find_images(spec, split, folders)
+    names = sorted(images.stamps)
+    findings = images.findings
+    shared_images: list[str] = []
+    other_images: list[str] | None = None
+    if source.label_format.is_per_image:
+        files = pair(images, spec, split, folders)
+        labels = [files.expected[name] for name in names]
+        label_stamps = [ABSENT] * len(names)
+        for i, label in enumerate(labels):
+            if label in files.used:
+                stamp = stamp_of(path_of(label, spec.root))
+                label_stamps[i] = UNREADABLE if stamp == ABSENT else stamp
+        if not files.used:
+            raise UserError(
+                f"{spec.source}: none of the {counted(len(names), 'image')} of '{split}' has a label file; expected "
+                f"{path_of(labels[0], spec.root)} for {path_of(names[0], spec.root)}"
+                f"{unread_formats(str(spec.root), folders)}"
+            )
+        findings = findings + _find_orphans(spec, split, images, files, folders)
+    else:
+        assert source.annotations is not None
+        labels = [folders.prefix(str(source.annotations)).rstrip("/")]
+        label_stamps = [stamp_of(source.annotations)]
+        shared_images, other_images = _images_of_file(spec, split, images, folders)
+    return Listing(
+        root=spec.root,
+        named_root=spec.root.as_posix(),
+        images=names,
+        image_stamps=np.array([images.stamps[name] for name in names], np.int64),
+        label_format=source.label_format,
+        labels=labels,
+        label_stamps=np.array(label_stamps, np.int64),
+        findings=findings,
+        shared_images=shared_images,
+        other_images=other_images,
+    )
+
+
+def pair(images: SplitImages, spec: DatasetSpec, split: str, folders: Folders) -> LabelFiles:
+    """Finds the label files of ``images``. Raises UserError if two places have some, or a file matches images of two
+    folders."""
+    source = spec.listed_splits[split]
+    files = LabelFiles({}, set(), set(), set())
+    image_of: dict[str, str] = {}  # an image of each label file in use
+    for prefix, names, found in _matches(images, spec, source, folders):
+        for labels in found.values():
+            files.matched.update(labels.values())
+        labeled = [place for place, labels in found.items() if labels]
+        if len(labeled) > 1:
+            labeled = [place for place in labeled if _has_objects(found[place].values(), spec, source)] or labeled[:1]
+        if len(labeled) > 1:
+            raise _two_places_error({place: len(found[place]) for place in labeled}, prefix, images, spec, split)
+        place = labeled[0] if labeled else next(iter(found))
+        files.folders.add(place)
+        place_prefix = folders.prefix(place)
+        for name in names:
+            label = found[place].get(name)
+            files.expected[name] = label or place_prefix + _label_name(name, source.label_format.suffix)
+            if label is not None:
+                first = image_of.setdefault(label, name)
+                if folder_of(first) != prefix:
+                    raise UserError(
+                        f"{spec.source}: '{split}': {label} matches {first} and {name}; move the label files into "
+                        f"folders like those of the images, or name one folder of images in a YAML, such as '{split}: "
+                        f"{max(folder_of(first), prefix).rstrip('/')}', with "
+                        f"'annotations: {relative_name(place, spec.root)}'"
+                    )
+                files.used.add(label)
+    return files
+
+
+def _two_places_error(
+    counts: dict[str, int], prefix: str, images: SplitImages, spec: DatasetSpec, split: str
+) -> UserError:
+    """Returns the error about label files in several places, ``counts``, of the images in one folder."""
+    folder = images.folders[prefix]
+    below = relative_name(folder, images.entries.get(prefix, folder))
+    key = "labels" if spec.listed_splits[split].label_format is YOLO else "annotations"
+    lines = [
+        f"'{key}: {{{split}: {relative_name(place.removesuffix(f'/{below}'), spec.root)}}}' ({count:,} files)"
+        for place, count in counts.items()
+    ]
+    return UserError(
+        f"{spec.source}: '{split}': images in {folder} have label files in {len(counts)} places; remove those of one, "
+        f"or write {' or '.join(lines)} in a YAML"
+    )
+
+
+def _matches(
+    images: SplitImages, spec: DatasetSpec, source: FilesSplit, folders: Folders
+) -> Iterator[tuple[str, list[str], dict[str, dict[str, str]]]]:
+    """Yields, for each folder of images, the start of their names, the names, and the label files that are called like
+    them: by place in which they may be, by image."""
+    suffix = source.label_format.suffix
+    names_in: dict[str, list[str]] = {}  # by their start
+    for name in images.stamps:
+        names_in.setdefault(folder_of(name), []).append(name)
+    for prefix, names in names_in.items():
+        folder = images.folders[prefix]
+        if source.annotations is None:
+            places = _yolo_places(folder, folders, is_bounded=spec.is_folder)
+        else:
+            entry = images.entries.get(prefix, str(spec.root))
+            places = _named_places(folder, str(source.annotations), entry, folders)
+        found: dict[str, dict[str, str]] = {place: {} for place in places}
+        for place in places:
+            if any(_label_names(place, suffix, folders)):
+                start = folders.prefix(place)
+                labels = {name: folders.find(place, _label_name(name, suffix)) for name in names}
+                found[place] = {name: start + label for name, label in labels.items() if label is not None}
+        yield prefix, names, found
+
+
+def _yolo_places(image_folder: str, folders: Folders, *, is_bounded: bool) -> list[str]:
+    """Returns the folders in which YOLO's label files of the images in ``image_folder`` may be; the first need not
+    exist. ``is_bounded``: whether a folder outside the data set's own is none."""
+    parts = Path(image_folder).parts
+    for i in reversed(range(num_shared_parts(image_folder, folders.root) if is_bounded else 1, len(parts))):
+        if casefold_nfc(parts[i]) == "images":
+            above = os.path.join(*parts[:i])
+            below = ["labels", *parts[i + 1 :]]
+            return [folders.find_below(above, below) or os.path.join(above, *below), image_folder]
+    return [image_folder]
+
+
+def _named_places(image_folder: str, labels: str, entry: str, folders: Folders) -> list[str]:
+    """Returns the existing folders below ``labels`` in which the label files of the images in ``image_folder`` may be,
+    or ``labels`` itself. ``entry``: the folder, or the data set's own for a list, that the split names."""
+    tree = image_tree(image_folder, folders.root)
+    tops = [tree or str(folders.root), entry, image_folder]
+    below = [Path(image_folder).relative_to(top).parts for top in tops if Path(image_folder).is_relative_to(top)]
+    places = [folders.find_below(labels, list(parts)) for parts in below]
+    return list(dict.fromkeys(place for place in places if place and os.path.isdir(place))) or [labels]
+
+
+def _label_name(image: str, suffix: str) -> str:
+    """Returns the name of an image's label file, without its folder."""
+    return image.rpartition("/")[2].rpartition(".")[0] + suffix
+
+
+def _label_names(folder: str, suffix: str, folders: Folders) -> Iterator[str]:
+    """Yields the names of the label files in a folder, which need not exist."""
+    names = folders.entries(folder) if os.path.isdir(folder) else ()
+    return (name for name in names if name[-len(suffix) :].lower() == suffix)
+
+
+def _has_objects(labels: Iterable[str], spec: DatasetSpec, source: FilesSplit) -> bool:
+    return any(_num_objects(label, spec.root, source.label_format) for label in labels)
+
+
+def _num_objects(name: str, root: Path, label_format: Format) -> int:
+    """Returns the number of rows of a label file; 0 for a file of another kind, or without a box among them; 1 if it
+    cannot be read, since what it contains is unknown."""
+    try:
+        (entry,) = label_format.read(read_regular(path_of(name, root), MAX_BYTES), Classes(None))
+    except (IsADirectoryError, LabelFileError):
+        return 0
+    except OSError:
+        return 1
+    return 0 if all(isinstance(row, Finding) for row in entry.rows) else len(entry.rows)
+
+
+def _find_orphans(
+    spec: DatasetSpec, split: str, images: SplitImages, files: LabelFiles, folders: Folders
+) -> list[Finding]:
+    """Returns a finding for each label file, in the label folders of the split, that no image has (rule D2).
+
+    Images that have one may also be beside those of this split, as with a list of a part of the images, or in another
+    split that names the folder of labels. If the images of such a split are missing, nothing is known about the files.
+    """
+    source = spec.listed_splits[split]
+    if source.annotations is not None:
+        tops = [str(source.annotations)]
+    else:  # also label folders of missing image folders
+        entries = [str(entry) for entry in source.images if os.path.isdir(entry)]
+        places = [_yolo_places(entry, folders, is_bounded=spec.is_folder) for entry in entries]
+        tops = [next(filter(os.path.isdir, of_entry)) for of_entry in places]
+    orphans = {
+        folders.prefix(folder) + name
+        for folder in {folder for top in tops for folder in folders.walk(top)} | files.folders
+        for name in _label_names(folder, source.label_format.suffix, folders)
+    } - files.matched
+    if not orphans:
+        return []
+    for other, other_images in (
+        (source, images_beside(images, spec, folders)),
+        *images_of_other_splits(spec, split, folders),
+    ):
+        if other_images is None:
+            return []
+        for _, _, found in _matches(other_images, spec, other, folders):
+            for matched in found.values():
+                orphans.difference_update(matched.values())
+    findings: list[Finding] = []
+    for name in sorted(orphans):
+        num_objects = _num_objects(name, spec.root, source.label_format)
+        if num_objects:
+            text = f"no image of its name; {counted(num_objects, 'object')}"
+            findings.append(Finding(ORPHAN, text, name, number=num_objects, lost_objects=num_objects))
+    return findings
+
+
+def _images_of_file(
+    spec: DatasetSpec, split: str, images: SplitImages, folders: Folders
+) -> tuple[list[str], list[str] | None]:
+    """Returns `Listing.shared_images` and `Listing.other_images`."""
+    declared = SplitImages(dict(images.stamps), dict(images.folders))
+    is_complete = True
+    for _, other in images_of_other_splits(spec, split, folders):
+        if other is None:
+            is_complete = False
+        else:
+            declared.stamps |= other.stamps
+            declared.folders |= other.folders
+    others = sorted(images_beside(declared, spec, folders).stamps) if is_complete else None
+    return sorted(declared.stamps), others
+
+
+def listing_text(listing: Listing) -> str:
+    """Returns the JSON from which `read_listing` restores a listing."""
+    values = {item.name: getattr(listing, item.name) for item in fields(Listing) if item.name != "root"}
+    values["label_format"] = listing.label_format.name
+    return json.dumps(values, default=np.ndarray.tolist)
+
+
+def read_listing(file: Path, root: Path) -> Listing:
+    """Restores the `listing_text` in ``file`` for a data set in the folder ``root``."""
+    values = json.loads(read_text(file, max_bytes=_MAX_LISTING_BYTES))
+    values["label_format"] = next(form for form in FORMATS if form.name == values["label_format"])
+    for key in ("image_stamps", "label_stamps"):
+        values[key] = np.array(values[key], np.int64).reshape(-1, 2)
+    values["findings"] = findings_of_json(values["findings"])
+    return Listing(root=root, **values)

@@ -1,0 +1,65 @@
+"""The data set ``demo``, which is rendered into the cache folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from data import demo
+from data.demo import demo_image, ensure_demo
+from tests.data.data_set import Counts, counts, load, open_set, refusal
+
+SMALL = {"train_images": 6, "val_images": 3, "size": 128}
+
+
+def content(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_demo_set_is_clean_and_the_same_bytes_again(tmp_path, monkeypatch):
+    data = ensure_demo(tmp_path / "set", **SMALL)
+    index = load(data)
+    assert counts(index) == Counts(6, len(index.classes))
+    assert index.image_hw.tolist() == [[128, 128]] * 6
+    assert set(index.classes.tolist()) == set(range(len(index.names)))
+    assert len(index.report.findings) == 0
+    assert content(ensure_demo(tmp_path / "again", **SMALL).parent) == content(data.parent)
+    before = (tmp_path / "set/images/train/00000.jpg").stat().st_mtime_ns
+    ensure_demo(tmp_path / "set", **SMALL)
+    assert (tmp_path / "set/images/train/00000.jpg").stat().st_mtime_ns == before
+    monkeypatch.setattr(demo, "VERSION", demo.VERSION + 1)
+    ensure_demo(tmp_path / "set", **SMALL)
+    assert (tmp_path / "set/images/train/00000.jpg").stat().st_mtime_ns != before
+
+
+def test_a_demo_set_is_not_replaced_with_a_run_in_it(tmp_path):
+    run = tmp_path / "set" / "runs" / "exp"
+    ensure_demo(tmp_path / "set", **SMALL)
+    run.mkdir(parents=True)
+    (run / "last.pt").touch()
+    assert str(run.parent) in refusal(lambda: ensure_demo(tmp_path / "set", **SMALL, seed=1))
+    assert (run / "last.pt").exists()
+
+
+def test_boxes_are_around_what_differs_from_the_picture_without_the_object():
+    """Each object's box has an edge of its own: pixels on both sides of it differ."""
+    image, labels = demo_image("train", 1, size=128)
+    gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).astype(int)
+    for _, cx, cy, w, h in labels:
+        x1, y1, x2, y2 = (round(v * 128) for v in (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2))
+        assert 0 <= x1 < x2 <= 128
+        assert 0 <= y1 < y2 <= 128
+        assert np.ptp(gray[y1:y2, x1:x2]) > 0
+
+
+def test_demo_is_rendered_into_the_cache_folder_and_a_folder_of_the_user_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.open.ensure_demo", lambda root: ensure_demo(root, **SMALL), raising=False)
+    monkeypatch.setattr(demo, "ensure_demo", lambda root, make=ensure_demo: make(root, **SMALL))
+    spec = open_set("demo", ["train"], cache_dir=str(tmp_path / "cache"))
+    assert spec.root.is_relative_to(tmp_path / "cache")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("mine")
+    assert str(tmp_path / "mine") in refusal(lambda: ensure_demo(tmp_path / "mine", **SMALL))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
