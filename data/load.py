@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from data.index import DatasetIndex, IndexSettings, LoadedSplit, Scan, cache_key_of, digest_of
 from data.index_cache import (
     find_cache_file,
@@ -30,6 +32,8 @@ from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.program_folders import cache_folder, private_folder
 from utils.strings import counted, listed
+
+_LISTED_CLASSES = 20  # in the line with the boxes of each class
 
 
 def load_index(
@@ -178,6 +182,15 @@ def log_split(loaded: LoadedSplit, *, title: str) -> None:
     if loaded.parts or is_divided:
         return
     index = loaded.full
+    boxes = index.boxes_per_class(len(index.names)).tolist()
+    if len(boxes) > 1:
+        get_logger().info("%s: %s", title, listed([f"{n} {c:,}" for n, c in zip(index.names, boxes)], _LISTED_CLASSES))
+    named = index.crowd & (index.classes >= 0)
+    regions = np.bincount(index.classes[named], minlength=len(boxes)).tolist()
+    for name, count, num_regions in zip(index.names, boxes, regions):
+        if num_regions and not count:
+            message = "%s: all %d objects of '%s' are regions around several objects (iscrowd): ignored, not learned"
+            get_logger().warning(message, title, num_regions, name)
     for level, line in index.report.lines():
         get_logger().log(level, "%s: %s", title, line)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data.findings import BAD_ROW, FITTED, UNSUPPORTED
-from tests.data.data_set import DataSet, load, open_set, refusal, voc
+from tests.data.data_set import DataSet, coco, load, open_set, refusal, voc
 
 BAD = "0 0.5 0.5 0.2\n"
 
@@ -94,6 +94,21 @@ def test_a_row_of_save_conf_is_said_to_have_a_confidence(data):
     data.pairs("train/y", rows="0 0.5 0.5 0.2 0.2 0.87\n")
     data.yaml()
     assert "--save-conf" in data.index().report.loss_summary()
+
+
+def test_the_boxes_of_each_class_are_told_and_a_class_of_ignore_regions_is_named(data, lines):
+    """CVAT exports ellipses as crowds."""
+    content = coco([("x.png", [(1, 5, 5, 20, 20), (2, 9, 9, 9, 9), (2, 30, 5, 9, 9)])])
+    for annotation in content["annotations"][1:]:
+        annotation["iscrowd"] = 1
+    data.images("images/train/x.png")
+    data.file("a.json", content)
+    data.yaml(train="images/train", annotations={"train": "a.json"})
+    data.index()
+    assert any("a 1, b 0" in record.getMessage() for record in lines.records)
+    (line,) = [record.getMessage() for record in lines.records if record.levelno == logging.WARNING]
+    for word in ("'b'", "2", "iscrowd"):
+        assert word in line
 
 
 def test_a_held_out_or_chosen_part_is_judged_by_all_labels(data):
