@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from engine.report.issues import CheckedSplit, Issue
-from tools.check.issue_kinds import IMBALANCE, NOT_TRAINED, UNUSED
+from tools.check.issue_kinds import IMBALANCE, NOT_TRAINED, SIMILAR, UNUSED
 from utils.strings import counted, listed
 
 # The frequencies of a class in two splits differ if their ratio and the significance of the difference exceed these.
 MIN_RATIO = 2.0
 MIN_DEVIATIONS = 4.0
 MAX_NAMED_CLASSES = 100  # classes shown in a message
+# A class may be a slip of another one that has so many times its boxes, if their names differ in so many letters.
+MIN_BOXES_RATIO = 50
+MAX_LETTERS = 2
 
 
 def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
-    """Reports the classes without a box, in one issue, and each class whose frequency differs between the training
-    split and another one.
+    """Reports the classes without a box, in one issue, each rare class that is called almost like a frequent one, and
+    each class whose frequency differs between the training split and another one.
 
     The frequency is the fraction of images with an object of the class, because objects of one image are not
     independent. Two frequencies differ if one is more than `MIN_RATIO` times the other and the two-proportion z-test
@@ -35,11 +39,24 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
         count = f"{len(unused):,} of {counted(len(names), 'class')} {verb} no box"
         split_names = ", ".join(split.name for split in splits)
         issues.append(Issue(UNUSED, f"{count} in {split_names}: {listed(unused, MAX_NAMED_CLASSES)}"))
+    for rare in np.flatnonzero(total > 0).tolist():
+        for frequent in np.flatnonzero(total >= MIN_BOXES_RATIO * total[rare]).tolist():
+            if _num_letters(names[rare], names[frequent]) <= MAX_LETTERS:
+                boxes = (
+                    f"'{names[rare]}' has {counted(int(total[rare]), 'box')}, '{names[frequent]}' {total[frequent]:,}"
+                )
+                issues.append(Issue(SIMILAR, boxes))
     train = next((split_counts for split_counts in counts if split_counts.split == "train"), None)
     for other in counts:
         if train is not None and other is not train:
             issues += _class_differences(train, other, names)
     return issues
+
+
+def _num_letters(name: str, other: str) -> int:
+    """Returns in how many letters two names differ, without case."""
+    blocks = difflib.SequenceMatcher(None, name.lower(), other.lower(), autojunk=False).get_matching_blocks()
+    return max(len(name), len(other)) - sum(block.size for block in blocks)
 
 
 class _ClassCounts:

@@ -21,6 +21,7 @@ TWO_CLASSES = "one box, two classes"
 TINY = "tiny box"
 SMALL_OBJECTS = "small objects"
 UNUSED = "unused classes"
+SIMILAR = "similar class names"
 NOT_TRAINED = "class without training boxes"
 IMBALANCE = "class balance differs between splits"
 
@@ -49,6 +50,7 @@ ADVICE = {
         "most models miss objects below two cells of their finest level", "raise --imgsz, or use tiles"
     ),
     UNUSED: Advice("the model cannot learn these", "label some, or remove the classes from the names"),
+    SIMILAR: Advice("one may be a slip of the other", "rename the class in its labels, or merge the two: 'classes:'"),
     NOT_TRAINED: Advice(
         "the model cannot learn these, and they are scored", "move images of it into the training split"
     ),

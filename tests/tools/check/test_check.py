@@ -29,6 +29,7 @@ from tools.check.issue_kinds import (
     NO_OBJECTS,
     NOT_TRAINED,
     REFUSED,
+    SIMILAR,
     SMALL_OBJECTS,
     TINY,
     TWO_CLASSES,
@@ -162,6 +163,12 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     assert (unused["kind"], not_trained["kind"]) == (UNUSED, NOT_TRAINED)
     assert unused["text"] == "2 of 5 classes have no box in train, val: cow (2), pig (4)"
     assert not_trained["text"].startswith("'hen': 0 boxes in 0 of 4 images of train")
+    data.describe([*NAMES, "dogg"])
+    data.write("val/0", "1 0.3 0.3 0.1 0.1\n" * 0 + "".join(f"1 0.{i} 0.3 0.1 0.1\n" for i in range(10, 70)))
+    data.write("train/0", "2 0.3 0.3 0.3 0.3\n")
+    similar = [issue["text"] for issue in issues_of(capsys, data) if issue["kind"] == SIMILAR]
+    assert similar == ["'dogg' has 1 box, 'dog' 64"]
+    data.write("train/0", ROWS)
     rng = np.random.default_rng(9)
     data.describe(NAMES)
     data.write("val/0", ROWS)
