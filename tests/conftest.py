@@ -20,6 +20,7 @@ import pytest
 
 from utils.logger import configure_logging, get_logger
 from utils.process.child import RESULT_VARIABLE, claim_result_file
+from utils.process.signals import STOP_SIGNALS
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
@@ -135,7 +136,7 @@ def result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 def _restored_signals() -> Iterator[None]:
     """Restores signal handlers: a program that a test runs in this process until Ctrl-C leaves one for the next
     Ctrl-C."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

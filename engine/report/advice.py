@@ -18,9 +18,9 @@ from engine.optim.schedule import enough_epochs, few_steps_warning, random_weigh
 from engine.report.summary import LARGEST_ADVISED, MIN_COST, Subject, Validated, imgsz_for_boxes, small_boxes
 from models.detector import Detector
 from utils.class_names import class_key
-from utils.config.commands import COMMANDS
 from utils.config.flags import words_of_settings
 from utils.config.settings import TrainConfig, changed_settings
+from utils.process.launch import typed_command
 from utils.strings import counted, listed
 
 _AGAINST_ERRORS = {
@@ -144,7 +144,7 @@ def _train_command(facts: Facts, **changes: Any) -> str:
         settings.pop(name, None)
     words = words_of_settings({name: value for name, value in settings.items() if name not in changes or value != ""})
     words = ["--set" if word == "--override" else word for word in words]
-    return f"{COMMANDS['train'].typed} {shlex.join(words)}"
+    return f"{typed_command('train')} {shlex.join(words)}"
 
 
 def _longer_run(facts: Facts) -> str:
@@ -187,7 +187,7 @@ def _check_labels(facts: Facts) -> str:
         weights = str(facts.folder / ("best.pt" if subject.best_epoch > 0 else "last.pt"))
     split = "train" if subject.is_held_out else subject.split  # as the data set names it
     words = [subject.config.data, "--split", split, "--weights", weights]
-    return f"{COMMANDS['check'].typed} {shlex.join(words)}"
+    return f"{typed_command('check')} {shlex.join(words)}"
 
 
 class Rule(NamedTuple):

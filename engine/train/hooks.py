@@ -15,12 +15,12 @@ from engine.evaluation.tables import format_table, result_rows
 from engine.optim.schedule import epochs_in_time
 from engine.train.control import Action
 from engine.train.trainer import Epoch, Hook, Trainer
-from utils.config.commands import COMMANDS
 from utils.config.flags import as_flag
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
 from utils.labels import GroundTruth
 from utils.logger import get_logger
+from utils.process.launch import typed_command
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -180,4 +180,4 @@ class EndLog(Hook):
             config = trainer.run.config
             flags = {"weights": self._compared_with, "data": config.data, "imgsz": config.imgsz}
             words = " ".join(as_flag(name, value) for name, value in flags.items())
-            log.info("to compare with the weights that it started from: %s %s", COMMANDS["val"].typed, words)
+            log.info("to compare with the weights that it started from: %s %s", typed_command("val"), words)

@@ -225,6 +225,9 @@ class Trainer:
                 self.checkpointer.flush()
                 self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
                 return self._finish()
+        except RuntimeError as error:  # such as that of a collective when another process has ended
+            error.add_note(self._continuation())
+            raise
         finally:
             self.checkpointer.wait()
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
 import signal
+import subprocess
+import sys
+import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +105,38 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(inputs, whole, tmp_path
     assert_same_run(whole, tmp_path / "exp")
 
 
+@pytest.mark.parametrize(("prefix", "code", "epochs"), [([], 75, 0), (["nohup"], 0, 2)], ids=["plain", "nohup"])
+def test_a_terminal_that_closes_stops_a_run_unless_nohup_has_started_it(inputs, tmp_path, prefix, code, epochs):
+    go_on = tmp_path / "go on"
+    ours, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    process = subprocess.Popen(
+        [*prefix, sys.executable, ROOT / "tests/robustness/faulty_train.py", *flags(inputs, tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "FAULTS": f"save:2;hold:0:5:{go_on}", "PYTHONPATH": str(ROOT)},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    os.set_blocking(ours, False)
+    try:
+        while not has_saved_a_step(tmp_path / "exp"):
+            with suppress(OSError):  # nothing was printed
+                os.read(ours, 10_000)
+            time.sleep(0.05)
+            assert process.poll() is None
+        os.close(ours)
+        go_on.touch()
+        assert process.wait(120) == code
+    finally:
+        process.kill()
+    assert position(tmp_path / "exp")[0] == epochs
+    assert position(tmp_path / "exp") > (0, 4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(inputs, whole, tmp_path, is_killed):
@@ -158,6 +196,8 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
         go_on.touch()
         assert run.codes() == [0], run.output()
         assert "resuming" in run.output()
+        assert " torchrun --nproc_per_node 2 train.py --" in run.output()  # the advice of a run that begins
+        assert "python train.py" not in run.output()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
     assert_same_run(whole, tmp_path / "exp")
 
@@ -236,7 +276,7 @@ def test_training_continues_without_a_lost_node(inputs, tmp_path):
     ("kind", "second", "message"),
     [
         pytest.param("refuse", 2, "error: built to refuse", marks=pytest.mark.slow),
-        ("kill", -signal.SIGKILL, "error: another process of this run has ended"),
+        ("kill", -signal.SIGKILL, "error: another process of this run has ended; its launcher prints why; "),
     ],
 )
 def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message):
@@ -254,6 +294,7 @@ def test_a_failing_rank_ends_the_others(inputs, tmp_path, kind, second, message)
         assert run.codes()[0] == 2
         text = run.output()
     assert text.count("error: ") == text.count(message) == 1, text
+    assert kind != "kill" or f"{message}continue with: --resume {tmp_path}/exp/last.pt\n" in text
     assert "Traceback" not in text
 
 

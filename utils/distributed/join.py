@@ -105,7 +105,9 @@ def _once(store: dist.Store, error: Exception) -> Exception:
         elif multiprocessing.parent_process() is not None:  # `spawn` says how the other process has ended
             return PeerFailure("another process of this run has ended", LOST_PEER)
         else:
-            error = PeerLost(f"another process of this run has ended; its launcher prints why ({reason})")
+            notes = getattr(error, "__notes__", None)  # how to continue a training
+            detail = f"; {notes[0]}" if notes else f" ({reason})"
+            error = PeerLost(f"another process of this run has ended; its launcher prints why{detail}")
     try:
         is_first = store.add("errors", 1) == 1
     except dist.DistError:  # the store is gone with its process: a cause is printed, if need be twice

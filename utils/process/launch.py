@@ -9,7 +9,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from utils.config.commands import COMMANDS
 from utils.errors import PeerFailure, UserError
+from utils.program import IS_INSTALLED
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 STORE_PREFIX = "LOCKSTEP_STORE_PREFIX"  # begins the keys of a run of ``--spawn`` in its store; random
@@ -135,6 +137,17 @@ def require_one_process(command: str, instead: str) -> None:
         raise error_type(f"{command} runs in one process, but WORLD_SIZE is {world_size}; {remedy}")
     if not is_launched:
         _check_no_copies(os.environ, instead)
+
+
+def typed_command(name: str) -> str:
+    """Returns the command ``name`` as users type it; with torchrun if that runs this process, on one machine, and can
+    run the command."""
+    command = COMMANDS[name]
+    launch = read_launch()
+    if command.is_one_process or launch is None or not launch.run_id or not launch.is_on_one_machine:
+        return command.typed
+    script = f"-m {command.typed}" if IS_INSTALLED else command.typed.removeprefix("python ")
+    return f"torchrun --nproc_per_node {launch.world_size} {script}"
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Signals that end a command: Ctrl-C, and those with which a scheduler takes the machine back.
+"""Signals that end a command: Ctrl-C, a terminal that closes, and those with which a scheduler takes the machine back.
 
 A training saves at the next step and exits with a code by which the scheduler can requeue it. A second signal ends any
 command at once. In a program that calls a command as a function (`in_users_program`), no signal ends the process while
@@ -21,8 +21,10 @@ from typing import Any, NoReturn
 
 from utils.errors import INTERRUPTED, REQUEUE, ExplainedError, Stopped, first_line
 
-# Windows has no SIGUSR1, and never sends SIGTERM.
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
+# SIGHUP: a terminal has closed. Windows has neither it nor SIGUSR1, and never sends SIGTERM.
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+)
 # Signals within this time are one: a terminal's Ctrl-C reaches all processes, and launchers forward it again.
 SAME_SIGNAL_S = 1.0
 _PR_SET_PDEATHSIG = 1  # option of prctl(2)
@@ -60,9 +62,11 @@ def in_users_program() -> Iterator[UsersProgram]:
 
 
 def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Makes ``handler`` handle the signals that stop a command. Returns their previous handlers by number."""
+    """Makes ``handler`` handle the signals that stop a command, except those that are ignored, such as SIGHUP under
+    nohup. Returns their previous handlers by number."""
     numbers = STOP_SIGNALS if _users_program is None else _users_program.handled
-    return {number: signal.signal(number, handler) for number in numbers}
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in handled}
 
 
 def note_signal(number: int) -> None:

@@ -68,7 +68,9 @@ def test_a_signal_is_not_lost_while_torch_is_imported(main, number, code, tmp_pa
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
 @pytest.mark.parametrize("is_deferred", [False, True])
 def test_a_signal_stops_at_once_or_is_recorded(number, code, is_deferred):
     before = signal.getsignal(number)
