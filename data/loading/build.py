@@ -184,7 +184,8 @@ def count_train_batches(config: TrainConfig, samples: AugmentedImages) -> int:
 def build_train_loader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, samples: AugmentedImages, *, stride: int
 ) -> InfiniteDataLoader:
-    """Builds the endless loader of this process's shards of the training batches, shuffled and augmented."""
+    """Builds the endless loader of this process's shards of the training batches, shuffled and augmented. Raises
+    UserError if a transform of the user fails on the smallest or largest canvas."""
     image_hw = samples.sample_index.image_hw if config.rect else None
     order = EpochOrder(
         samples.weights,
@@ -201,6 +202,7 @@ def build_train_loader(
         quad=config.quad,
         multi_scale=config.multi_scale,
     )
+    samples.check_transforms(sampler.extreme_canvases())
     return InfiniteDataLoader(
         samples,
         sampler,

@@ -45,6 +45,11 @@ class TrainCanvases:
             return self.imgsz, self.imgsz
         return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
 
+    def extremes(self) -> set[tuple[int, int]]:
+        """Returns the canvases of the widest and of the highest sample alone."""
+        aspects = np.ones(1) if self._aspects is None else self._aspects
+        return {self.canvas_hw(np.array([index])) for index in (aspects.argmin(), aspects.argmax())}
+
 
 def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int) -> np.ndarray:
     """Returns the smallest canvases, int64 (n, 2), for training images with a longer side of imgsz.
@@ -247,12 +252,21 @@ class KeyedDistributedSampler(DistributedSampler):
 
     def _canvas(self, indices: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
         """Returns height and width of the canvas for a batch of the samples ``indices``, int64, pixels."""
-        height, width = self.order.canvases.canvas_hw(indices)
+        canvas_hw = self.order.canvases.canvas_hw(indices)
         if self.multi_scale == 0:
-            return height, width
+            return canvas_hw
         rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
-        factor = rng.uniform(1 - self.multi_scale, 1 + self.multi_scale)
+        return self._scaled(canvas_hw, rng.uniform(1 - self.multi_scale, 1 + self.multi_scale))
+
+    def _scaled(self, canvas_hw: tuple[int, int], factor: float) -> tuple[int, int]:
         stride = self.order.canvases.stride
         # At least two strides per side: batch norm needs more than one value per channel.
-        height, width = (max(round(side * factor / stride), 2) * stride for side in (height, width))
+        height, width = (max(round(side * factor / stride), 2) * stride for side in canvas_hw)
         return height, width
+
+    def extreme_canvases(self) -> set[tuple[int, int]]:
+        """Returns heights and widths, pixels, of the smallest and largest canvases that samples are rendered to."""
+        sizes = self.order.canvases.extremes()
+        if self.multi_scale:
+            sizes = {self._scaled(size, 1 + sign * self.multi_scale) for size in sizes for sign in (-1, 1)}
+        return sizes | ({(2 * height, 2 * width) for height, width in sizes} if self.quad else set())

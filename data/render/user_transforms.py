@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import random
 import warnings
+from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,7 @@ from utils.batches import SampleKey
 from utils.boxes import clip_xyxy, cxcywh_to_xyxy, scale_boxes
 from utils.errors import UserError
 from utils.machine.packages import require_package
+from utils.pixels import PixelFormat
 from utils.rng import Stream, keyed_generator
 from utils.schema import suggestion
 
@@ -43,7 +45,24 @@ class UserTransforms:
         Raises UserError if a name or argument is unknown, or a transform rejects a value.
         """
         self.seed = seed
+        self._entries = entries
         self._compose = _build(entries)
+
+    def check(self, canvases_hw: Iterable[tuple[int, int]], pixels: PixelFormat) -> None:
+        """Applies each entry once, after those that are always applied, to a canvas of each size, with a box and
+        without; of ``OneOf``, each of its transforms. Raises UserError for the first that fails."""
+        before: list[dict] = []
+        for entry, transform in zip(self._entries, self._compose.transforms):
+            for choice in entry["transforms"] if entry["name"] == "OneOf" else [entry]:
+                compose = _build([*before, _always(choice)])
+                for height, width in sorted(canvases_hw):
+                    rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, 0, 0)
+                    image = rng.integers(256, size=(height, width, pixels.channels)).astype(pixels.dtype)
+                    title = f"{choice['name']} on {width} x {height} pixels of {pixels.channels} channels: "
+                    for labels in (np.array([[0, 0.5, 0.5, 0.5, 0.5]], np.float32), np.zeros((0, 5), np.float32)):
+                        _apply(compose, image, labels, rng, title)
+            if transform.p == 1:
+                before.append(entry)
 
     def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
         """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized.
@@ -51,31 +70,43 @@ class UserTransforms:
         A result of another size is letterboxed to the original size. Every visible piece of an ignore region (class
         below 0) is kept. Raises UserError if a transform fails.
         """
-        height, width = image.shape[:2]
-        boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
         rng = keyed_generator(self.seed, Stream.ALBUMENTATIONS, key.epoch, key.position)
-        self._compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
-        try:
-            result = self._compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)), regions=labels[:, 0] < 0)
-        except Exception as error:  # the user's transforms may raise any error
-            unusual = "" if image.shape[2] == 3 else f"an image of {image.shape[2]} {image.dtype} channels: "
-            raise UserError(f"hyper-parameter albumentations: {unusual}{_one_line(error)}") from error
-        changed = with_channels(np.ascontiguousarray(result["image"]))
-        if changed.dtype != image.dtype or changed.ndim != 3 or changed.shape[2] != image.shape[2]:
-            raise UserError(
-                f"hyper-parameter albumentations: the pipeline returns {changed.dtype} {changed.shape}; "
-                "leave out transforms that change the type or the channels"
-            )
-        # Without a box, a transform that does not support boxes leaves results of shape (0,).
-        boxes = np.asarray(result["bboxes"], np.float64).reshape(-1, 4)
-        rows = np.asarray(result["rows"]).reshape(-1).astype(np.int64)
-        if changed.shape[:2] != (height, width):
-            fit = fit_letterbox(changed.shape[:2], (height, width))
-            gain_x = fit.width / changed.shape[1]
-            gain_y = fit.height / changed.shape[0]
-            boxes = boxes * (gain_x, gain_y, gain_x, gain_y) + (fit.pad_x, fit.pad_y, fit.pad_x, fit.pad_y)
-            changed = letterbox(changed, (height, width), fit)
-        return changed, to_normalized(np.concatenate([labels[rows, :1], boxes], 1), (height, width))
+        return _apply(self._compose, image, labels, rng)
+
+
+def _apply(
+    compose: Any, image: np.ndarray, labels: np.ndarray, rng: np.random.Generator, title: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Implements `UserTransforms.__call__`. ``title`` begins messages."""
+    height, width = image.shape[:2]
+    boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
+    compose.set_random_state(rng, random.Random(int(rng.integers(2**63))))
+    try:
+        result = compose(image=image, bboxes=boxes, rows=np.arange(len(boxes)), regions=labels[:, 0] < 0)
+    except Exception as error:  # the user's transforms may raise any error
+        raise UserError(f"hyper-parameter albumentations: {title}{_one_line(error)}") from error
+    changed = with_channels(np.ascontiguousarray(result["image"]))
+    if changed.dtype != image.dtype or changed.ndim != 3 or changed.shape[2] != image.shape[2]:
+        raise UserError(
+            f"hyper-parameter albumentations: {title}the pipeline returns {changed.dtype} {changed.shape}; "
+            "leave out transforms that change the type or the channels"
+        )
+    # Without a box, a transform that does not support boxes leaves results of shape (0,).
+    boxes = np.asarray(result["bboxes"], np.float64).reshape(-1, 4)
+    rows = np.asarray(result["rows"]).reshape(-1).astype(np.int64)
+    if changed.shape[:2] != (height, width):
+        fit = fit_letterbox(changed.shape[:2], (height, width))
+        gain_x = fit.width / changed.shape[1]
+        gain_y = fit.height / changed.shape[0]
+        boxes = boxes * (gain_x, gain_y, gain_x, gain_y) + (fit.pad_x, fit.pad_y, fit.pad_x, fit.pad_y)
+        changed = letterbox(changed, (height, width), fit)
+    return changed, to_normalized(np.concatenate([labels[rows, :1], boxes], 1), (height, width))
+
+
+def _always(entry: dict) -> dict:
+    """Returns ``entry`` with probability 1, and so its nested transforms."""
+    nested = [_always(inner) for inner in entry.get("transforms", [])]
+    return entry | {"p": 1} | ({"transforms": nested} if nested else {})
 
 
 def _build(entries: list[dict]) -> Any:

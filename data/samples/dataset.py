@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -147,6 +147,11 @@ class AugmentedImages(LoadImagesAndLabels):
                 image, labels = self._transforms(image, labels, key)
             samples.append(self._sample(key, image, labels))
         return samples
+
+    def check_transforms(self, canvases_hw: Iterable[tuple[int, int]]) -> None:
+        """Raises UserError if a transform of ``hyp.albumentations`` fails on a canvas of these sizes."""
+        if self._transforms is not None:
+            self._transforms.check(canvases_hw, self.sample_index.pixels)
 
     def with_hyp(self, hyp: Hyperparameters) -> AugmentedImages:
         """Returns the same samples, augmented as ``hyp`` says."""

@@ -71,6 +71,34 @@ def test_flags_that_do_not_fit_the_model_or_the_run_are_one_line(inputs, capsys,
     assert line in error_of(capsys, train.main, *common, *argv)
 
 
+CROP = "{name: RandomCrop, height: 70, width: 70, p: 0.001}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "transforms", "line"),
+    [
+        (["--imgsz", "128", "--multi-scale", "0.5"], CROP, "RandomCrop on 64 x 64 pixels of 3 channels: "),
+        ([], "{name: OneOf, transforms: [{name: Blur}, " + CROP + "]}", "RandomCrop on 64 x 64 pixels"),
+        ([], "{name: Mosaic, p: 0.01}", "Mosaic on 64 x 64 pixels"),
+        ([], "{name: ToFloat, p: 0.01}", "ToFloat on 64 x 64 pixels of 3 channels: the pipeline returns float32"),
+        (["--imgsz", "128"], "{name: CropAndPad, px: -40, keep_size: false, p: 1}, " + CROP, "RandomCrop on 128 x "),
+    ],
+)
+def test_a_transform_that_fails_on_some_images_is_refused_before_the_first_step(
+    inputs, tmp_path, capsys, argv, transforms, line
+):
+    argv = [*flags(inputs), "--project", tmp_path / "runs", *argv, "--set", f"albumentations=[{transforms}]"]
+    assert line in error_of(capsys, train.main, *argv)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_transform_that_another_one_prepares_is_not_refused(inputs, tmp_path):
+    pad = "{name: PadIfNeeded, min_height: 100, min_width: 100, p: 1}"
+    transforms = f"[{pad}, {CROP}, {{name: OneOf, p: 0.2, transforms: [{{name: CLAHE}}]}}]"
+    argv = ["--epochs", "1", "--set", f"albumentations={transforms}", "--project", tmp_path]
+    call(train.main, *flags(inputs), *argv)
+
+
 @pytest.mark.parametrize(
     ("val", "is_staged", "line"),
     [

@@ -54,6 +54,16 @@ def test_the_shards_of_all_ranks_form_the_same_global_batches(world, options):
             assert {part.canvas_hw for part in parts} == {request.canvas_hw}
 
 
+@pytest.mark.parametrize("options", [{}, {"rect": True}, {"quad": True}, {"rect": True, "multi_scale": 0.5}])
+def test_no_canvas_is_smaller_or_larger_than_the_extreme_ones(options):
+    sampler = sampler_of(**options)
+    keys = [key for epoch in range(20) for request in sampler.requests(epoch) for key in request.keys]
+    sizes = np.array([key.canvas_hw for key in keys])
+    extremes = np.array([*sampler.extreme_canvases()])
+    assert (extremes.min(0) <= sizes.min(0)).all()
+    assert (sizes.max(0) <= extremes.max(0)).all()
+
+
 def test_global_batch_is_a_slice_of_the_permutation():
     sampler = sampler_of()
     order = order_of()
