@@ -29,6 +29,7 @@ from utils.distributed.context import DistributedContext, torch_distributed_zero
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
+from utils.process.spawn import is_daemonic
 from utils.strings import counted
 
 # Largest validation batch, which one process evaluates. In float32 an image takes up to two sevenths of the memory that
@@ -41,11 +42,14 @@ MAX_WORKERS_CUDA = 16
 
 
 def loader_workers(requested: int, ctx: DistributedContext) -> int:
-    """Returns the number of workers of a loader: ``requested``, or for -1 an equal share of the cores.
+    """Returns the number of workers of a loader: ``requested``, or for -1 an equal share of the cores; 0 in a daemonic
+    process.
 
     The share is at most `MAX_WORKERS`. With GPUs two cores of the node stay free for the training processes, and the
     limit is `MAX_WORKERS_CUDA`.
     """
+    if is_daemonic():
+        return 0
     if requested >= 0:
         return requested
     cores = available_cores()
@@ -55,8 +59,11 @@ def loader_workers(requested: int, ctx: DistributedContext) -> int:
     return min(max(cores // processes, 1), MAX_WORKERS)
 
 
-def warn_about_many_workers(requested: int, ctx: DistributedContext, split: str) -> None:
-    """Warns if more workers are requested for the loader of ``split`` than there are cores."""
+def warn_about_workers(requested: int, ctx: DistributedContext, split: str) -> None:
+    """Warns if more workers are requested for the loader of ``split`` than there are cores, or than may be started."""
+    if ctx.is_main and requested and is_daemonic():
+        get_logger().warning("%s: loaded without workers, as a daemonic process may not start others", split)
+        return
     total = requested * ctx.local_world_size
     if total > available_cores():
         message = "--workers %d (%s): %s on %s; about one per core is fastest"
@@ -68,7 +75,7 @@ def open_train_reader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
 ) -> SampleReader:
     """Opens the reader of the training split. Raises UserError if it has no images."""
-    warn_about_many_workers(config.workers, ctx, "train")
+    warn_about_workers(config.workers, ctx, "train")
     index = _open_index(ctx, config, spec, "train", fraction=config.fraction, seed=config.seed, repeats=False)
     check_has_images(index, spec, "train", "train on")
     if index.tile:
@@ -83,7 +90,7 @@ def open_run_val_reader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec
 ) -> SampleReader:
     """Opens the reader of a training run's validation split, of tiles if the run trains on tiles."""
-    warn_about_many_workers(config.workers, ctx, "val")
+    warn_about_workers(config.workers, ctx, "val")
     index = open_val_index(ctx, config, spec, "val")
     if index.tile:
         check_has_images(index, spec, "val", "cut into tiles")

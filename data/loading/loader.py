@@ -133,7 +133,7 @@ class _RequestLoader(DataLoader):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Suppresses torch's warning, because `data.loading.build.warn_about_many_workers` warns already."""
+        """Suppresses torch's warning, because `data.loading.build.warn_about_workers` warns already."""
 
     def _get_iterator(self) -> Any:
         """Starts the workers. Raises UserError if /dev/shm has no room for the semaphores of their queues."""

@@ -15,7 +15,7 @@ from data.loading.build import (
     check_same_data,
     open_tile_reader,
     open_val_index,
-    warn_about_many_workers,
+    warn_about_workers,
 )
 from data.loading.loader import ValidationLoader
 from data.render.letterbox import CanvasRule
@@ -219,7 +219,7 @@ def _open_loader(
     """Opens the split, unless it is open already as ``index``, and a loader of what the model is scored on: images or,
     as in training, tiles, scaled to ``config.imgsz``; or images at their full size, which the model itself cuts into
     tiles."""
-    warn_about_many_workers(config.workers, ctx, config.task)
+    warn_about_workers(config.workers, ctx, config.task)
     if index is None:
         index = open_val_index(ctx, config, spec, config.task)
     else:

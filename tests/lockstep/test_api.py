@@ -84,6 +84,34 @@ def test_a_script_without_a_guard_trains_on_two_processes(data, tmp_path):
     assert done.stdout.endswith("finished [1.]\n"), done.stdout + done.stderr
 
 
+POOL = """
+import multiprocessing
+import lockstep
+
+small = dict(device="cpu", workers=2, amp="off", plots=False)
+
+def work(spawn):
+    try:
+        run = lockstep.train("set/data.yaml", model="tiny.yaml", imgsz=64, epochs=1, batch=4, spawn=spawn, **small)
+    except lockstep.Error as error:
+        return str(error)
+    return lockstep.val(run.last, **small).metrics["AP"] == run.metrics["AP"]
+
+if __name__ == "__main__":
+    with multiprocessing.Pool(1) as pool:
+        print("results:", *pool.map(work, [0, 2]))
+"""
+
+
+def test_a_daemonic_process_loads_without_workers(data, tmp_path):
+    done = run_script(POOL, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1].startswith("results: True --spawn 2: a daemonic process"), done.stdout
+    told = [line for line in lines if "loaded without workers" in line]
+    assert [line.split(": ")[1] for line in told] == ["train", "val", "val"]
+
+
 @pytest.mark.parametrize("command", [lockstep.train, partial(lockstep.val, "best.pt")])
 def test_an_outcome_that_cannot_be_written_is_an_error(command, replaced, data, tmp_path, monkeypatch):
     (tmp_path / "result.jsonl").mkdir()

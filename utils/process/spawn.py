@@ -172,6 +172,11 @@ def free_port() -> int:
     raise UserError("no TCP port of this machine is free")
 
 
+def is_daemonic() -> bool:
+    """Returns whether this process, such as one of multiprocessing.Pool, may not start others."""
+    return multiprocessing.current_process().daemon
+
+
 def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
     """Raises UserError if ``--spawn`` would start more processes than there are cores (unless they may use a GPU) or
     than fit into memory. Called before torch is imported, which alone can fill the memory in too many processes.
@@ -183,6 +188,8 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
     if spawn < 2:
         return
     require_posix("--spawn")
+    if is_daemonic():
+        raise UserError(f"--spawn {spawn}: a daemonic process, as of multiprocessing.Pool, may not start others")
     cores = available_cores()
     free = available_memory()
     is_cpu = device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
