@@ -39,7 +39,8 @@ class PackageHook(BuildHookInterface):
         if version == "standard":
             self._folder = TemporaryDirectory(prefix="lockstep-")
             root = Path(self.root)
-            for name, text in {**package_files(root), "lockstep/settings.pyi": settings_stub(root)}.items():
+            typing = {"lockstep/settings.pyi": settings_stub(root), "lockstep/py.typed": ""}
+            for name, text in {**package_files(root), **typing}.items():
                 path = Path(self._folder.name, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8", newline="")

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from utils.config.flags import keyword_fields, keyword_help
+from utils.config.parser import vocabulary
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
+from utils.config.words import FLAGS, Sets
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 INTRODUCTION = '''\
 """The keyword arguments of `lockstep.train`, `resume`, `val`, `export` and `check`."""
@@ -19,6 +25,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Literal, TypedDict
 '''
+CONFIGS: tuple[type[DataclassInstance], ...] = (TrainConfig, ValConfig, ExportConfig, CheckConfig)
 # Settings that name files or folders.
 _PATHS = ("weights", "model", "teacher", "data", "hyp", "groups", "project", "cache_dir", "stage", "out")
 
@@ -26,9 +33,7 @@ _PATHS = ("weights", "model", "teacher", "data", "hyp", "groups", "project", "ca
 def stub_lines() -> Iterator[str]:
     """Yields the stub's lines: a TypedDict for each settings class that functions of the package take."""
     yield INTRODUCTION
-    bases = [
-        base for config in (TrainConfig, ValConfig, ExportConfig, CheckConfig) for base in reversed(config.__mro__[:-1])
-    ]
+    bases = [base for config in CONFIGS for base in reversed(config.__mro__[:-1])]
     for config in dict.fromkeys([Hyperparameters, *bases]):
         parents = [_type_name(base) for base in config.__bases__ if base is not object] or ["TypedDict"]
         if config is TrainConfig:
@@ -37,6 +42,12 @@ def stub_lines() -> Iterator[str]:
         for field in keyword_fields(config):
             if field.name in config.__annotations__:
                 yield f'    {field.name}: {_annotation(field)}\n    """{keyword_help(field)}"""'
+        if config in CONFIGS:
+            fields, answers = vocabulary(config)
+            others = {name: field for name, field in fields.items() if name != field.name}
+            yield from (f"    {name}: {_annotation(f)}" for name, f in others.items() if f.metadata["usage"].is_keyword)
+            switches = {word for (word, _), answer in answers.items() if isinstance(answer, Sets)} - set(fields)
+            yield from (f"    {word}: bool | None" for word in sorted(switches))
 
 
 def _type_name(config: type) -> str:
@@ -55,7 +66,8 @@ def _annotation(field: dataclasses.Field) -> str:
         types.append("int")
     if field.name in _PATHS:
         types.append("PathLike[str]")
-    if field.metadata["usage"].const is not None:  # cache=True, as --cache alone
+    is_switch = f"{field.name}=True" in FLAGS["flag"]
+    if field.metadata["usage"].const is not None or is_switch:  # cache=True, as --cache alone
         types.append("bool")
     if annotation.startswith("list"):  # or a single element
         types.append(f"Sequence[{' | '.join(types)}]")

@@ -161,12 +161,14 @@ def test_no_module_of_the_wheel_names_modules_or_commands_of_the_repository(whee
 def test_editors_know_the_keyword_arguments_of_an_installed_package(function, wheel):
     with zipfile.ZipFile(wheel) as archive:
         stub = archive.read("lockstep/settings.pyi").decode()
+        assert "lockstep/py.typed" in archive.namelist()  # type checkers ignore other packages' annotations
     types: dict[str, Any] = {"__name__": "settings"}
     exec(compile(stub, "settings.pyi", "exec", dont_inherit=True), types)
     parameters = inspect.signature(getattr(lockstep, function)).parameters.values()
     annotations = types[f"{function.title()}Settings"].__annotations__
     settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert set(annotations) == settings - {"callbacks", "resume"}
+    assert settings - {"callbacks", "resume"} <= set(annotations)
+    assert ("batch" in annotations) == (function != "check")
     assert annotations.get("offline", annotations.get("trust")) == bool | None
 
 

@@ -115,7 +115,7 @@ def _settings_of_flag(cls: type[DataclassInstance], name: str, value: Any) -> di
     does not take any text reads ``True``, ``False`` and ``None`` as Python's values. Raises UserError."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    field = _vocabulary(cls).fields.get(name)
+    field = vocabulary(cls).fields.get(name)
     if field is not None and name not in cls.__dataclass_fields__:
         raise UserError(f"{flag_name(name)}: is a hyper-parameter; write --set {field.name}={value}")
     if field is None or field.metadata["bounds"].choices or field.metadata["usage"].const is not None:
@@ -195,7 +195,7 @@ def settings_of(
     """
     location = location or name
     plain = plain_value(location, value)
-    fields, answers = _vocabulary(cls)
+    fields, answers = vocabulary(cls)
     if is_keyword:
         fields = {known: field for known, field in fields.items() if field.metadata["usage"].is_keyword}
     is_true = plain is not None and plain is not False
@@ -227,7 +227,7 @@ class _Vocabulary(NamedTuple):
 
 
 @functools.cache
-def _vocabulary(cls: type[DataclassInstance]) -> _Vocabulary:
+def vocabulary(cls: type[DataclassInstance]) -> _Vocabulary:
     kinds = (Hyperparameters, cls) if issubclass(cls, TrainConfig) else (cls,)
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
     answers: dict[tuple[str, bool], Sets | str] = {}
@@ -244,7 +244,7 @@ def _vocabulary(cls: type[DataclassInstance]) -> _Vocabulary:
 
 def names_of(cls: type[DataclassInstance], field: dataclasses.Field) -> list[str]:
     """Returns the name of a setting of the command ``cls``, then its other ones."""
-    return [name for name, known in _vocabulary(cls).fields.items() if known is field]
+    return [name for name, known in vocabulary(cls).fields.items() if known is field]
 
 
 class Parser(argparse.ArgumentParser):
@@ -311,7 +311,7 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
 
 def _add_foreign_flags(parser: Parser, cls: type[DataclassInstance]) -> None:
     """Adds the flags of other programs. Their switches take no value: it could be a positional argument."""
-    fields, answers = _vocabulary(cls)
+    fields, answers = vocabulary(cls)
     for name in dict.fromkeys([name for name, _ in answers] + [*fields]):
         flag = flag_name(name)
         if flag in parser.own_flags:
