@@ -9,6 +9,7 @@ print(run.metrics["AP"], run.report)
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError as Error
@@ -43,14 +44,12 @@ def __getattr__(name: str) -> Any:
             from models.postprocess.tiles import Tiles
 
             return Tiles
-    if not name.startswith("_"):
-        from utils.config.words import WORDS
+    from utils.config.words import WORDS, attribute_error
 
-        hint = WORDS["package"].get(name)
-        if hint:
-            # Not an AttributeError, whose message "from lockstep import ..." would hide.
-            raise ImportError(f"lockstep has no {name}: {hint}", name=name)
-    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    error = attribute_error("package", "lockstep", name)
+    # "from lockstep import ..." would hide the message of an AttributeError.
+    is_import = sys._getframe(1).f_code.co_filename == "<frozen importlib._bootstrap>"
+    raise ImportError(str(error), name=name) if is_import and name in WORDS["package"] else error
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from utils.config.words import attribute_error
 from utils.errors import UserError
 from utils.files.safe_io import read_text
+from utils.machine.packages import require_package
 from utils.schema import check
 
 if TYPE_CHECKING:
@@ -63,9 +65,12 @@ class Run:
         "precision", "f1", ... A validation also has the AP by size ("ap_small", ...) and "best_confidence", the
         confidence of precision, recall and f1. nan if a score is undefined, for example without objects. Raises
         UserError if there are no scores, or their file is damaged."""
-        results = self.folder / "results.json"
-        if results.is_file():
-            return _scores_in(results)
+        from engine.evaluation.metrics import METRICS
+
+        content = self._results()
+        if content is not None:
+            keys = {metric.name: metric.name.lower() for metric in METRICS} | {name: name for name in _OTHER_SCORES}
+            return self._scores(content, keys)
         from utils.files.torch_file import read_checkpoint
 
         stored = read_checkpoint(self.best).get("metrics") or {}
@@ -73,6 +78,51 @@ class Run:
         if not scores:
             raise UserError(f"{self.best}: contains no scores; lockstep.val computes them")
         return scores
+
+    @property
+    def class_metrics(self) -> dict[str, dict[str, float]]:
+        """The scores of each class in the newest validation that was written to the folder, and its numbers of "images"
+        and "instances", by the names of `metrics`. Raises UserError as `metrics` does."""
+        from engine.evaluation.metrics import METRICS
+
+        content = self._results()
+        if content is None:
+            raise UserError(f"{self.folder}: contains no scores of classes; lockstep.val computes them")
+        keys = {name: name for name in ("images", "instances")} | {metric.name: metric.column for metric in METRICS}
+        rows = check(content.get("classes"), list[dict[str, Any]], f"{self._results_json}: classes")
+        return {str(row.get("class")): self._scores(row, keys) for row in rows}
+
+    def to_df(self) -> Any:
+        """Returns `class_metrics` as a pandas DataFrame with a row for each class. Raises UserError as it does, and if
+        pandas is not installed."""
+        pandas = require_package("pandas", "to_df()", "use class_metrics")
+        return pandas.DataFrame.from_dict(self.class_metrics, orient="index")
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError with the replacement, if there is one. Python calls it for missing attributes."""
+        raise attribute_error("run", "a run", name)
+
+    @property
+    def _results_json(self) -> Path:
+        return self.folder / "results.json"
+
+    def _results(self) -> dict[str, Any] | None:
+        """Reads the results of the newest validation; None if there are none. Raises UserError if they are damaged."""
+        if not self._results_json.is_file():
+            return None
+        try:
+            return check(json.loads(read_text(self._results_json)), dict[str, Any], str(self._results_json))
+        except ValueError as error:
+            raise UserError(f"{self._results_json}: malformed JSON ({error})") from None
+
+    def _scores(self, content: dict[str, Any], keys: dict[str, str]) -> dict[str, float]:
+        """Returns scores of results.json by their names, given their keys in ``content``; nan for null."""
+        scores = {
+            name: check(content[key], float | None, f"{self._results_json}: {key}")
+            for name, key in keys.items()
+            if key in content
+        }
+        return {name: math.nan if score is None else score for name, score in scores.items()}
 
     def load(self, **settings: Any) -> Predictor:
         """Loads the best weights, or the newest if there was no validation, as a model for detection, like
@@ -101,19 +151,3 @@ class Run:
                 sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CHARTS_PER_ROW)
                 html += embed_image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)
-
-
-def _scores_in(results: Path) -> dict[str, float]:
-    """Returns the scores in the results.json of a validation, as `Run.metrics` does. Raises UserError if the file is
-    damaged."""
-    from engine.evaluation.metrics import METRICS
-
-    try:
-        content = check(json.loads(read_text(results)), dict, str(results))
-    except ValueError as error:
-        raise UserError(f"{results}: malformed JSON ({error})") from None
-    keys = {metric.name: metric.name.lower() for metric in METRICS} | {name: name for name in _OTHER_SCORES}
-    scores = {
-        name: check(content[key], float | None, f"{results}: {key}") for name, key in keys.items() if key in content
-    }
-    return {name: math.nan if score is None else score for name, score in scores.items()}

@@ -133,7 +133,9 @@ def folder_of_examples(tmp_path_factory) -> Path:
         (folder / "runs" / kind / "exp").mkdir(parents=True)
     scored = {**read_checkpoint(weights), "metrics": {"metrics/AP": 0.5}}
     write_checkpoint(scored, folder / "runs" / "train" / "exp" / "best.pt")
-    (folder / "runs" / "val" / "exp" / "results.json").write_text('{"ap50": 0.5}')
+    (folder / "runs" / "val" / "exp" / "results.json").write_text(
+        '{"ap50": 0.5, "classes": [{"class": "cat", "AP": 0.5}]}'
+    )
     (folder / "runs" / "train" / "exp" / "results.csv").write_text("epoch,metrics/AP\n1,0.5\n2,\n")
     rng = np.random.default_rng(0)
     for name in ("a.jpg", "b.jpg", "image.jpg"):

@@ -27,6 +27,23 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     assert 2.5 * height < width < 3.5 * height  # a panel for the loss, and one for AP
 
 
+def test_a_validation_has_scores_of_classes_and_hints(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    run = lockstep.Run(tmp_path)
+    with refused(f"{tmp_path}: contains no scores of classes; lockstep.val computes them", lockstep.Error):
+        _ = run.class_metrics
+    rows = '[{"class": "cat", "images": 3, "instances": 4, "AP": 0.5, "P": null}, {"class": "dog", "AP": 0.25}]'
+    (tmp_path / "results.json").write_text(f'{{"ap": 0.5, "classes": {rows}}}')
+    assert run.class_metrics["dog"] == {"AP": 0.25}
+    assert run.class_metrics["cat"] == pytest.approx(
+        {"images": 3, "instances": 4, "AP": 0.5, "precision": np.nan}, nan_ok=True
+    )
+    assert isinstance(run.to_df(), pandas.DataFrame)
+    assert run.to_df().loc["cat", "AP"] == 0.5
+    with pytest.raises(AttributeError, match=r"a run has no attribute 'box': write run.metrics"):
+        _ = run.box
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -141,6 +141,14 @@ WORDS: dict[str, dict[str, str]] = {
         "render": "write result.plot()",
         "tojson": "write result.to_json()",
     },
+    "run": {
+        **dict.fromkeys(("box", "results_dict"), 'write run.metrics, such as run.metrics["AP"]'),
+        **dict.fromkeys(("maps", "summary"), "write run.class_metrics or run.to_df()"),
+        "save_dir": "write run.folder",
+        **dict.fromkeys(("predict", "names"), "run.load() is the model"),
+        "val": "write lockstep.val(run.best, DATA)",
+        "export": 'write lockstep.export(run.best, format="onnx")',
+    },
     "argument": {
         "augment": _ONE_VIEW,
         "half": _FLOAT16,
@@ -194,7 +202,7 @@ def tracker_name(value: Any, _location: str) -> Any:
 
 
 def attribute_error(kind: str, owner: str, name: str) -> AttributeError:
-    """Returns the error for a missing attribute of ``owner``, such as "a model". ``kind``: "model" or "result"."""
+    """Returns the error for a missing attribute of ``owner``, such as "a model". ``kind``: of `WORDS`."""
     hint = WORDS[kind].get(name)
     return AttributeError(f"{owner} has no attribute {name!r}{f': {hint}' if hint else ''}", name=name)
 
