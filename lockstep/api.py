@@ -29,7 +29,7 @@ from utils.config.tool_settings import CheckConfig
 from utils.config.values import checked_value, plain_value
 from utils.errors import Stopped, UserError, os_reason
 from utils.files.safe_io import atomic_write
-from utils.logger import configure_logging, restored_logging
+from utils.logger import configure_logging, programs_logging
 from utils.process.child import start_child
 from utils.process.launch import require_one_process
 from utils.program import command_prefix
@@ -155,7 +155,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
     parsed = _parse("export", {"weights": weights}, settings)
     # In a process of its own: torch's exporters keep each model that they have exported.
     word, variables = settings_of_child(parsed.config, parsed.explicit_flags)
-    with restored_logging():
+    with programs_logging():
         configure_logging(True)  # for what `_parse` has left out
         with start_child([*command_prefix("export"), word], variables=variables, stop=signal.SIGINT) as child:
             result = child.wait()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from utils.errors import PeerFailure, Stopped, UserError
-from utils.logger import restored_logging
+from utils.logger import programs_logging
 from utils.machine.malloc import keep_freed_memory, return_freed_memory
 from utils.process.child import collected_results
 from utils.process.launch import environment_of_child
@@ -73,7 +73,7 @@ def _program_restored() -> Iterator[None]:
         limit_spinning()
         import torch  # noqa: F401  before any handler of signals: an exception during its import would be lost
 
-        with restored_logging(), _torch_restored():
+        with programs_logging(), _torch_restored():
             keep_freed_memory()
             try:
                 yield

@@ -35,7 +35,7 @@ from utils.config.tool_settings import KfoldConfig
 from utils.errors import Stopped, UserError
 from utils.files.new_folder import check_run_dir, increment_path
 from utils.files.safe_io import csv_text, folder_below, open_direct, read_text, write_csv, write_whole
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging, get_logger, get_summary_logger
 from utils.machine.limits import require_posix
 from utils.process.child import report_started, start_child
 from utils.process.main import run_command, run_main
@@ -77,8 +77,8 @@ def _cross_validate(config: KfoldConfig) -> None:
     from utils.files.torch_file import read_checkpoint
     from utils.strings import aligned
 
-    configure_logging(True)
-    log = get_logger()
+    configure_logging(True, quiet=config.quiet)
+    log = get_summary_logger()
     folder = config.folder
     with StopSignals() as signals:
         spec, fitness = open_comparison(config, FOLDS_CSV, FILES)

@@ -38,7 +38,7 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
 from utils.files.safe_io import folder_below, open_direct, write_csv, write_whole
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging, get_logger, get_summary_logger
 from utils.machine.packages import require_package
 from utils.process.child import RunFailed
 from utils.process.main import run_command, run_main
@@ -74,7 +74,7 @@ def _search(config: SearchConfig) -> None:
     """
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
     written, ranges = read_ranges(config)
-    configure_logging(True)
+    configure_logging(True, quiet=config.quiet)
     with StopSignals() as signals:
         spec, fitness = open_comparison(config, JOURNAL_LOG, FILES)
         study = open_study(config, settings_of_results(config, spec, written))
@@ -284,7 +284,7 @@ class Search:
 
     def report(self) -> None:
         """Writes the best recipe and a table of the trials, and logs the best trials."""
-        log = get_logger()
+        log = get_summary_logger()
         trials = self.trials()
         rows: list[Sequence[Any]] = [("trial", "state", self.column, *self.ranges, "reason")]
         for trial in trials:

@@ -31,6 +31,8 @@ LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
 MIN_LOGGED_S = 1.0  # shorter work has no line
 _early_lines: dict[str, None] = {}  # lines that were logged before `configure_logging`, in order
+_program_handlers: list[logging.Handler] = []  # those of the user's program that calls a command
+_program_level = logging.NOTSET  # that of the user's program
 
 
 def get_logger() -> logging.Logger:
@@ -38,8 +40,21 @@ def get_logger() -> logging.Logger:
     return logging.getLogger("lockstep")
 
 
+def get_summary_logger() -> logging.LoggerAdapter[logging.Logger]:
+    """Returns the project's logger for results, which ``quiet`` does not hide."""
+    return logging.LoggerAdapter(get_logger(), {"is_summary": True})
+
+
 class _Terminal(logging.Handler):
-    """Writes to the current standard output (which may be replaced after configuration), above any tqdm bar."""
+    """Writes to the current standard output (which may be replaced after configuration), above any tqdm bar. ``quiet``:
+    only results, warnings and errors."""
+
+    def __init__(self, quiet: bool) -> None:
+        super().__init__()
+        self.quiet = quiet
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.quiet or record.levelno >= logging.WARNING or hasattr(record, "is_summary")
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -59,6 +74,10 @@ class _Terminal(logging.Handler):
             self.handleError(record)
 
 
+class _Waiting(logging.handlers.MemoryHandler):
+    """Keeps records for a log file that does not exist yet."""
+
+
 class _LogFile(logging.FileHandler):
     """A log file. If it cannot be written, one warning is logged, and later records are still tried."""
 
@@ -74,8 +93,10 @@ class _LogFile(logging.FileHandler):
 
 
 def terminal_bars(stream: TextIO) -> type[tqdm] | None:
-    """Returns the class ``tqdm`` if ``stream`` is a terminal or a notebook's, and the package is installed, else
-    None. In a terminal of 0 columns, as in some containers, tqdm would show nothing."""
+    """Returns the class ``tqdm`` if lines are printed, ``stream`` is a terminal or a notebook's, and the package is
+    installed, else None. In a terminal of 0 columns, as in some containers, tqdm would show nothing."""
+    if not any(isinstance(handler, _Terminal) and not handler.quiet for handler in get_logger().handlers):
+        return None
     if not (stream.isatty() and _stated_columns(stream)) and "ipykernel" not in sys.modules:
         return None
     try:
@@ -98,57 +119,77 @@ def _stated_columns(stream: TextIO) -> int:
         return 0
 
 
-class _PlainLine(logging.Formatter):
-    """Formats the message as one line, prefixed by its level from WARNING upwards, without what may be secret in
-    URLs."""
+def _make_plain(record: logging.LogRecord) -> bool:
+    """Makes the message one line, without what may be secret in URLs, for all handlers."""
+    record.msg = one_line(with_short_addresses(record.getMessage()))
+    record.args = ()
+    return True
+
+
+class _WithLevel(logging.Formatter):
+    """Begins messages with their level from WARNING upwards."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        text = one_line(with_short_addresses(super().formatMessage(record)))
         if record.levelno < logging.WARNING:
-            return text
-        return f"{'warning' if record.levelno < logging.ERROR else 'error'}: {text}"
+            return record.message
+        return f"{'warning' if record.levelno < logging.ERROR else 'error'}: {record.message}"
 
 
-def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
-    """Configures the project's logger for this process, replacing an earlier configuration.
+def configure_logging(is_main: bool, *, quiet: bool = False, file_follows: bool = False) -> None:
+    """Configures the project's logger for this process, replacing an earlier configuration. In a user's program whose
+    logger ``lockstep`` has handlers, they get all records, and nothing is printed; a level of the program counts.
 
     Args:
         is_main: rank 0 logs INFO and above. Other ranks do the same and would repeat its warnings: they log only those
             of the level `ONE_RANK`, and errors.
+        quiet: print only results, warnings and errors.
         file_follows: whether rank 0 keeps its records for a later `continue_in_file`.
     """
     logger = get_logger()
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        with contextlib.suppress(OSError):
-            handler.close()
-    handlers: list[logging.Handler] = [_Terminal()]
+    logger.filters = [_make_plain]
+    _remove_own_handlers()
+    handlers: list[logging.Handler] = []
+    if not _program_handlers:
+        handlers.append(_Terminal(quiet))
+        logger.propagate = False
     if file_follows and is_main:
-        never = logging.CRITICAL + 1
-        handlers.append(logging.handlers.MemoryHandler(sys.maxsize, flushLevel=never, flushOnClose=False))
+        handlers.append(_Waiting(sys.maxsize, flushLevel=logging.CRITICAL + 1, flushOnClose=False))
     for handler in handlers:
-        handler.setFormatter(_PlainLine("%(message)s"))
+        handler.setFormatter(_WithLevel())
         logger.addHandler(handler)
-    logger.setLevel(logging.INFO if is_main else ONE_RANK)
-    logger.propagate = False
+    level = _program_level or logging.INFO
+    logger.setLevel(level if is_main else max(level, ONE_RANK))
     for line in _early_lines:
         logger.info("%s", line)
     _early_lines.clear()
 
 
-@contextlib.contextmanager
-def restored_logging() -> Iterator[None]:
-    """Undoes at the end of the block what has been configured in it, and closes its log file."""
+def _remove_own_handlers() -> None:
     logger = get_logger()
-    previous = (logger.handlers, logger.level, logger.propagate)
-    logger.handlers = []
+    for handler in [handler for handler in logger.handlers if handler not in _program_handlers]:
+        logger.removeHandler(handler)
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+@contextlib.contextmanager
+def programs_logging() -> Iterator[None]:
+    """Marks the handlers and the level of the logger as those of the user's program during the block, and undoes at its
+    end what has been configured in it."""
+    global _program_handlers, _program_level
+    logger = get_logger()
+    previous = (logger.handlers, logger.filters, logger.level, logger.propagate)
+    previous_program = (_program_handlers, _program_level)
+    own = (_Terminal, _Waiting, _LogFile)  # of a command whose callback calls another one
+    _program_handlers = [handler for handler in logger.handlers if not isinstance(handler, own)]
+    _program_level = logger.level
+    logger.handlers = [*_program_handlers]
     try:
         yield
     finally:
-        for handler in logger.handlers:
-            with contextlib.suppress(OSError):
-                handler.close()
-        logger.handlers, logger.level, logger.propagate = previous
+        _remove_own_handlers()
+        _program_handlers, _program_level = previous_program
+        logger.handlers, logger.filters, logger.level, logger.propagate = previous
         _early_lines.clear()
 
 
@@ -170,7 +211,7 @@ def continue_in_file(file: Path) -> None:
     """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones. Does nothing
     without ``file_follows``. If the file cannot be opened, a warning is logged."""
     logger = get_logger()
-    for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
+    for kept in [h for h in logger.handlers if isinstance(h, _Waiting)]:
         logger.removeHandler(kept)
         try:
             handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")

@@ -92,7 +92,7 @@ def validate(config: ValConfig) -> None:
 
     advice = memory_advice(config.batch_size, config.imgsz or 640, min_batch=1, device="")
     with joined_run(launch, config.device) as ctx, limits_as_user_errors(advice):
-        configure_logging(ctx.is_main)
+        configure_logging(ctx.is_main, quiet=config.quiet)
         from engine.commands.val import validate as validate_weights  # so that one process reports a failing import
 
         validate_weights(config, ctx)

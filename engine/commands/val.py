@@ -44,7 +44,7 @@ from utils.distributed.context import DistributedContext, broadcast_object, torc
 from utils.errors import UserError
 from utils.files.new_folder import check_run_dir, increment_path
 from utils.labels import GroundTruth
-from utils.logger import get_logger, progress
+from utils.logger import get_logger, get_summary_logger, progress
 from utils.machine.packages import require_package
 from utils.process.child import write_result
 
@@ -95,7 +95,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     if config.save_json:
         truth = with_coco_ids(scores.truth, scores.index, spec)
         tables.write_predictions(folder / "predictions.json", scores.evaluation.for_ap, truth)
-    get_logger().info("results are in %s", folder)
+    get_summary_logger().info("results are in %s", folder)
     write_result(folder=str(folder))
 
 
@@ -249,18 +249,19 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     names = subject.validated.names
     rows = tables.result_rows(result, scores.truth, names)
     sizes = tables.size_rows(evaluation.sizes, names)
-    get_logger().info("%s on the %s split (%s):", Path(config.weights).name, config.task, result.protocol)
+    log = get_summary_logger()
+    log.info("%s on the %s split (%s):", Path(config.weights).name, config.task, result.protocol)
     for line in (*tables.format_table(rows), *tables.format_summary(result, names)):
-        get_logger().info("%s", line)
+        log.info("%s", line)
     if config.chosen_confidence is not None:
-        get_logger().warning(
+        log.warning(
             "AP counts only detections above --conf-thres %g: it is not comparable with that of the default, %g",
             config.conf_thres,
             ValConfig.conf_thres,
         )
     errors = split_errors(evaluation.shown)
     for sentence in (*verdict(evaluation, subject.validated), *error_sentences(result, errors, names)):
-        get_logger().info("- %s", sentence)
+        log.info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(

@@ -30,7 +30,7 @@ from utils.config.settings import DetectConfig
 from utils.drawing.draw import encode_image
 from utils.errors import UserError, one_line
 from utils.files.new_folder import check_run_dir
-from utils.logger import LINE_EVERY_S, configure_logging, get_logger, terminal_bars
+from utils.logger import LINE_EVERY_S, configure_logging, get_logger, get_summary_logger, terminal_bars
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
 from utils.machine.torch_threads import torch_threads
@@ -49,7 +49,7 @@ def detect(config: DetectConfig) -> Path | None:
     are complete.
     """
     check_run_dir(config.project, config.name, config.exist_ok)
-    configure_logging(True)
+    configure_logging(True, quiet=config.quiet)
     model = open_model(config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust)
     settings = DetectionSettings(
         imgsz=config.imgsz,
@@ -112,7 +112,7 @@ def detect(config: DetectConfig) -> Path | None:
                 break
     log.summarize()
     if files.folder is not None:
-        get_logger().info("results are in %s%s", files.folder, files.note)
+        get_summary_logger().info("results are in %s%s", files.folder, files.note)
     if skipped:
         first = skipped[0].reason
         num_skipped = sum(problem.number for problem in skipped)
@@ -164,7 +164,7 @@ class FrameLog:
         self._bar: Any = None  # the line of the terminal
 
     def add(self, frame: Frame, result: Results) -> None:
-        """Counts a frame, and shows it unless ``quiet``."""
+        """Counts and shows a frame."""
         milliseconds = sum(result.speed.values())
         self._counts += Counter(result.boxes.classes)
         self._tracks.update((frame.sequence, track) for track in result.boxes.track_ids or ())
@@ -177,8 +177,6 @@ class FrameLog:
             if frame.duration_s is not None:
                 name += f" of {frame.duration_s:.2f}"
             name += " s"
-        if self._config.quiet:
-            return
         line = f"{name}: {result.verbose()} ({milliseconds:.1f} ms)"
         if self._frames <= LOGGED_FRAMES:
             get_logger().info("%s", line)
@@ -204,4 +202,4 @@ class FrameLog:
         if self._config.track:
             totals += f" in {counted(len(self._tracks), 'track')}"
         mean_ms = self._milliseconds / max(self._frames, 1)
-        get_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)
+        get_summary_logger().info("%s: %s; %.1f ms each", counted(self._frames, self._unit), totals, mean_ms)

@@ -19,7 +19,7 @@ from utils.config.flags import as_flag
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
 from utils.labels import GroundTruth
-from utils.logger import get_logger
+from utils.logger import get_logger, get_summary_logger
 from utils.process.launch import typed_command
 from utils.strings import counted
 
@@ -160,7 +160,7 @@ class EndLog(Hook):
             self._is_best = epoch.is_best
 
     def finish(self, trainer: Trainer) -> None:
-        log = get_logger()
+        log = get_summary_logger()
         progress = trainer.progress
         if self._result is not None and self._result.class_targets.any():
             model = "best.pt" if self._epoch == progress.best_epoch else "last.pt"

@@ -310,7 +310,7 @@ def _end_reason(checkpoint: Checkpoint, command: TrainConfig, config: TrainConfi
 def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
     """Logs why a run has ended, and how to draw its report, which a kill may have prevented. Returns its outcome. Every
     rank must call this."""
-    configure_logging(ctx.is_main)
+    configure_logging(ctx.is_main, quiet=plan.settings.config.quiet)
     folder = plan.folder or Path()
     if ctx.is_main and plan.checkpoint is not None and not is_read_only(folder):  # a kill may have lost the last row
         ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)

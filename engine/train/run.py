@@ -119,7 +119,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, signals: StopSignals,
 def prepare_process(ctx: DistributedContext, plan: RunPlan) -> None:
     """Sets up logging, threads and determinism. Logs the messages of the plan, and where the process runs."""
     config = plan.settings.config
-    configure_logging(ctx.is_main, file_follows=True)
+    configure_logging(ctx.is_main, quiet=config.quiet, file_follows=True)
     # The number of threads that share a sum affects its rounding: with virtual ranks, processes must not change it.
     is_exact = resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"
     torch.set_num_threads(config.threads or (1 if is_exact else threads_of_process(ctx.local_world_size)))

@@ -95,6 +95,35 @@ def test_two_trainings_have_the_bits_of_two_processes_and_leave_the_program_as_i
         assert_same_content(weights(run), weights(lockstep.Run(tmp_path / name)))
 
 
+def test_lines_are_printed_or_given_to_the_handlers_of_the_program(data, tmp_path, capsys):
+    """Quiet: only results and warnings. The run's own log has all lines."""
+    settings: dict[str, Any] = {"model": tmp_path / "tiny.yaml", "epochs": 1, **SMALL}
+    run = lockstep.train(data, **settings)
+    printed = capsys.readouterr().out.splitlines()
+    assert [*filter(re.compile("run folder|first step").match, printed)]
+    run = lockstep.train(data, quiet=True, **settings)
+    lockstep.val(run.last, quiet=True, device="cpu", plots=False)
+    quiet = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("done: 1 epoch") for line in quiet)
+    assert any(line.startswith("results are in") for line in quiet)
+    assert not any(line.startswith(("run folder", "first step", "epoch 1", "train: ")) for line in quiet)
+    assert "first step" in (run.folder / "train.log").read_text()
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("lockstep")
+    logger.addHandler(handler)
+    lockstep.train(data, **settings)
+    messages = [record.getMessage() for record in records]
+    assert any(message.startswith("first step") for message in messages)
+    assert any(message.startswith("done: 1 epoch") for message in messages)
+    logger.setLevel(logging.ERROR)
+    lockstep.train(data, **settings)
+    assert len(records) == len(messages)
+    assert capsys.readouterr() == ("", "")
+    assert (logger.handlers, logger.level) == ([handler], logging.ERROR)
+
+
 def test_a_training_that_has_ended_or_failed_leaves_no_tensors(data, tmp_path):
     def count() -> int:
         gc.collect()

@@ -64,6 +64,7 @@ def test_other_processes_log_what_they_alone_know_and_write_no_file(capsys, tmp_
 
 
 def test_a_terminal_that_states_no_width_gets_plain_lines():
+    configure_logging(True)
     _, terminal = os.openpty()  # 0 columns
     with open(terminal, "w") as stream:
         assert stream.isatty()

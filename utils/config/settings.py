@@ -234,6 +234,7 @@ class _RunConfig(Downloads):
     exist_ok: bool = setting(
         False, "write into an existing run folder, and overwrite its files", rules=Rules("run", "command")
     )
+    quiet: bool = setting(False, "print only results, warnings and errors", rules=Rules("run", "command"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,7 +518,6 @@ class DetectConfig(_DetectionsConfig):
     save_json: bool = setting(False, "write predictions.json")
     save_crop: bool = setting(False, "write a crop of each detection, with a margin")
     nosave: bool = setting(False, "do not write annotated images and videos")
-    quiet: bool = setting(False, "print only the summary and errors")
     view_img: bool = setting(False, "show results in a window")
     line_thickness: int = setting(0, "line width of boxes, pixels; 0: from the image size", Bounds(0))
     hide_labels: bool = setting(False, "draw boxes without labels")
