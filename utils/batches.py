@@ -39,7 +39,6 @@ class BatchRequest:
 
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]
-    slot: int | None = None  # slot of shared memory to render into, see `data.loading.worker`
     run_epochs: int = 1  # epochs of the whole run; close_mosaic and close_scale count from its end
     samples_per_image: tuple[int, ...] = ()  # number of consecutive samples that form each image; empty: one each
 
@@ -165,7 +164,7 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """Copies images and targets to page-locked memory. torch's DataLoader calls it with ``pin_memory=True``."""
+        """Copies images and targets to page-locked memory."""
         return replace(self, images=self.images.pin_memory(), targets=self.targets.pin_memory())
 
 

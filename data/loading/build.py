@@ -15,7 +15,7 @@ from data.cache.open import decoding_for, open_cache, open_tile_cache
 from data.index import DatasetIndex, IndexSettings, digest_of_arrays
 from data.load import load_split
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases, count_batches
+from data.loading.sampler import DistributedSampler, EpochOrder, TrainCanvases, count_batches
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
@@ -201,7 +201,7 @@ def build_train_loader(
         canvases=TrainCanvases(config.imgsz, stride, image_hw),
         block=0 if config.rect else hyp.mosaic_block,
     )
-    sampler = KeyedDistributedSampler(
+    sampler = DistributedSampler(
         order,
         rank=ctx.rank // config.pipeline,
         world_size=ctx.world_size // config.pipeline,

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
-from torch.utils.data.distributed import DistributedSampler
 
 from utils.batches import BatchRequest, SampleKey
 from utils.distributed.context import shard_bounds
@@ -149,10 +148,10 @@ def count_batches(samples: int, batch_size: int, *, quad: bool) -> int:
     return -(-usable // batch_size)
 
 
-class KeyedDistributedSampler(DistributedSampler):
-    """Yields one rank's batch requests, epoch after epoch; `len` is the number per epoch.
+class DistributedSampler:
+    """Divides global batches among ranks: yields requests for one rank's shards, epoch after epoch.
 
-    Iteration starts at batch ``first_batch`` of the epoch given to `set_epoch`, 0 by default.
+    ``len`` is the number of batches per epoch, see `count_batches`.
     """
 
     def __init__(
@@ -171,17 +170,17 @@ class KeyedDistributedSampler(DistributedSampler):
             quad: whether four samples make one image of twice the size.
             multi_scale: fraction by which canvas sizes vary up and down from batch to batch.
         """
-        # Of its data set, torch's sampler only needs the length.
-        super().__init__(order, num_replicas=world_size, rank=rank, seed=order.seed)  # type: ignore[arg-type]
         self.order = order
+        self.rank = rank
+        self.world_size = world_size
         self.quad = quad
         self.multi_scale = multi_scale
         self.run_epochs = run_epochs
+        self.epoch = 0
         self.first_batch = 0
         self.stops_after_epoch = False  # whether an iteration ends after its epoch, and the next one continues
 
     def __len__(self) -> int:
-        """Returns the number of batches per epoch, see `count_batches`."""
         return count_batches(len(self.order), self.order.batch_size, quad=self.quad)
 
     def global_samples(self, batch: int) -> int:
@@ -198,7 +197,7 @@ class KeyedDistributedSampler(DistributedSampler):
         """Height times width, summed over the images of the largest possible batch of this rank."""
         stride = self.order.canvases.stride
         side = (math.ceil(self.order.canvases.imgsz * (1 + self.multi_scale) / stride) + 1) * stride
-        return -(-self.order.batch_size // self.num_replicas) * side**2
+        return -(-self.order.batch_size // self.world_size) * side**2
 
     def __iter__(self) -> Iterator[BatchRequest]:
         epoch = self.epoch
@@ -207,7 +206,11 @@ class KeyedDistributedSampler(DistributedSampler):
             epoch += 1
             yield from self.requests(epoch)
         self.set_epoch(epoch + 1)
-        self.first_batch = 0
+
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Sets the position at which the next iteration begins, initially batch 0 of epoch 0."""
+        self.epoch = epoch
+        self.first_batch = first_batch
 
     def requests(self, epoch: int, first_batch: int = 0) -> Iterator[BatchRequest]:
         """Yields this rank's shards of the epoch's batches, from ``first_batch`` on."""
@@ -219,7 +222,7 @@ class KeyedDistributedSampler(DistributedSampler):
         """Returns the request for this rank's shard of a batch. ``indices``: the samples of the epoch, int64."""
         first = batch * self.order.batch_size
         canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
-        start, end = shard_bounds(self.global_images(batch), self.rank, self.num_replicas)
+        start, end = shard_bounds(self.global_images(batch), self.rank, self.world_size)
         if self.quad:
             quads = [tuple(self._quad(indices, epoch, first + 4 * i, canvas)) for i in range(start, end)]
             return BatchRequest(
@@ -243,7 +246,7 @@ class KeyedDistributedSampler(DistributedSampler):
 
     def _quad(self, indices: np.ndarray, epoch: int, first: int, canvas: tuple[int, int]) -> Iterator[SampleKey]:
         """Yields the keys of four samples side by side, or of one of them at twice the size."""
-        rng = keyed_generator(self.seed, Stream.QUAD, epoch, first)
+        rng = keyed_generator(self.order.seed, Stream.QUAD, epoch, first)
         if rng.random() < QUAD_PROBABILITY:
             return self._keys(indices, epoch, range(first, first + 4), canvas)
         position = first + int(rng.integers(4))
@@ -255,7 +258,7 @@ class KeyedDistributedSampler(DistributedSampler):
         canvas_hw = self.order.canvases.canvas_hw(indices)
         if self.multi_scale == 0:
             return canvas_hw
-        rng = keyed_generator(self.seed, Stream.MULTI_SCALE, epoch, batch)
+        rng = keyed_generator(self.order.seed, Stream.MULTI_SCALE, epoch, batch)
         return self._scaled(canvas_hw, rng.uniform(1 - self.multi_scale, 1 + self.multi_scale))
 
     def _scaled(self, canvas_hw: tuple[int, int], factor: float) -> tuple[int, int]:

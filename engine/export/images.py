@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from data.index import DatasetIndex
-from data.loading.worker import collate, new_pixels
+from data.loading.collate import render_batch
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader, SampleReader, TileReader
@@ -59,8 +59,7 @@ def letterboxed(reader: SampleReader, options: ResolvedExport, stride: int, size
     samples = LoadImagesAndLabels(reader)
     canvases = CanvasRule(max(options.imgsz_hw), stride, fixed_hw=None if options.dynamic else options.imgsz_hw)
     for request in samples.requests(size, canvases):
-        pixels = new_pixels(len(request.keys), request.canvas_hw, samples.sample_index.pixels)
-        yield collate(samples.render(request, list(pixels.numpy())), pixels)
+        yield render_batch(samples, request)
 
 
 def calibration_batches(reader: SampleReader, options: ResolvedExport, stride: int) -> Iterator[np.ndarray]:

@@ -55,7 +55,6 @@ def test_batches_arrive_as_rendered(machine: Machine, data: Path, figure: Figure
         images = next(prefetcher).images.cpu()
         prefetcher.prefetch(2)
         assert torch.equal(images, loader.render(*divmod(number, len(loader))).images), f"batch {number}"
-    loader.close()
     figure("batches in page-locked memory", pinned)
     assert pinned or not on_gpu
 

@@ -31,16 +31,8 @@ _NO_MEMORY_MARKS = (
 _NO_MEMORY_PACKAGES = ("builtins", "torch", "cv2", "numpy", "lmdb")  # packages whose errors contain these marks
 _GPU_MARKS = ("CUDA", "CUBLAS", "CUDNN")
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
-_WORKER = re.compile(
-    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpec)"
-)
 _LIBRARY = re.compile(r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 _LIBRARIES_OF_OPENCV = ("libGL", "libgthread", "libglib", "libSM", "libXext", "libxcb", "libX11")
-_SHM_FULL = "/dev/shm is full; make it larger (docker run --shm-size=8g)"
-_PROBABLY_NO_MEMORY = (
-    "most likely the machine ran out of memory (dmesg says so); use fewer --workers, a smaller --batch-size or "
-    "--imgsz, or no --cache ram"
-)
 _LARGEST_STRIDE = 64  # of the models that the configurations and weights describe
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 
@@ -133,18 +125,6 @@ def _failed_storage(error: Exception, _: str) -> str | None:
     return f"{location}{reason}; the disk or network file system has failed"
 
 
-def _killed_worker(error: Exception, _: str) -> str | None:
-    match = _WORKER.search(str(error))
-    if match is None:
-        return None
-    # The error that names the signal may have interrupted the wait for a batch; then it is this error's cause.
-    cause = _WORKER.search(str(error.__cause__)) or match
-    signal = (match["signal"] or cause["signal"] or "").strip()
-    by_signal = f" by the signal '{signal}'" if signal else ""
-    reason = _SHM_FULL if "Bus error" in signal else _PROBABLY_NO_MEMORY
-    return f"a loader process was killed{by_signal}: {reason}"
-
-
 def _no_kernels(error: Exception, _: str) -> str | None:
     if "no kernel image is available" not in str(error):
         return None
@@ -182,7 +162,6 @@ _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
     _too_many_open_files,
     _too_many_processes,
     _failed_storage,
-    _killed_worker,
     _no_kernels,
     _out_of_memory,
 )

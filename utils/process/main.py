@@ -80,8 +80,6 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
             with contextlib.suppress(OSError):
                 write_result(error=f"{type(error).__name__}: {first_line(error)}")
             _exit(BUG)
-        # Partly constructed objects (torch's loader iterator) fail when they are freed.
-        sys.unraisablehook = lambda _: None
         line = " ".join(one_line(line).split())
         is_passed_on = False
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases, rect_shapes
+from data.loading.sampler import DistributedSampler, EpochOrder, TrainCanvases, rect_shapes
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader
@@ -36,7 +36,7 @@ def order_of(count=53, batch_size=16, *, imgsz=320, rect=False, seed=4, block=0)
 
 def sampler_of(rank=0, world=1, **options):
     more = {name: options.pop(name) for name in ("quad", "multi_scale") if name in options}
-    return KeyedDistributedSampler(order_of(**options), rank=rank, world_size=world, run_epochs=20, **more)
+    return DistributedSampler(order_of(**options), rank=rank, world_size=world, run_epochs=20, **more)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
     starts = list(range(0, max(count // block, 1) * block, block))
     blocks = [tuple(indices[a:b]) for a, b in zip(starts, [*starts[1:], count])]
     assert sum(blocks, ()) == tuple(indices)
-    for request in KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=20, quad=quad).requests(2):
+    for request in DistributedSampler(order, rank=0, world_size=1, run_epochs=20, quad=quad).requests(2):
         for key in request.keys:
             assert key.block == blocks[min(key.position // block, len(blocks) - 1)]
             assert key.index in key.block
@@ -98,8 +98,7 @@ def test_endless_requests_start_at_any_step():
     assert len(stream) == 4
     whole = list(islice(stream, 12))
     assert [r.keys[0].epoch for r in whole] == [0] * 4 + [1] * 4 + [2] * 4
-    stream.set_epoch(1)
-    stream.first_batch = 2
+    stream.set_epoch(1, first_batch=2)
     assert list(islice(stream, 6)) == whole[6:]
     stream.stops_after_epoch = True
     assert [*stream, *stream] == whole[6:12]

@@ -83,7 +83,7 @@ def line_of(ended: subprocess.CompletedProcess) -> str:
 
 def test_a_killed_loader_worker_is_one_line(inputs, tmp_path):
     line = line_of(run(KILLING, *flags(inputs, tmp_path), "--workers", "1"))
-    assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
+    assert "a loader process was killed by SIGKILL; is there enough memory?" in line
 
 
 def test_a_missing_package_is_reported_only_where_it_is_needed(inputs, tmp_path, capsys, monkeypatch):
@@ -121,8 +121,6 @@ def test_a_missing_package_is_reported_only_where_it_is_needed(inputs, tmp_path,
         ),
         (MemoryError(), "not enough memory on this machine; ADVICE"),
         (OSError(12, "Cannot allocate memory"), "not enough memory on this machine; ADVICE"),
-        (RuntimeError("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that"), "/dev/shm"),
-        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a loader process was killed: most"),
         (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "not enough memory"),
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
         (BlockingIOError(11, "Resource temporarily unavailable"), "no more processes can be started; raise the limit"),
