@@ -19,7 +19,7 @@ ABOUT = 0.8  # fraction of these numbers, which are rough, that is enough
 # New layers learn faster in runs of fewer steps from weights.
 MIN_STEPS_FROM_WEIGHTS = 100
 MAX_ADVISED_EPOCHS = 100  # images that give too few steps in so many are too few themselves
-# Up to this number of steps, new layers learn twice as fast, and new classes start from rows of similar ones.
+# Up to this number of steps, new layers learn twice as fast.
 FEW_STEPS = 50
 # With fewer training images, pretrained weights give a much higher AP than random ones: on 140 and 296 images, 0.68 and
 # 0.83 from YOLOX-nano, 0.15 and 0.37 from random weights (20 epochs, 320 px).

@@ -3,7 +3,7 @@
 A detector that finds the objects, even as another class, has features that large steps would distort (Kumar et al.,
 ICLR 2022), and boxes that other anchors would displace. A detector that finds none of them has to relearn most of its
 layers. The probe decides ``lr_mult: null``, whether anchors may be refitted, and from which classes of the weights the
-new ones start in a run of few steps.
+new ones start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from models.weights.read import COUNTERS, StoredWeights
 from models.weights.transfer import transfer_weights
 from utils.batches import BatchRequest, Sample, SampleKey, to_float
 from utils.boxes import cxcywh_to_xyxy, iou
-from utils.config.settings import RunSettings
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, gather_on_main
 from utils.strings import counted
 
@@ -72,7 +72,7 @@ class WeightsProbe:
     source: str  # the weights, as ``--weights`` names them
     score: float  # mean of `score_on_objects`; NaN: not measured
     details: str  # number of objects, or why it was not measured
-    similar: dict[int, int] = field(default_factory=dict)  # see `ObjectScores.similar_classes`; empty if not needed
+    similar: dict[int, int] = field(default_factory=dict)  # see `ObjectScores.similar_classes`; empty if not measured
 
     @property
     def detects(self) -> bool:
@@ -81,24 +81,11 @@ class WeightsProbe:
 
 
 def probe_weights(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    weights: StoredWeights,
-    dataset: AugmentedImages,
-    model: Detector,
-    *,
-    needs_similar: bool = False,
-) -> WeightsProbe | None:
-    """Measures how well the ``--weights`` of a new run detect its training objects; None if nothing depends on it. All
-    processes must call this; each tests the weights on its share of the images.
-
-    Args:
-        model: the model of the run, which may be on the meta device.
-        needs_similar: whether to return similar classes.
+    ctx: DistributedContext, config: TrainConfig, weights: StoredWeights, dataset: AugmentedImages, model: Detector
+) -> WeightsProbe:
+    """Measures how well the ``--weights`` of a new run detect its training objects. All processes must call this; each
+    tests the weights on its share of the images. ``model``: that of the run, which may be on the meta device.
     """
-    config = settings.config
-    if not (settings.hyp.lr_mult is None or model.head.anchors is not None or needs_similar):
-        return None
     max_images = min(MAX_PROBE_IMAGES, len(_images_with_objects(dataset.sample_index)))
     if not config.time:
         max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
@@ -115,8 +102,7 @@ def probe_weights(
     if not len(scores.objects):
         return WeightsProbe(config.weights, math.nan, "no object in the images examined")
     details = f"{counted(len(scores.objects), 'object')}, mean confidence {scores.mean:.2f}"
-    similar = scores.similar_classes() if needs_similar else {}
-    return WeightsProbe(config.weights, scores.mean, details, similar)
+    return WeightsProbe(config.weights, scores.mean, details, scores.similar_classes())
 
 
 def lr_mult_by_score(score: float, epochs: int, planned_steps: float) -> tuple[float, str]:

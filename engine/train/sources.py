@@ -68,10 +68,14 @@ def open_sources(ctx: DistributedContext, plan: RunPlan) -> Sources:
     fitness = Fitness.parse(config.fitness, names)
     meta_model = _meta_model(config, names, spec.pixels.channels, read, plan.checkpoint)
     _check_model(config, meta_model, ctx.device)
-    weights = None if read is None else _with_names(read, meta_model)
+    weights = None
+    if read is not None and teacher is not None and config.keep_old:
+        weights = replace(read, names=teacher.detector.names)  # also of a file without names
+    elif read is not None:
+        weights = _with_names(read, meta_model)
     pretrained: Mapping[str, Sequence[int]] = plan.stored.pretrained if plan.stored else {}
     if weights is not None:
-        report, _ = match_weights(meta_model, weights, grow=config.keep_old)
+        report, _ = match_weights(meta_model, weights)
         pretrained = report.pretrained(meta_model)
     return Sources(
         spec=spec,

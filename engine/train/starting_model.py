@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from data.loading.build import count_train_batches
-from engine.optim.schedule import FEW_STEPS, step_plan
 from engine.train.lr_probe import WeightsProbe, probe_weights
 from engine.train.resume import RunPlan
 from engine.train.sources import RunData, Sources, layers_to_freeze
 from models.detector import Detector, build_detector
 from models.losses.distillation import Teacher
-from models.weights.load import class_count
 from models.weights.origin import RANDOM, origin_of_run, taught_by
-from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
-from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
+from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_model
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
@@ -40,9 +36,9 @@ class StartingModel:
 def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData) -> StartingModel:
     """Builds the model of a run on its device. Every rank must call this.
 
-    A new run's has random weights, or those of ``--weights``: in a run of few steps, its new classes start from the
-    rows of similar ones, and its class layers are as wide as the file's, so that these fit. `restore_run` loads the
-    weights of a run that continues. Raises UserError if processes have read different weights.
+    A new run's has random weights, or those of ``--weights``, in which a new class starts from the rows of the class
+    that scores best at its objects. `restore_run` loads the weights of a run that continues. Raises UserError if
+    processes have read different weights.
     """
     config = plan.settings.config
     weights = sources.weights
@@ -50,23 +46,19 @@ def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Source
     probe = None
     origin = RANDOM
     lines = []
+    model = _build(config, sources)
     if plan.checkpoint is not None and stored is not None:
-        model = _build(config, sources.meta_model.spec, sources)
         pretrained = {name: tuple(rows) for name, rows in stored.pretrained.items()}
         from_files = list(plan.checkpoint.state.model.values())
     elif weights is None:
-        model = _build(config, sources.meta_model.spec, sources)
         lines = ["random weights"]
         pretrained = {}
         from_files = []
     else:
         origin = origin_of_run(weights)
-        probe, similar = _probe(ctx, plan, sources, data, weights)
-        spec = sources.meta_model.spec
-        if similar:  # class layers as wide as the file's, whatever the number of classes is
-            spec = {"classes_of_width": class_count(sources.meta_model, weights.shapes)} | spec
-        model = _build(config, spec, sources)
-        report = transfer_weights(model, weights, grow=config.keep_old, similar=similar)
+        probe = probe_weights(ctx, config, weights, data.samples, sources.meta_model)
+        similar = {} if config.model or config.keep_old else probe.similar
+        report = transfer_weights(model, weights, similar=similar)
         lines = report.lines()
         pretrained = report.pretrained(model)
         state = model.state_dict()
@@ -87,28 +79,11 @@ def build_starting_model(ctx: DistributedContext, plan: RunPlan, sources: Source
     )
 
 
-def _probe(
-    ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData, weights: StoredWeights
-) -> tuple[WeightsProbe | None, Mapping[int, int]]:
-    """Measures how well the weights detect the objects. Returns the result, and the classes of the weights from which
-    those of the model start, if the run has few steps (judged at the default batch size, if that is still open)."""
-    settings = plan.settings
-    config = settings.config
-    if config.batch_size == FIND_BATCH_SIZE:
-        config = replace(config, batch_size=TrainConfig.batch_size)
-    steps = step_plan(config, count_train_batches(config, data.samples))
-    needs_similar = steps.planned_steps <= FEW_STEPS and not (config.model or config.keep_old)
-    probe = probe_weights(ctx, settings, weights, data.samples, sources.meta_model, needs_similar=needs_similar)
-    if probe is None or sources.is_complete:
-        return probe, {}
-    return probe, probe.similar
-
-
-def _build(config: TrainConfig, spec: dict, sources: Sources) -> Detector:
+def _build(config: TrainConfig, sources: Sources) -> Detector:
     """Builds a model with random weights and frozen layers."""
     names = sources.names
     channels = sources.spec.pixels.channels
-    model = build_detector(spec, len(names), names=names, seed=config.seed, channels=channels)
+    model = build_detector(sources.meta_model.spec, len(names), names=names, seed=config.seed, channels=channels)
     layers = layers_to_freeze(model, config.freeze)
     if layers:
         freeze_layers(model, layers)

@@ -90,13 +90,16 @@ def _candidates(stored: StoredWeights) -> Iterator[ModelSpec]:
 
 
 def model_of(stored: StoredWeights) -> dict[str, Any]:
-    """Returns the spec of the model that the weights belong to, for `build_detector`. Raises UserError if they do not
-    match it."""
-    if not stored.is_ours:
-        return recognize(stored)[0].plain
-    spec = stored.content["model_spec"]
-    check_shapes(stored.path, spec, stored.names or (), stored.shapes)
-    return spec
+    """Returns the spec of the model that the weights belong to, for `build_detector` with any number of classes: its
+    class layers stay as wide as those of the weights. Raises UserError if they do not match it."""
+    if stored.is_ours:
+        spec = stored.content["model_spec"]
+        num_classes = len(stored.names or ())
+        check_shapes(stored.path, spec, stored.names or (), stored.shapes)
+    else:
+        recognized, num_classes = recognize(stored)
+        spec = recognized.plain
+    return {"classes_of_width": num_classes} | spec
 
 
 def check_shapes(path: Path, spec: dict[str, Any], names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:

@@ -20,7 +20,6 @@ from utils.errors import UserError
 from utils.strings import counted, listed
 
 NOT_IN_FILE = "not in the file"
-CLASSES_DIFFER = "new class layers, as the classes differ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class TransferReport:
     unused: tuple[str, ...]  # tensors of the file that the model does not have
     classes: tuple[str, ...]  # names of the classes whose rows were copied
     similar: tuple[tuple[str, str], ...]  # new classes, each with that of the file whose rows it got
-    grown: bool  # whether the first rows of larger tensors were copied, whatever their classes are called
     adapted_channels: int | None = None  # channels of the images that the kernels of RGB images were adapted to, if any
 
     def pretrained(self, model: Detector) -> dict[str, tuple[int, ...]]:
@@ -47,7 +45,7 @@ class TransferReport:
         total = len(self.taken) + len(self.new_rows) + len(self.skipped)
         summary = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
         if self.new_rows:
-            rows = "their first rows" if self.grown else "no class in common"
+            rows = "no class in common"
             if self.classes:
                 rows = f"rows of {counted(len(self.classes), 'common class')}: {listed(self.classes)}"
             if self.similar:
@@ -63,9 +61,7 @@ class TransferReport:
             lines.append(f"{self.source}: adapting its RGB kernels to images of {channels}")
         for names in names_by_reason.values():
             reason = self.skipped[names[0]]
-            start = reason if reason == CLASSES_DIFFER else "left as initialized"
-            end = "" if reason == CLASSES_DIFFER else f": {reason}"
-            lines.append(f"{start}: {_layers(names)}{end}")
+            lines.append(f"left as initialized: {_layers(names)}: {reason}")
         if self.unused:
             lines.append(f"in the file, but not in the model: {_layers(self.unused)}")
         return lines
@@ -83,12 +79,11 @@ class _Copy(NamedTuple):
     tensor: Tensor
     model_rows: list[int] | None = None  # the rows that get ``file_rows`` of the tensor; None: all
     file_rows: list[int] | None = None
-    grows: bool = False  # the tensor becomes the first part of a larger one, the rest of its rows 0
 
 
 @torch.no_grad()
 def transfer_weights(
-    model: Detector, source: str | Path | StoredWeights, *, grow: bool = False, similar: Mapping[int, int] | None = None
+    model: Detector, source: str | Path | StoredWeights, *, similar: Mapping[int, int] | None = None
 ) -> TransferReport:
     """Copies the tensors of a checkpoint that match those of a detector in name and shape.
 
@@ -99,22 +94,17 @@ def transfer_weights(
     Args:
         model: changed in place.
         source: the checkpoint, or its path.
-        grow: whether a larger tensor of the model gets the file's as its first part. The rest of these rows becomes 0,
-            so a model that has the file's classes first scores them as the file's model does.
         similar: by number of a class of the model, the number of a class of the file. A class whose name the file lacks
             gets the rows of this one, which still count as new.
 
     Raises UserError for an unreadable file, and if no tensor matches.
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
-    report, copies = match_weights(model, stored, grow=grow, similar=similar)
+    report, copies = match_weights(model, stored, similar=similar)
     targets = model.state_dict()
     for name, copy in copies.items():
         target = targets[name]
-        if copy.grows:
-            target[: len(copy.tensor)] = 0
-            target[tuple(slice(size) for size in copy.tensor.shape)] = copy.tensor
-        elif copy.model_rows is None:
+        if copy.model_rows is None:
             target.copy_(copy.tensor)
         else:
             target[copy.model_rows] = copy.tensor[copy.file_rows].to(target.device)
@@ -123,17 +113,13 @@ def transfer_weights(
 
 @torch.no_grad()
 def match_weights(
-    model: Detector, stored: StoredWeights, *, grow: bool = False, similar: Mapping[int, int] | None = None
+    model: Detector, stored: StoredWeights, *, similar: Mapping[int, int] | None = None
 ) -> tuple[TransferReport, dict[str, _Copy]]:
     """Decides what `transfer_weights` copies, by tensor of the model, without copying: the model may be on the meta
     device. The arguments and errors are those of `transfer_weights`."""
     targets = model.state_dict()
     tensors, adapted_channels = _tensors_for(model, stored)
     common, similar_names, class_rows = _common_classes(model, stored, similar or {})
-    # A branch that scores classes may be as wide as there are.
-    head = f"model.{len(model.model) - 1}."
-    class_branches = tuple(f"{head}{layer.partition('.')[0]}." for layer in model.head.class_rows())
-    has_other_classes = class_count(model, stored.shapes) not in (0, model.num_classes)
 
     copies: dict[str, _Copy] = {}
     new_rows: dict[str, tuple[int, ...]] = {}
@@ -144,24 +130,17 @@ def match_weights(
         rows = class_rows.get(layer)
         if tensor is None:
             skipped[name] = NOT_IN_FILE
-        elif grow and _contains(target, tensor):
-            copies[name] = _Copy(tensor, grows=True)
-            new_rows[name] = tuple(range(len(tensor), len(target)))
         elif rows is None:
             reason = _mismatch(target, tensor)
-            if not reason:
-                copies[name] = _Copy(tensor)
-            elif has_other_classes and reason.startswith("shape ") and name.startswith(class_branches):
-                skipped[name] = CLASSES_DIFFER
-            else:
+            if reason:
                 skipped[name] = reason
+            else:
+                copies[name] = _Copy(tensor)
         else:
             # An output layer's weight and bias are copied together: a bias without its weight would do harm.
             pair = (f"{layer}.weight", f"{layer}.bias")
             reasons = (_mismatch(targets[part], tensors.get(part), rows.file_size) for part in pair)
             reason = next(filter(None, reasons), "")
-            if reason.startswith("shape ") and has_other_classes:
-                reason = CLASSES_DIFFER
             if reason or not rows.model_rows:
                 skipped[name] = reason or "the file and the model have no class name in common"
                 continue
@@ -179,7 +158,6 @@ def match_weights(
         unused=tuple(name for name in stored.tensors if name not in targets),
         classes=common if copies_classes else (),
         similar=similar_names if copies_classes else (),
-        grown=any(copy.grows for copy in copies.values()),
         adapted_channels=adapted_channels,
     )
     return report, copies
@@ -212,12 +190,6 @@ def _mismatch(target: Tensor, tensor: Tensor | None, file_rows: int | None = Non
     if tensor.shape == expected:
         return ""
     return f"shape {list(target.shape)} in the model, {list(tensor.shape)} in the file"
-
-
-def _contains(target: Tensor, tensor: Tensor) -> bool:
-    """Returns True if ``target`` is larger than ``tensor`` in some dimension, and smaller in none."""
-    sizes = list(zip(target.shape, tensor.shape))
-    return target.dim() == tensor.dim() and all(a >= b for a, b in sizes) and any(a > b for a, b in sizes)
 
 
 class _ClassRows(NamedTuple):

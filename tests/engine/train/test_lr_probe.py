@@ -29,7 +29,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.scoring import reference_iou
 from tests.helpers.scripts import SMALL, call
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
-from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
 SIDE = 64
@@ -140,9 +140,8 @@ def choice(
 ) -> tuple[float, str]:
     model = model or build_detector(TINY_MODEL, 2)
     plan = StepPlan(accumulate=1, per_epoch=steps, epochs=1, is_timed=config.time > 0)
-    hyp = Hyperparameters(lr_mult=None)
-    probe = probe_weights(ALONE, RunSettings(config, hyp), read_weights(config.weights), dataset, model)
-    return choose_lr_mult(config, hyp, plan, probe)
+    probe = probe_weights(ALONE, config, read_weights(config.weights), dataset, model)
+    return choose_lr_mult(config, Hyperparameters(lr_mult=None), plan, probe)
 
 
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:

@@ -13,8 +13,8 @@ import yaml
 import train
 import val
 from models.detector import build_detector
-from models.weights.load import load_detector
-from models.weights.read import StoredWeights
+from models.weights.load import load_detector, model_of
+from models.weights.read import read_weights
 from models.weights.transfer import transfer_weights
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
@@ -111,22 +111,21 @@ def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(inputs, tm
 
 
 def test_the_new_model_begins_as_the_old_one(inputs, tmp_path):
-    """Its scores of old classes are the old model's, although its class layers are wider: the old one has 16 classes,
-    and as many channels there."""
+    """Its scores of old classes are the old model's: its class layers stay as wide, 16 channels for 16 classes."""
     names = [f"c{i}" for i in range(16)]
     old = build_detector(TINY_MODEL, 16, names=names, seed=1)
-    new = build_detector(TINY_MODEL, 19, names=[*names, *"xyz"])
     randomize_batch_norms(old)
-    stored = StoredWeights(tmp_path / "old.pt", old.state_dict(), tuple(names), {})
-    report = transfer_weights(new, stored, grow=True)
+    write_detector(tmp_path / "old.pt", old)
+    stored = read_weights(tmp_path / "old.pt")
+    new = build_detector(model_of(stored), 19, names=[*names, *"xyz"])
+    report = transfer_weights(new, stored)
     assert not report.skipped
     images = make_batch(2).images / 255
     with torch.no_grad():
         for ours, theirs in zip(new.eval()(images), old.eval()(images)):
             torch.testing.assert_close(ours[:, : theirs.shape[1]], theirs, rtol=1e-4, atol=1e-5)
             assert ours[:, theirs.shape[1] :].std() > 0
-    grown = "model.5.cv3.0.2.weight"
-    assert report.new_rows[grown] == (16, 17, 18)
+    assert report.new_rows["model.5.cv3.0.2.weight"] == (16, 17, 18)
 
 
 @pytest.mark.parametrize(

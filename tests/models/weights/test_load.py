@@ -20,7 +20,7 @@ from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import Touch, zip_around
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
-from tests.helpers.tiny import TINY_MODEL, write_detector
+from tests.helpers.tiny import write_detector
 from utils.boxes import xyxy_to_cxcywh
 
 # Public checkpoints
@@ -184,14 +184,3 @@ def test_files_without_a_known_model_are_refused(tmp_path: Path) -> None:
             with refused(f"{path.name}: ...") as error:
                 read(path)
             assert message in str(error.value) or path.name == "conv.pt"
-
-
-def test_the_first_rows_of_a_file_without_class_names_are_reported(tmp_path):
-    source = build_detector(TINY_MODEL, 3, seed=1)
-    target = build_detector(TINY_MODEL, 5, seed=2)
-    torch.save(source.state_dict(), tmp_path / "bare.pt")
-    report = transfer_weights(target, tmp_path / "bare.pt", grow=True)
-    assert report.lines() == [f"{tmp_path}/bare.pt: 109 of 115 tensors loaded, 6 loaded partly (their first rows)"]
-    for name, rows in report.new_rows.items():
-        assert rows == (3, 4)
-        assert torch.equal(target.state_dict()[name][:3], source.state_dict()[name])
