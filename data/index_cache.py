@@ -32,7 +32,7 @@ from utils.pixels import RGB8
 
 # Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
 # losses: all index caches are then built anew.
-CACHE_VERSION = 34
+CACHE_VERSION = 35
 
 
 def find_cache_file(folder: Path, cache_key: str, fingerprint: str) -> Path:

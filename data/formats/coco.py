@@ -9,8 +9,18 @@ from functools import partial
 from typing import Any
 
 from data.categories import Category
-from data.formats.json_text import number, numbers, parse_json, shown, size_of
-from data.formats.label_format import Box, Classes, Entry, Format, LabelFileError, rows_of, shape_of
+from data.formats.json_text import numbers, parse_json, shown
+from data.formats.label_format import (
+    Box,
+    Classes,
+    Entry,
+    Format,
+    LabelFileError,
+    number,
+    rows_of,
+    shape_of,
+    stated_size,
+)
 from utils.files.encoding import EncodingError, decode_utf8
 
 _MAX = 1e300  # larger numbers count as infinite
@@ -45,7 +55,8 @@ def read_coco(data: bytes, classes: Classes) -> list[Entry]:
     for key, image in images.items():
         rows = rows_of(annotations_of.pop(key, ()), parse, classes)
         name = image["file_name"].replace("\\", "/")
-        entries.append(Entry(rows, name, size_of(image, "height", "width"), _integer(image["id"])))
+        size_hw = stated_size(image.get("height"), image.get("width"))
+        entries.append(Entry(rows, name, size_hw, _integer(image["id"])))
     for key, of_no_image in annotations_of.items():
         entries.append(Entry(rows_of(of_no_image, parse, classes), f"image_id {key or 'missing'}"))
     return entries

@@ -10,7 +10,17 @@ import csv
 import io
 from typing import Any
 
-from data.formats.label_format import ANY_SUFFIX, Box, Classes, Entry, Format, LabelFileError, plain_float, rows_of
+from data.formats.label_format import (
+    ANY_SUFFIX,
+    Box,
+    Classes,
+    Entry,
+    Format,
+    LabelFileError,
+    plain_float,
+    rows_of,
+    stated_size,
+)
 from utils.files.encoding import EncodingError, decode_utf8
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -38,7 +48,7 @@ def read_csv(data: bytes, classes: Classes) -> list[Entry]:
         raise LabelFileError(f"malformed CSV ({error})", lines.line_num + 1) from None
     entries = []
     for (image, height, width), objects in objects_of.items():
-        size_hw = (int(height), int(width)) if height.isdecimal() and width.isdecimal() else None
+        size_hw = stated_size(height, width)
         entries.append(Entry(rows_of(objects, _box, classes), image, size_hw, is_normalized=is_open_images))
     return entries
 

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from data.findings import Finding
-from data.formats.label_format import ANY_SUFFIX, Box, Classes, Entry, Format, Row, box_around, rows_of
+from data.formats.label_format import ANY_SUFFIX, Box, Classes, Entry, Format, Row, box_around, rows_of, stated_size
 from data.formats.voc import read_xml
 from utils.files.xml_files import LINE
 
@@ -23,8 +23,7 @@ def read_cvat(data: bytes, classes: Classes) -> Iterator[Entry]:
         shapes = [shape for shape in image if shape.tag != "tag"]  # a tag labels the whole image
         objects = [(int(shape.attrib[LINE]), shape) for shape in shapes]
         rows = rows_of(objects, lambda shape: _box(shape, shape.attrib["label"]), classes)
-        sides = [image.get(side, "") for side in ("height", "width")]
-        size_hw = (int(sides[0]), int(sides[1])) if all(map(str.isdecimal, sides)) else None
+        size_hw = stated_size(image.get("height"), image.get("width"))
         yield Entry(rows, image.get("name", ""), size_hw, image.get("id"))
     frames: dict[str, list[Row | Finding]] = {}
     if root.find("image") is None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-from data.formats.label_format import LabelFileError
+from data.formats.label_format import LabelFileError, number
 from utils.errors import one_line
 from utils.files.encoding import EncodingError, decode_utf8
-from utils.strings import is_plain_number_text
 
 _NUMBERS = frozenset((int, float))
-_MAX_SIDE = 2**31  # pixels; no format of images stores a larger one
 
 
 def parse_json(data: bytes) -> Any:
@@ -39,31 +36,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def number(value: Any) -> int | float | None:
-    """Returns a number, also one in text, as Roboflow writes some; None for any other value."""
-    if type(value) in (int, float):
-        return value
-    if not isinstance(value, str) or not is_plain_number_text(value):
-        return None
-    try:
-        return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
-    except ValueError:  # no number, or one of thousands of digits
-        return None
-
-
 def numbers(values: list[Any]) -> list[float]:
     """Returns the `number` of each value, an empty list if one has none."""
     if _NUMBERS.issuperset(map(type, values)):
         return values
     found = [value for value in map(number, values) if value is not None]
     return found if len(found) == len(values) else []
-
-
-def size_of(image: Mapping[str, Any], height: str, width: str) -> tuple[int, int] | None:
-    """Returns the stated height and width of an image; None if the keys state none, or what no image can have."""
-    sides = [number(image.get(key)) for key in (height, width)]
-    sizes = [int(side) for side in sides if side is not None and 0 < side < _MAX_SIDE and side == int(side)]
-    return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
 def shown(value: Any) -> str:

@@ -20,6 +20,7 @@ from utils.errors import one_line
 from utils.strings import is_plain_number_text
 
 MAX_BYTES = 1 << 26  # largest label file of one image
+_MAX_SIDE = 2**31  # pixels; no format of images stores a larger one
 ANY_SUFFIX = ".*"  # ends the name of an image whose label file leaves out the suffix
 
 # Class, x1, y1, x2, y2, area, crowd, row number, shape. The row number locates the row in its file: its line, from 1,
@@ -131,6 +132,26 @@ def plain_float(text: str) -> float:
     if not is_plain_number_text(text):
         raise ValueError(f"{text[:60]!r} is not a number")
     return float(text)
+
+
+def number(value: Any) -> int | float | None:
+    """Returns a number, also one in text, as Roboflow writes some; None for any other value."""
+    if type(value) in (int, float):
+        return value
+    if not isinstance(value, str) or not is_plain_number_text(value):
+        return None
+    try:
+        return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
+    except ValueError:  # no number, or one of thousands of digits
+        return None
+
+
+def stated_size(height: Any, width: Any) -> tuple[int, int] | None:
+    """Returns the height and width that a file states for an image; None without one, or for sides that no image has,
+    such as the zeros of some tools."""
+    sides = [number(side) for side in (height, width)]
+    sizes = [int(side) for side in sides if side is not None and 0 < side < _MAX_SIDE and side == int(side)]
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
 def row_table(image: int, rows: list[Row]) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from data.formats.json_text import parse_json, size_of
-from data.formats.label_format import Box, Classes, Entry, Format, LabelFileError, box_around, rows_of
+from data.formats.json_text import parse_json
+from data.formats.label_format import Box, Classes, Entry, Format, LabelFileError, box_around, rows_of, stated_size
 
 
 def read_labelme(data: bytes, classes: Classes) -> list[Entry]:
@@ -15,7 +15,7 @@ def read_labelme(data: bytes, classes: Classes) -> list[Entry]:
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         raise LabelFileError("has no list 'shapes'; is it a LabelMe JSON?")
     rows = rows_of(enumerate(content["shapes"]), _box, classes)
-    return [Entry(rows, size_hw=size_of(content, "imageHeight", "imageWidth"))]
+    return [Entry(rows, size_hw=stated_size(content.get("imageHeight"), content.get("imageWidth")))]
 
 
 def _box(shape: Any) -> Box:

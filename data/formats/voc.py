@@ -6,15 +6,13 @@ pixels. ``difficult`` objects are treated like all others.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from data.formats.label_format import Box, Classes, Entry, Format, LabelFileError, plain_float, rows_of
+from data.formats.label_format import Box, Classes, Entry, Format, LabelFileError, plain_float, rows_of, stated_size
 from utils.files.xml_files import LINE, XmlError, parse_xml
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_SIDE = re.compile(r"0*([1-9]\d{0,8})(?:\.0*)?", re.ASCII)  # some tools write a float
 _BOX_TAGS = ("bndbox", "xmin")  # an element with either child has a box
 
 
@@ -33,9 +31,7 @@ def read_voc(data: bytes, classes: Classes) -> list[Entry]:
     """Reads a file. The row number is the line of the ``<object>``. Raises LabelFileError for other files."""
     root = read_xml(data, "annotation")
     objects = ((int(element.attrib[LINE]), element) for element in _boxed(root))
-    # Some tools write zeros, which state no size.
-    height, width = (_SIDE.fullmatch(root.findtext(f"size/{side}", "").strip()) for side in ("height", "width"))
-    size_hw = (int(height[1]), int(width[1])) if height and width else None
+    size_hw = stated_size(root.findtext("size/height"), root.findtext("size/width"))
     return [Entry(rows_of(objects, _box, classes), size_hw=size_hw)]
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from data.findings import BAD_BOX, BAD_ROW, ORPHAN
-from tests.data.data_set import DataSet, boxes, counts, load, num_boxes, open_set, places, refusal
+from tests.data.data_set import DataSet, boxes, counts, load, num_boxes, open_set, places, refusal, voc
 
 SIZES = {"one é": (48, 64), "two": (60, 80), "three": (40, 40)}
 CAT = (4, 6, 26, 34)
@@ -169,6 +169,22 @@ def test_an_image_whose_shapes_are_all_lost_is_no_background(tmp_path):
     labelme(export)
     export.file("two.json", {"shapes": [{"label": "cat", "points": [[1, 1], [9, 9]], "shape_type": "line"}]})
     assert set(num_boxes(load(export.root))) == {"one é.png", "three.png"}
+
+
+@pytest.mark.parametrize("tool", ["csv", "cvat", "voc"])
+def test_a_size_of_zero_is_not_stated(tool, data):
+    """As converters of VOC write it, whose tools write zeros."""
+    data.images("images/train/x.png")
+    labels = {
+        "csv": "filename,width,height,class,xmin,ymin,xmax,ymax\nx.png,0,0,a,5,5,25,25",
+        "cvat": '<annotations><image name="x.png" height="0" width="80">'
+        '<box label="a" xtl="5" ytl="5" xbr="25" ybr="25"/></image></annotations>',
+        "voc": voc(("a", 5, 5, 25, 25), hw=(0, 0)),
+    }
+    name = {"csv": "a.csv", "cvat": "a.xml", "voc": "voc/x.xml"}[tool]
+    data.file(name, labels[tool])
+    data.yaml(train="images/train", annotations={"train": name.removesuffix("/x.xml")})
+    assert boxes(data.index()) == {"x": [("a", 5, 5, 20, 20)]}
 
 
 DAMAGED = {
