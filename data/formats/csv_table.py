@@ -35,11 +35,16 @@ def read_csv(data: bytes, classes: Classes) -> list[Entry]:
         is_open_images = "imageid" in columns
         if not columns.issuperset(_CORNERS) or not (is_open_images or "filename" in columns):
             raise LabelFileError(f"has no header {_HEADER} (or ImageID, LabelName, XMin, ...)", 1)
-        objects_of: dict[tuple[str, str, str], list[tuple[int, dict[str, str]]]] = {}
+        # By image and stated size. A row without a size has that of the image's first row with one.
+        objects_of: dict[str, dict[tuple[int, int] | None, list[tuple[int, dict[str, str]]]]] = {}
         for line in lines:
             row = {str(key).strip().lower(): (value or "") for key, value in line.items() if isinstance(value, str)}
             image = row.get("imageid", "") + ANY_SUFFIX if is_open_images else row.get("filename", "")
-            objects = objects_of.setdefault((image, row.get("height", ""), row.get("width", "")), [])
+            of_image = objects_of.setdefault(image, {})
+            size_hw = stated_size(row.get("height"), row.get("width"))
+            if size_hw and None in of_image:
+                of_image[size_hw] = of_image.pop(None)
+            objects = of_image.setdefault(size_hw or next(iter(of_image), None), [])
             if any(row.get(key) for key in (*_CORNERS, "labelname", "class")):
                 objects.append((lines.line_num, row))
     except EncodingError as error:
@@ -47,9 +52,9 @@ def read_csv(data: bytes, classes: Classes) -> list[Entry]:
     except csv.Error as error:
         raise LabelFileError(f"malformed CSV ({error})", lines.line_num + 1) from None
     entries = []
-    for (image, height, width), objects in objects_of.items():
-        size_hw = stated_size(height, width)
-        entries.append(Entry(rows_of(objects, _box, classes), image, size_hw, is_normalized=is_open_images))
+    for image, of_image in objects_of.items():
+        for size_hw, objects in of_image.items():
+            entries.append(Entry(rows_of(objects, _box, classes), image, size_hw, is_normalized=is_open_images))
     return entries
 
 

@@ -171,6 +171,15 @@ def test_an_image_whose_shapes_are_all_lost_is_no_background(tmp_path):
     assert set(num_boxes(load(export.root))) == {"one é.png", "three.png"}
 
 
+def test_a_row_of_a_csv_without_a_size_has_that_of_its_image(data):
+    data.images("images/train/x.png")
+    rows = [CSV_ROWS[0], "x.png,,,a,5,5,25,25", "x.png,160,120,a,60,60,100,100", "x.png,,,b,20,20,60,60"]
+    data.file("a.csv", "\n".join(rows))
+    data.yaml(train="images/train", annotations={"train": "a.csv"})
+    assert boxes(data.index())["x"] == [("a", 2.5, 2.5, 10, 10), ("a", 30, 30, 20, 20), ("b", 10, 10, 20, 20)]
+    assert data.counts() == (1, 3, 0, 0)
+
+
 @pytest.mark.parametrize("tool", ["csv", "cvat", "voc"])
 def test_a_size_of_zero_is_not_stated(tool, data):
     """As converters of VOC write it, whose tools write zeros."""
