@@ -10,7 +10,18 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from data.findings import Finding
-from data.formats.label_format import ANY_SUFFIX, Box, Classes, Entry, Format, Row, box_around, rows_of, stated_size
+from data.formats.label_format import (
+    ANY_SUFFIX,
+    Box,
+    Classes,
+    Entry,
+    Format,
+    Row,
+    box_around,
+    half_sides_of_rotated,
+    rows_of,
+    stated_size,
+)
 from data.formats.voc import read_xml
 from utils.files.xml_files import LINE
 
@@ -62,9 +73,9 @@ def _box(shape: Element, name: str) -> Box:
             cx, cy, half_w, half_h = (x1 + x2) / 2, (y1 + y2) / 2, (x2 - x1) / 2, (y2 - y1) / 2
         else:
             cx, cy, half_w, half_h = numbers("cx", "cy", "rx", "ry")
-        degrees = float(shape.get("rotation", 0))
-        if degrees:
-            half_w, half_h = _half_sides_of_rotated(half_w, half_h, degrees, is_round=shape.tag == "ellipse")
+        angle = math.radians(float(shape.get("rotation", 0)))
+        if angle:
+            half_w, half_h = half_sides_of_rotated(half_w, half_h, angle, is_round=shape.tag == "ellipse")
         return Box(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
     if shape.tag == "mask":
         left, top, width, height = map(int, numbers("left", "top", "width", "height"))
@@ -93,15 +104,6 @@ def _box_of_mask(name: str, left: int, top: int, width: int, height: int, rle: s
     y1 = start[0] // width
     y2 = last[-1] // width + 1
     return Box(name, float(left + x1), float(top + y1), float(left + x2), float(top + y2))
-
-
-def _half_sides_of_rotated(half_w: float, half_h: float, degrees: float, *, is_round: bool) -> tuple[float, float]:
-    """Returns half the sides of the box around a rectangle or an ellipse that is rotated about its center."""
-    c = abs(math.cos(math.radians(degrees)))
-    s = abs(math.sin(math.radians(degrees)))
-    if is_round:
-        return math.hypot(half_w * c, half_h * s), math.hypot(half_w * s, half_h * c)
-    return half_w * c + half_h * s, half_w * s + half_h * c
 
 
 CVAT = Format(name="cvat", title="CVAT XML", suffix=".xml", is_per_image=False, read=read_cvat, mark="<annotations>")

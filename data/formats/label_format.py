@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import cos, hypot, isfinite, sin
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,6 +125,16 @@ def box_around(name: Any, points: Iterable[Sequence[Any]]) -> Box:
     if len(xs) < 2:
         raise ValueError("a point has no area")
     return Box(name, min(xs), min(ys), max(xs), max(ys))
+
+
+def half_sides_of_rotated(half_w: float, half_h: float, angle: float, *, is_round: bool) -> tuple[float, float]:
+    """Returns half the sides of the box around a rectangle or an ellipse that is rotated about its center. ``angle``:
+    in radians."""
+    c = abs(cos(angle))
+    s = abs(sin(angle))
+    if is_round:
+        return hypot(half_w * c, half_h * s), hypot(half_w * s, half_h * c)
+    return half_w * c + half_h * s, half_w * s + half_h * c
 
 
 def plain_float(text: str) -> float:

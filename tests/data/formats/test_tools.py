@@ -7,9 +7,12 @@ import json
 from collections.abc import Callable
 from xml.etree import ElementTree
 
+import cv2
+import numpy as np
 import pytest
 
 from data.findings import BAD_BOX, BAD_ROW, ORPHAN
+from data.index import DatasetIndex
 from tests.data.data_set import DataSet, boxes, counts, load, num_boxes, open_set, places, refusal, voc
 
 SIZES = {"one é": (48, 64), "two": (60, 80), "three": (40, 40)}
@@ -169,6 +172,50 @@ def test_an_image_whose_shapes_are_all_lost_is_no_background(tmp_path):
     labelme(export)
     export.file("two.json", {"shapes": [{"label": "cat", "points": [[1, 1], [9, 9]], "shape_type": "line"}]})
     assert set(num_boxes(load(export.root))) == {"one é.png", "three.png"}
+
+
+def via_index(data: DataSet, *regions: tuple[dict, dict], names: list[str]) -> DatasetIndex:
+    """Returns the index of two images with the same regions: shapes and attributes."""
+    data.images("images/train/x.png", "images/train/y.png")
+    listed = [{"shape_attributes": shape, "region_attributes": attributes} for shape, attributes in regions]
+    content = {stem: {"filename": f"{stem}.png", "file_attributes": {}, "regions": listed} for stem in "xy"}
+    data.file("via.json", content)
+    data.yaml(train="images/train", names=names, annotations={"train": "via.json"})
+    return data.index()
+
+
+@pytest.mark.parametrize("degrees", [0, 30, 90, 135])
+def test_the_box_of_a_rotated_ellipse_of_via_is_around_its_outline(data, degrees):
+    ellipse = {"name": "ellipse", "cx": 40, "cy": 30, "rx": 25, "ry": 5, "theta": np.radians(degrees)}
+    outline = cv2.ellipse2Poly((4000, 3000), (2500, 500), degrees, 0, 360, 1) / 100
+    index = via_index(data, (ellipse, {}), names=["object"])
+    expected = np.r_[outline.min(0), np.ptp(outline, axis=0)]
+    np.testing.assert_allclose(index.boxes_xywh_px, [expected, expected], atol=0.1)
+
+
+RECT = {"name": "rect", "x": 5, "y": 5, "width": 20, "height": 20}
+
+
+def test_row_numbers_of_via_count_the_regions_of_all_images(data):
+    assert via_index(data, (RECT, {}), (RECT | {"x": 30}, {}), names=["object"]).row_number.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name"),
+    [
+        ({}, "object"),
+        ({"k": "cat"}, "cat"),
+        ({"k": "cat", "note": ""}, "cat"),
+        ({"color": "red", "class": "cat"}, "cat"),
+        ({"k": {"cat": True, "dog": False}}, "cat"),
+        ({"color": "red", "k": "cat"}, None),
+        ({"k": {"cat": True, "dog": True}}, None),
+    ],
+)
+def test_the_class_of_a_region_of_via_is_no_guess(data, attributes, name):
+    index = via_index(data, (RECT, attributes), (RECT | {"x": 40}, {"class": "dog"}), names=["cat", "dog", "object"])
+    assert [index.names[c] for c in index.classes] == [*([name] if name else []), "dog"] * 2
+    assert len(places(index, BAD_ROW)) == (0 if name else 2)
 
 
 def test_a_row_of_a_csv_without_a_size_has_that_of_its_image(data):
