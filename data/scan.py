@@ -170,9 +170,9 @@ def _read_one(i: int, spec: DatasetSpec, labels: Labels, *, decode: bool) -> _Im
     problems += [row for row in rows if isinstance(row, Finding)]
     table = row_table(i, [row for row in rows if not isinstance(row, Finding)])
     is_normalized = entry is not None and entry.is_normalized
-    scale: np.ndarray | float = 1.0  # factors from the units of corners to pixels
+    boxes = np.array([row.xyxy_px for row in problems if row.xyxy_px], np.float64).reshape(-1, 4)
     if is_normalized:
-        scale = np.array([size_hw[1], size_hw[0]] * 2, np.float64)
+        boxes *= [size_hw[1], size_hw[0]] * 2
     elif entry is not None and entry.size_hw not in (None, size_hw):
         fit = Fit(entry.size_hw, size_hw, checked.orientation)
         if not fit.is_possible:
@@ -181,18 +181,21 @@ def _read_one(i: int, spec: DatasetSpec, labels: Labels, *, decode: bool) -> _Im
         elif not fit.is_same:
             if rows:
                 problems.insert(0, Finding(FITTED, str(fit), number=len(rows)))
+            boxes = fit.corners(boxes)
             table[:, X1 : Y2 + 1] = fit.corners(table[:, X1 : Y2 + 1])
             table[:, AREA] *= fit.area_factor
-    findings = [_located(labels, problem._replace(image=i), scale) for problem in problems]
+    xyxy_px = iter(boxes.tolist())
+    findings = [
+        _located(labels, problem._replace(image=i, xyxy_px=problem.xyxy_px and tuple(next(xyxy_px))))
+        for problem in problems
+    ]
     return _ImageContent(size_hw, table, findings, len(rows), is_normalized)
 
 
-def _located(labels: Labels, problem: Finding, scale: np.ndarray | float = 1.0) -> Finding:
-    """Says where a problem in the labels of ``labels.images[problem.image]`` is, unless it says so."""
+def _located(labels: Labels, problem: Finding) -> Finding:
+    """Fills in a missing location of a problem in the labels of ``labels.images[problem.image]``."""
     row_number = None if problem.row_number < 0 else problem.row_number
-    where = problem.where or labels.where(problem.image, row_number)
-    xyxy_px = problem.xyxy_px and tuple((np.array(problem.xyxy_px) * scale).tolist())
-    return problem._replace(where=where, xyxy_px=xyxy_px)
+    return problem._replace(where=problem.where or labels.where(problem.image, row_number))
 
 
 def _attribute_losses(

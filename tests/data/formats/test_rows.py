@@ -112,6 +112,15 @@ def test_three_formats_say_the_same(data):
     assert truth.category_ids == (1, 2)
 
 
+@pytest.mark.parametrize("labels", [None, "voc"])
+def test_the_box_of_an_unknown_class_is_in_pixels_of_the_image(data, labels):
+    data.pairs("train/x", rows=f"{BOX}2 0.75 0.75 0.5 0.5\n")
+    data.file("voc/x.xml", voc(("a", 5, 5, 20, 20), ("c", 80, 60, 160, 120), hw=(120, 160)))  # of twice the size
+    data.yaml(train="images/train", **({"annotations": {"train": labels}} if labels else {}))
+    (finding,) = [finding for finding in data.index().report.findings if finding.kind == UNKNOWN_CLASS]
+    assert finding.xyxy_px == (40, 30, 80, 60)
+
+
 LOST_OBJECTS = {  # of VOC
     "without a name": ("<object><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>", 1),
     "without a box": ("<object><name>a</name></object>", 1),
