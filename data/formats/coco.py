@@ -85,11 +85,10 @@ def _names_by_id(categories: list[Any]) -> dict[str, str]:
         location = f"categories[{position}]"
         if not isinstance(category, dict) or not isinstance(category.get("name"), str | int | float):
             raise LabelFileError(f"{location}: expected a category with id and name, got {shown(category)}")
-        category_id = number(category.get("id"))
+        key = _id_key(number(category.get("id")))
         name = str(category["name"]).strip()  # like the names in the YAML
-        if category_id is None or category_id != int(category_id):
+        if not key:
             raise LabelFileError(f"{location}: id {shown(category.get('id'))}: category ids must be integers")
-        key = str(int(category_id))
         if not name or key in name_of:
             raise LabelFileError(f"{location}: has no name, or the id of '{name_of.get(key, '')}'; ids must be unique")
         name_of[key] = name
@@ -138,8 +137,9 @@ def category_names(data: bytes) -> tuple[str, ...]:
     for root in categories:
         others = [category for category in categories if category is not root]
         is_above_all = bool(others) and all(category.get("supercategory") == root["name"] for category in others)
-        if is_above_all and not re.search(rf'"category_id"\s*:\s*"?{int(root["id"])}\b', text):
-            del name_of[str(int(root["id"]))]
+        key = _id_key(number(root["id"]))
+        if is_above_all and not re.search(rf'"category_id"\s*:\s*"?{key}\b', text):
+            del name_of[key]
             break
     key_of: dict[str, str] = {}
     for key in sorted(name_of, key=int):

@@ -202,6 +202,9 @@ DAMAGED_JSONS = {
     "not text": b"\xff\xfe\x00",
     "repeated ids": json.dumps(coco([("x.png", []), ("y.png", [])])).replace("101", "100").encode(),
     "no file_name": json.dumps(coco([("x.png", [])])).replace("file_name", "name").encode(),
+    "a category id that is no number": json.dumps(
+        coco([("x.png", [])], categories=[{"id": float("nan"), "name": "a"}])
+    ).encode(),
     "of other images": json.dumps(coco([("z.png", [(1, 5, 5, 20, 20)])])).encode(),
 }
 
