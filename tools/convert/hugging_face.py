@@ -14,11 +14,12 @@ from utils.files.safe_io import read_text, write_whole
 from utils.machine.packages import require_package
 
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # possible names of the column
+_ONLY_CLASS = "object"  # of data sets without such a column
 _ROWS_AT_ONCE = 16
 
 
 class LabeledImage(NamedTuple):
-    """An image, and its boxes as in a COCO JSON, with the ``name`` of the class in place of an id."""
+    """An image, and its boxes as in a COCO JSON, with the ``name`` of the class (None: unknown) in place of an id."""
 
     path: Path
     boxes: list[dict[str, Any]]
@@ -27,12 +28,13 @@ class LabeledImage(NamedTuple):
 
 
 def find_tables(source: Path) -> list[Path]:
-    """Returns the parquet files, or else the ``metadata.jsonl``, in a folder that is not hidden, or ``source`` itself;
+    """Returns the parquet files, or else each ``metadata.jsonl``, in a folder that is not hidden, or ``source`` itself;
     none for another data set."""
     files = sorted(source.rglob("*")) if source.is_dir() else [source]
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(source).parts)]
     parquets = [file for file in files if file.suffix == ".parquet" and file.is_file()]
-    return parquets or [file for file in files if file.suffix == ".jsonl" and file.is_file()]
+    tables = (source.name,) if source.is_file() and source.suffix == ".jsonl" else ("metadata.jsonl",)
+    return parquets or [file for file in files if file.name in tables and file.is_file()]
 
 
 def read_tables(files: Sequence[Path], root: Path, image_folder: Path) -> dict[str, list[LabeledImage]]:
@@ -100,13 +102,14 @@ def _boxes(objects: Any, names: Mapping[str, Sequence[str]]) -> list[dict[str, A
         length = max(map(len, columns.values()))
         objects = [{key: values[i] for key, values in columns.items() if i < len(values)} for i in range(length)]
     boxes = []
+    column = next((key for key in _CATEGORIES if any(key in item for item in objects)), "")
+    column_names = names.get(column)
     for item in objects:
-        column = next((key for key in _CATEGORIES if key in item), "category")
-        name = item.get(column)
-        if column in names and type(name) is int:
-            name = names[column][name] if 0 <= name < len(names[column]) else f"class {name}"
+        name = item.get(column) if column else _ONLY_CLASS
+        if column_names is not None and type(name) is int:
+            name = column_names[name] if 0 <= name < len(column_names) else f"class {name}"
         crowd = int(bool(item.get("iscrowd") or item.get("is_crowd")))
-        boxes.append({"name": str(name), "bbox": item.get("bbox"), "iscrowd": crowd})
+        boxes.append({"name": None if name is None else str(name), "bbox": item.get("bbox"), "iscrowd": crowd})
     return boxes
 
 

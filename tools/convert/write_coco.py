@@ -46,7 +46,8 @@ def convert(source: str, out: Path, *, max_bad: float = TrainConfig.max_bad) -> 
             root = normal_path(source)
             root = root if root.is_dir() else root.parent
             splits = read_tables(tables, root, image_folder)
-            names = sorted({str(box["name"]) for images in splits.values() for image in images for box in image.boxes})
+            found = {box["name"] for images in splits.values() for image in images for box in image.boxes}
+            names = sorted(found - {None})
         else:
             spec = open_data(DataSource(source), DistributedContext.single())
             root = spec.root

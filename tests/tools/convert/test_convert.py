@@ -114,6 +114,25 @@ def test_data_sets_of_hugging_face_are_written(write, split, tmp_path):
     assert index.crowd.sum() == 1
 
 
+def test_objects_of_hugging_face_without_a_category_are_of_one_class_and_one_without_is_lost(tmp_path):
+    image_folder(tmp_path / "set")
+    table = tmp_path / "set/metadata.jsonl"
+    text = table.read_text()
+    table.write_text(text.replace('"category"', '"other"'))
+    convert(str(tmp_path / "set"), tmp_path / "out.json")
+    assert load(tmp_path / "out.yaml").names == ("object",)
+    table.write_text(text.replace('["cat", "wild dog"]', '["cat", null]'))
+    convert(str(tmp_path / "set"), tmp_path / "more.json", max_bad=0.5)
+    index = load(tmp_path / "more.yaml")
+    assert (index.names, index.report.lost_objects) == (("cat",), 1)
+
+
+def test_a_log_in_a_folder_of_yolo_is_no_table_of_hugging_face(source, tmp_path):
+    source.file("runs/log.jsonl", '{"epoch": 1}\n')
+    convert(str(source.data), tmp_path / "out.json")
+    convert(str(source.root), tmp_path / "more.json")
+
+
 def test_a_box_of_hugging_face_that_is_none_is_lost_and_too_many_leave_nothing(tmp_path):
     image_folder(tmp_path / "set")
     table = tmp_path / "set/metadata.jsonl"
