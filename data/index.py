@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from data.categories import Category
-from data.findings import NO_LABEL, Finding, ScanReport
+from data.findings import NO_LABEL, ScanReport
 from data.flat_strings import FlatStrings
 from data.labels import Labels
 from data.spec import IGNORED, DatasetSpec
@@ -276,16 +276,6 @@ class IndexSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """Labels and findings read from a split, or from one of the data sets that it joins."""
-
-    spec: DatasetSpec
-    root: Path  # file names are relative to this folder
-    source: Labels | None  # None for shards, which were scanned when they were written
-    findings: Iterable[Finding]  # about all images
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedSplit:
     """A split as read from the disk, and the part of it that a run, or a data set that joins it, uses."""
 
@@ -295,16 +285,18 @@ class LoadedSplit:
     used: DatasetIndex
     note: str = ""  # how it was read, for the log, such as " (cached)"
     cache_file: Path | None = None  # None without a cache, and if it joins data sets
-    scans: tuple[Scan, ...] = ()  # one for each data set that it joins; empty if the index is from a cache file
+    labels: Labels | None = None  # None for an index from a cache file or shards, and if it joins data sets
     parts: tuple[LoadedSplit, ...] = ()  # the data sets that it joins
+
+    @property
+    def sources(self) -> tuple[LoadedSplit, ...]:
+        """The data sets that it joins, directly or not, or itself."""
+        return tuple(source for part in self.parts for source in part.sources) or (self,)
 
     @property
     def cache_files(self) -> dict[str, str]:
         """The cache files of the data sets that it joins, or its own, by `DatasetSpec.source`."""
-        files = {self.spec.source: str(self.cache_file)} if self.cache_file else {}
-        for part in self.parts:
-            files |= part.cache_files
-        return files
+        return {source.spec.source: str(source.cache_file) for source in self.sources if source.cache_file}
 
 
 def digest_of(*values: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.index import DatasetIndex, IndexSettings, LoadedSplit, Scan, cache_key_of, digest_of
+from data.index import DatasetIndex, IndexSettings, LoadedSplit, cache_key_of, digest_of
 from data.index_cache import (
     find_cache_file,
     fingerprint_of,
@@ -22,6 +22,7 @@ from data.index_cache import (
     write_index,
 )
 from data.join import join_parts
+from data.labels import Labels
 from data.pairing import list_split
 from data.scan import scan_split
 from data.select import select_used
@@ -75,19 +76,18 @@ def read_split(spec: DatasetSpec, split: str, settings: IndexSettings, known_fil
     source = spec.split(source_split)
     note = ""
     cache_file: Path | None = None
+    labels: Labels | None = None
     parts: tuple[LoadedSplit, ...] = ()
     if isinstance(source, JoinedSplit):
         part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
         parts = tuple(read_split(part, source_split, part_settings, known_files) for part in source.parts)
         full = join_parts(spec, parts)
-        scans = tuple(scan for part in parts for scan in part.scans)
     elif isinstance(source, ShardSplit):
         full = read_shards(source.index, spec)
-        scans = (Scan(spec, root=source.index, source=None, findings=full.report.findings),)
         note = " (shards)"
     else:
-        full, scans, cache_file = _read_files(spec, source_split, settings, known_files.get(spec.source))
-        note = "" if scans else " (cached)"
+        full, labels, cache_file = _read_files(spec, source_split, settings, known_files.get(spec.source))
+        note = "" if labels else " (cached)"
     used = select_used(full, spec, split, settings)
     # With a fraction, runs with other seeds use other images and other caches. The classes in use belong to the
     # selection, because they determine which images with lost labels are left out.
@@ -96,15 +96,15 @@ def read_split(spec: DatasetSpec, split: str, settings: IndexSettings, known_fil
     used = replace(
         used, cache_key=cache_key_of(spec, split, settings.single_cls, *part_of_images), selection=digest_of(*selection)
     )
-    return LoadedSplit(spec, split, full, used, note, cache_file, scans, parts)
+    return LoadedSplit(spec, split, full, used, note, cache_file, labels, parts)
 
 
 def _read_files(
     spec: DatasetSpec, split: str, settings: IndexSettings, known_file: str | None
-) -> tuple[DatasetIndex, tuple[Scan, ...], Path | None]:
+) -> tuple[DatasetIndex, Labels | None, Path | None]:
     """Opens the index of a split of files from a cache file, ``known_file`` if there is one, or scans the files.
 
-    Returns the index of all usable images; the scan, unless it was cached; and the cache file, unless none could be
+    Returns the index of all usable images; the labels, unless it was cached; and the cache file, unless none could be
     written.
     """
     labeled = spec.as_labeled()
@@ -114,7 +114,7 @@ def _read_files(
     if known_file:
         cached = open_index(Path(known_file), names, spec)
         if cached is not None:
-            return cached, (), Path(known_file)
+            return cached, None, Path(known_file)
     listing = list_split(labeled, split)
     folder = cache_folder(settings.cache_dir)
     key = cache_key_of(spec, split, single_cls)
@@ -123,11 +123,11 @@ def _read_files(
         private_folder(folder, "--cache-dir")
         cached = open_index(file, names, spec)
         if cached is not None:
-            return cached, (), file
-    scanned, scan = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
+            return cached, None, file
+    scanned, labels = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
     index = replace(scanned, image_files=image_files_digest(listing), pixels=spec.pixels)
     is_cached = settings.use_cache and write_index(file, key, index)
-    return index, (replace(scan, spec=spec),), file if is_cached else None
+    return index, labels, file if is_cached else None
 
 
 def problems(loaded: LoadedSplit, max_bad: float) -> list[str]:

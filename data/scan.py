@@ -22,7 +22,7 @@ from data.flat_strings import FlatStrings
 from data.formats.label_format import AREA, X1, Y2, Entry, LabelFileError, row_table
 from data.geometry import CleanBoxes, Fit, clean_rows
 from data.images.verify import HiddenDamageError, check_image
-from data.index import DatasetIndex, IndexSettings, Scan, offsets_of
+from data.index import DatasetIndex, IndexSettings, offsets_of
 from data.labels import Labels
 from data.pairing import Listing
 from data.spec import DatasetSpec, class_names
@@ -53,10 +53,10 @@ class _ImageContent(NamedTuple):
     is_hidden: bool = False  # whether only decoding reveals the image's damage
 
 
-def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> tuple[DatasetIndex, Scan]:
+def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> tuple[DatasetIndex, Labels]:
     """Reads a listed split, decoding images as `_read_images` does. ``spec``: with the classes of the labels.
 
-    Returns the index of all usable images, and what was read. Raises UserError if a label file for all images is
+    Returns the index of all usable images, and the labels. Raises UserError if a label file for all images is
     unusable.
     """
     labels = Labels(listing, None if settings.single_cls else spec.names)
@@ -100,7 +100,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
         for finding in (*listing.findings, *labels.findings, *findings)
     ]
     report = ScanReport.of(findings, used_images=len(index), used_objects=len(index.classes))
-    return replace(index, report=report), Scan(spec, spec.root, labels, findings)
+    return replace(index, report=report), labels
 
 
 def _read_images(spec: DatasetSpec, split: str, labels: Labels, settings: IndexSettings) -> list[_ImageContent]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.index import DatasetIndex, Scan
+from data.index import DatasetIndex, LoadedSplit
 from data.labels import Labels
 from data.spec import IGNORED
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
@@ -76,9 +76,9 @@ def by_kind(issues: Iterable[Issue]) -> dict[str, list[Issue]]:
 class LabeledImage(NamedTuple):
     """An image in the label files of its data set."""
 
-    part: Scan
-    source: Labels
-    number: int  # in ``source.images``
+    part: LoadedSplit
+    labels: Labels
+    number: int  # in ``labels.images``
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class CheckedSplit:
 
     name: str
     index: DatasetIndex
-    parts: tuple[Scan, ...] = ()  # the joined data sets; empty: unknown
+    parts: tuple[LoadedSplit, ...] = ()  # the joined data sets, or the split itself; empty: unknown
     refusals: tuple[str, ...] = ()  # messages with which training or scoring refuses the split
     objects_problem: str = ""  # message about a split without objects; empty if it has any
 
@@ -98,7 +98,7 @@ class CheckedSplit:
         labeled = self.labeled_image(image)
         where = None
         if labeled is not None and index.row_number[row] >= 0:
-            name = labeled.source.where(labeled.number, int(index.row_number[row]))
+            name = labeled.labels.where(labeled.number, int(index.row_number[row]))
             where = self.relative(labeled.part, name)
         return LabelBox(
             class_name=index.names[index.classes[row]],
@@ -121,11 +121,11 @@ class CheckedSplit:
         """The images in the label files, by path."""
         labeled: dict[str, LabeledImage | None] = {}
         for part in self.parts:
-            if part.source is None:
+            if part.labels is None:
                 continue
-            for number, name in enumerate(part.source.images):
+            for number, name in enumerate(part.labels.images):
                 path = self.relative(part, name)
-                labeled[path] = None if path in labeled else LabeledImage(part, part.source, number)
+                labeled[path] = None if path in labeled else LabeledImage(part, part.labels, number)
         return labeled
 
     def issue(self, kind: str, text: str, rows: tuple[int, ...]) -> Issue:
@@ -136,25 +136,25 @@ class CheckedSplit:
         """Creates an issue about ``boxes`` of the image with this number."""
         return Issue(kind, text, self.name, (self.index.paths[image],), boxes[-1].where or "", boxes)
 
-    def relative(self, part: Scan, name: str) -> str:
+    def relative(self, part: LoadedSplit, name: str) -> str:
         """Converts ``name``, a path relative to the folder of ``part``, to a path relative to the data set's folder."""
-        if part.root == self.index.root:
+        if part.full.root == self.index.root:
             return name
-        return relative_name(path_of(name, part.root), self.index.root)
+        return relative_name(path_of(name, part.full.root), self.index.root)
 
     def corrected_row(self, image: int, box: LabelBox) -> str:
         """Returns ``box`` as a row of YOLO's format if the labels of ``image`` have it, else in words."""
         height, width = self.index.image_hw[image].tolist()
         corners = np.array(box.xyxy_px)
         labeled = self.labeled_image(image)
-        names = learned_names(labeled.part) if labeled is not None and labeled.source.format.name == "yolo" else []
+        names = learned_names(labeled.part) if labeled is not None and labeled.labels.format.name == "yolo" else []
         if box.class_name not in names:
             return f"{box.class_name}, corners {', '.join(f'{v:.1f}' for v in corners)} px"
         cxcywh = scale_boxes(xyxy_to_cxcywh(clip_xyxy(corners, width, height)), 1 / width, 1 / height)
         return " ".join([str(names.index(box.class_name)), *(f"{v:.6f}" for v in cxcywh)])
 
 
-def learned_names(part: Scan) -> list[str | None]:
+def learned_names(part: LoadedSplit) -> list[str | None]:
     """Returns the model's name for each class of the labels; None: the class is ignored."""
     names: dict[int, str | None] = {IGNORED: None}
     names.update(enumerate(part.spec.names))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data.findings import UNKNOWN_CLASS, Finding
-from data.index import IndexSettings, Scan
+from data.index import IndexSettings, LoadedSplit
 from data.load import log_split, no_object, problems, read_split
 from data.open import open_data, problem_of_output
 from data.spec import IGNORED, DatasetSpec, DataSource
@@ -151,7 +151,7 @@ def scan_split(spec: DatasetSpec, name: str, *, workers: int) -> CheckedSplit:
     return CheckedSplit(
         name=name,
         index=loaded.used,
-        parts=loaded.scans,
+        parts=loaded.sources,
         refusals=tuple(problems(loaded, TrainConfig.max_bad)),
         objects_problem=no_object(loaded),
     )
@@ -172,18 +172,18 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
     """Converts the findings of the scan to issues, sorted by kind; findings in shards name no images."""
     issues = []
     for part in split.parts:
-        for finding in part.findings:
+        for finding in part.full.report.findings:
             where = split.relative(part, finding.where)
             images: tuple[str, ...] = ()
             boxes: tuple[LabelBox, ...] = ()
-            if part.source is not None and finding.image >= 0:
-                images = (split.relative(part, part.source.images[finding.image]),)
+            if finding.image_name:
+                images = (split.relative(part, finding.image_name),)
                 boxes = _finding_boxes(split, part, finding, where)
             issues.append(Issue(finding.kind, finding.text, split.name, images=images, where=where, boxes=boxes))
     return sorted(issues, key=lambda issue: issue.kind)
 
 
-def _finding_boxes(split: CheckedSplit, part: Scan, finding: Finding, where: str) -> tuple[LabelBox, ...]:
+def _finding_boxes(split: CheckedSplit, part: LoadedSplit, finding: Finding, where: str) -> tuple[LabelBox, ...]:
     """Returns the labeled box that a finding is about; none without finite corners."""
     if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
         return ()
