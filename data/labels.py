@@ -15,7 +15,6 @@ Unicode composition. The first of these four that fits any image counts, if it f
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,12 @@ from utils.strings import counted
 
 NOT_FOUND = -1
 AMBIGUOUS = -2
+TAKEN = -3
+_REASONS = {
+    NOT_FOUND: "is the name of no image",
+    AMBIGUOUS: "fits several images",
+    TAKEN: "fits an image that has another entry",
+}
 
 
 class Labels:
@@ -51,8 +56,7 @@ class Labels:
         self._stamps = listing.label_stamps.tolist()
         self._entries: list[Entry] | None = None  # of ``images``
         if not self.format.is_per_image:
-            path = path_of(listing.labels[0], listing.root)
-            self._match(read_label_file(Path(path), self.format, self.classes), listing)
+            self._read_shared_file(listing)
 
     def read(self, i: int) -> Entry | None:
         """Reads the labels of ``images[i]``, None without a label file. Raises LabelFileError if it is unusable."""
@@ -83,28 +87,14 @@ class Labels:
             return f"{name}: {_shown(self._entries[i].image)}"
         return f"{name}: annotations[{row_number}]" if self.classes.categories else f"{name}:{row_number}"
 
-    def _match(self, entries: Sequence[Entry], listing: Listing) -> None:
-        """Matches entries with the images of all splits that name the file, so that each split gets the same answer.
-        Raises UserError if no entry is of an image of this split."""
+    def _read_shared_file(self, listing: Listing) -> None:
         file = listing.labels[0]
+        entries = read_label_file(Path(path_of(file, listing.root)), self.format, self.classes)
         # Absolute paths in the data set's folder become relative to it.
         names = [entry.image.removeprefix(f"{listing.named_root}/") for entry in entries]
-        shared_images = listing.shared_images or listing.images
-        entry_of: dict[str, Entry] = {}
-        not_found: list[int] = []
-        image_of_entry = match_entries(names, shared_images).tolist()
-        # Entries with objects first: without any, an image would be a background.
-        for number in sorted(range(len(entries)), key=lambda number: not entries[number].rows):
-            image = image_of_entry[number]
-            if image == AMBIGUOUS:
-                self._add_orphan(entries[number], file, "fits several images", lost_images=1)
-            elif image == NOT_FOUND:
-                not_found.append(number)
-            elif shared_images[image] in entry_of:
-                reason = f"fits {shared_images[image]}, which has another entry"
-                self._add_orphan(entries[number], file, reason, lost_images=0)
-            else:
-                entry_of[shared_images[image]] = entries[number]
+        images = listing.shared_images or listing.images  # of all splits that name it, so that each has the same answer
+        image_of_entry = assign(names, [not entry.rows for entry in entries], images)
+        entry_of = {images[image]: entry for image, entry in zip(image_of_entry.tolist(), entries) if image >= 0}
         self.images = [name for name in listing.images if name in entry_of]
         if not self.images:
             first = f" (first: {_shown(entries[0].image)})" if entries else ""
@@ -116,30 +106,10 @@ class Labels:
         self._entries = [entry_of[name] for name in self.images]
         if self.classes.categories:
             self.image_ids = [image_id for entry in self._entries if (image_id := entry.image_id) is not None]
-        undeclared = [entries[number] for number in not_found]
-        if listing.other_images is not None:
-            others = match_entries([names[number] for number in not_found], listing.other_images)
-            for entry, other in zip(undeclared, others.tolist()):
-                if other < 0:
-                    reason = "is the name of no image" if other == NOT_FOUND else "fits several images of no split"
-                    self._add_orphan(entry, file, reason, lost_images=1)
-            undeclared = list(itertools.compress(undeclared, others >= 0))
-        labeled = [entry for entry in undeclared if entry.rows]
-        if labeled:
-            num_objects = sum(len(entry.rows) for entry in labeled)
-            count = f"{counted(len(labeled), 'entry')} with {counted(num_objects, 'object')}"
-            text = f"{count} (first: {_shown(labeled[0].image)})"
-            self.findings.append(Finding(UNDECLARED, text, file, number=num_objects))
-        for name in listing.images:
-            if name not in entry_of:
-                self.findings.append(Finding(NO_LABEL, f"not in {file}, left out", name))
-
-    def _add_orphan(self, entry: Entry, file: str, reason: str, *, lost_images: int) -> None:
-        """Adds a finding about an entry that is not used, unless it has no object."""
-        count = len(entry.rows)
-        if count:
-            finding = Finding(ORPHAN, f"{_shown(entry.image)} {reason}", file, number=count, lost_objects=count)
-            self.findings.append(finding._replace(lost_images=lost_images))
+        self.findings = _findings_of_unused(entries, names, image_of_entry, listing)
+        self.findings += [
+            Finding(NO_LABEL, f"not in {file}, left out", name) for name in listing.images if name not in entry_of
+        ]
 
 
 def class_names_in(paths: Sequence[Path], label_format: Format) -> list[str]:
@@ -179,6 +149,51 @@ def _user_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path}{line}: {error.reason}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
+
+
+def assign(names: Sequence[str], is_empty: Sequence[bool], images: Sequence[str]) -> np.ndarray:
+    """Returns the image of each of E entries, int64 (E,): its position in ``images``, `NOT_FOUND`, `AMBIGUOUS`, or
+    `TAKEN` if another entry has it: the first one with an object, because without any it would be a background."""
+    image_of_entry = match_entries(names, images)
+    taken: set[int] = set()
+    for number in sorted(range(len(names)), key=is_empty.__getitem__):
+        image = int(image_of_entry[number])
+        if image in taken:
+            image_of_entry[number] = TAKEN
+        elif image >= 0:
+            taken.add(image)
+    return image_of_entry
+
+
+def _findings_of_unused(
+    entries: Sequence[Entry], names: Sequence[str], image_of_entry: np.ndarray, listing: Listing
+) -> list[Finding]:
+    """Returns findings about the entries with an object that are of no image in ``listing``. ``names``: as compared;
+    ``image_of_entry``: see `assign`."""
+    file = listing.labels[0]
+    unused = [number for number in np.flatnonzero(image_of_entry < 0).tolist() if entries[number].rows]
+    others = np.zeros(len(unused), np.int64)  # images of no split
+    if listing.other_images is not None:
+        others = match_entries([names[number] for number in unused], listing.other_images)
+    undeclared: list[Entry] = []
+    findings: list[Finding] = []
+    for number, other in zip(unused, others.tolist()):
+        entry = entries[number]
+        image = int(image_of_entry[number])
+        if image == NOT_FOUND and other >= 0:
+            undeclared.append(entry)
+            continue
+        reason = _REASONS[image]
+        if image == NOT_FOUND and other == AMBIGUOUS:
+            reason = "fits several images of no split"
+        finding = Finding(ORPHAN, f"{_shown(entry.image)} {reason}", file, number=len(entry.rows))
+        findings.append(finding._replace(lost_images=int(image != TAKEN), lost_objects=len(entry.rows)))
+    if undeclared:
+        num_objects = sum(len(entry.rows) for entry in undeclared)
+        count = f"{counted(len(undeclared), 'entry')} with {counted(num_objects, 'object')}"
+        text = f"{count} (first: {_shown(undeclared[0].image)})"
+        findings.append(Finding(UNDECLARED, text, file, number=num_objects))
+    return findings
 
 
 def match_entries(file_names: Sequence[str], images: Sequence[str]) -> np.ndarray:
