@@ -86,13 +86,13 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
     """Returns a digest of the names, sizes and times of all files, the listing's findings, the classes, and the version
     of this code, and of the contents of label files if their times are meaningless. It does not depend on the folder,
     unless a file of all labels may name it. ``spec``: with the classes as labeled."""
-    facts = [CACHE_VERSION, listing.label_format.name, split, single_cls, spec.names, listing.other_images is None]
+    facts = [CACHE_VERSION, listing.label_format.name, split, single_cls, spec.names, listing.lacks_split]
     if not listing.label_format.is_per_image:
         facts.append(listing.named_root)
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    for names in (listing.images, listing.labels, listing.shared_images, listing.other_images or ()):
+    for names in (listing.images, listing.labels, listing.shared_images):
         digest.update("\0".join(names).encode("utf-8", "surrogateescape") + b"\0\0")
     for stamps in (listing.image_stamps, listing.label_stamps):
         digest.update(np.ascontiguousarray(stamps).data)

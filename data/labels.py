@@ -25,6 +25,7 @@ import numpy as np
 from data.findings import NO_LABEL, ORPHAN, UNDECLARED, Finding
 from data.folders import Folders
 from data.formats.label_format import ANY_SUFFIX, MAX_BYTES, Classes, Entry, Format, LabelFileError
+from data.listing import images_beside
 from data.pairing import UNREADABLE, Listing
 from utils.errors import UserError, one_line, os_reason
 from utils.files.paths import casefold_nfc, path_of
@@ -173,8 +174,10 @@ def _findings_of_unused(
     file = listing.labels[0]
     unused = [number for number in np.flatnonzero(image_of_entry < 0).tolist() if entries[number].rows]
     others = np.zeros(len(unused), np.int64)  # images of no split
-    if listing.other_images is not None:
-        others = match_entries([names[number] for number in unused], listing.other_images)
+    original = Path(listing.named_root)  # a copy lacks the images of no split
+    if unused and not listing.lacks_split and original.is_dir():
+        beside = images_beside(listing.shared_images or listing.images, Folders(original))
+        others = match_entries([names[number] for number in unused], sorted(beside.stamps))
     undeclared: list[Entry] = []
     findings: list[Finding] = []
     for number, other in zip(unused, others.tolist()):

@@ -19,7 +19,7 @@ from data.folders import ABSENT, Folders, read_rows, stamp_of
 from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, suffix_of, unread_text
 from data.spec import WITHOUT_VAL, DatasetSpec, FilesSplit
 from utils.errors import UserError
-from utils.files.paths import casefold_nfc, normal_path
+from utils.files.paths import casefold_nfc, normal_path, path_of
 from utils.logger import get_logger
 from utils.strings import counted
 
@@ -81,13 +81,19 @@ def images_below(top: str, suffixes: frozenset[str], folders: Folders) -> SplitI
     return found
 
 
-def images_beside(images: SplitImages, spec: DatasetSpec, folders: Folders) -> SplitImages:
-    """Returns the images, without stamps, that are beside ``images`` and not among them: in the last folder ``images``
-    or ``JPEGImages`` of their paths, or else in the folder above theirs. They may be of other splits, or of none."""
+def images_beside(names: Iterable[str], folders: Folders) -> SplitImages:
+    """Returns the images called ``names`` and those beside them, without stamps: all in the last folder ``images`` or
+    ``JPEGImages`` of their paths, or else in the folder above theirs. They may be of other splits, or of none."""
+    names = list(names)
+    suffixes = IMAGE_SUFFIXES.union(map(suffix_of, names))
+    trees = set()
+    for folder in {path_of(prefix, folders.root) for prefix in set(map(folder_of, names))}:
+        is_below = Path(folder).is_relative_to(folders.root) and folder != str(folders.root)
+        trees.add(image_tree(folder, folders.root) or (os.path.dirname(folder) if is_below else folder))
     beside = SplitImages()
-    for tree in sorted({_tree_of(folder, spec.root) for folder in images.folders.values()}):
-        below = images_below(tree, image_suffixes(spec.pixels), folders)
-        beside.stamps |= {name: stamp for name, stamp in below.stamps.items() if name not in images.stamps}
+    for tree in sorted(trees):
+        below = images_below(tree, suffixes, folders)
+        beside.stamps |= below.stamps
         beside.folders |= below.folders
     return beside
 
@@ -122,12 +128,6 @@ def image_tree(image_folder: str, root: Path) -> str:
 def num_shared_parts(path: str, root: Path) -> int:
     """Returns how many parts a path shares with the data set's folder: all of its own, or only the first."""
     return len(root.parts) if Path(path).is_relative_to(root) else 1
-
-
-def _tree_of(folder: str, root: Path) -> str:
-    """Returns where images beside those in ``folder`` are."""
-    is_below = Path(folder).is_relative_to(root) and folder != str(root)
-    return image_tree(folder, root) or (os.path.dirname(folder) if is_below else folder)
 
 
 def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], folders: Folders) -> None:

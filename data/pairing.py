@@ -64,8 +64,7 @@ class Listing:
     label_stamps: np.ndarray  # int64 (len(labels), 2); `ABSENT` (a background) or `UNREADABLE`: no file
     findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
     shared_images: list[str] = field(default_factory=list)  # one file only: images of all splits that name it, sorted
-    # One file only: images beside them, of no split that names it, sorted; None if such a split has no images here
-    other_images: list[str] | None = None
+    lacks_split: bool = False  # one file only: whether a split that names it has no images here
 
 
 class LabelFiles(NamedTuple):
@@ -99,7 +98,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     names = sorted(images.stamps)
     findings = images.findings
     shared_images: list[str] = []
-    other_images: list[str] | None = None
+    lacks_split = False
     if source.label_format.is_per_image:
         files = pair(images, spec, split, folders)
         labels = [files.expected[name] for name in names]
@@ -119,7 +118,9 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         assert source.annotations is not None
         labels = [folders.prefix(str(source.annotations)).rstrip("/")]
         label_stamps = [stamp_of(source.annotations)]
-        shared_images, other_images = _images_of_file(spec, split, images, folders)
+        others = [other for _, other in images_of_other_splits(spec, split, folders)]
+        lacks_split = None in others
+        shared_images = sorted(set(names).union(*(other.stamps for other in others if other is not None)))
     return Listing(
         root=spec.root,
         named_root=spec.root.as_posix(),
@@ -130,7 +131,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         label_stamps=np.array(label_stamps, np.int64),
         findings=findings,
         shared_images=shared_images,
-        other_images=other_images,
+        lacks_split=lacks_split,
     )
 
 
@@ -281,7 +282,7 @@ def _find_orphans(
     if not orphans:
         return []
     for other, other_images in (
-        (source, images_beside(images, spec, folders)),
+        (source, images_beside(images.stamps, folders)),
         *images_of_other_splits(spec, split, folders),
     ):
         if other_images is None:
@@ -296,22 +297,6 @@ def _find_orphans(
             text = f"no image of its name; {counted(num_objects, 'object')}"
             findings.append(Finding(ORPHAN, text, name, number=num_objects, lost_objects=num_objects))
     return findings
-
-
-def _images_of_file(
-    spec: DatasetSpec, split: str, images: SplitImages, folders: Folders
-) -> tuple[list[str], list[str] | None]:
-    """Returns `Listing.shared_images` and `Listing.other_images`."""
-    declared = SplitImages(dict(images.stamps), dict(images.folders))
-    is_complete = True
-    for _, other in images_of_other_splits(spec, split, folders):
-        if other is None:
-            is_complete = False
-        else:
-            declared.stamps |= other.stamps
-            declared.folders |= other.folders
-    others = sorted(images_beside(declared, spec, folders).stamps) if is_complete else None
-    return sorted(declared.stamps), others
 
 
 def listing_text(listing: Listing) -> str:

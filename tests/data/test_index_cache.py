@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,21 +79,6 @@ def test_what_does_not_concern_the_split_causes_none(three, tmp_path, form, chan
     load(three.data, cache_dir=str(tmp_path / "cache"))
     NO_CHANGES[change](three)
     assert images_opened(three, tmp_path / "cache") == 0
-
-
-def test_images_without_a_split_that_come_and_go_are_seen(three, tmp_path):
-    """Labels of images that exist but are not declared are not lost."""
-    three.file("all.json", coco([("a.png", [(1, 5, 5, 20, 20)]), ("extra/1.png", [(1, 5, 5, 20, 20)])]))
-    three.yaml(train="images/train", annotations={"train": "all.json"})
-
-    def lost() -> int:
-        return load(three.data, cache_dir=str(tmp_path / "cache")).report.lost_objects
-
-    assert lost() == 1
-    three.images("images/extra/1.png")
-    assert lost() == 0
-    shutil.rmtree(three.root / "images/extra")
-    assert lost() == 1
 
 
 def test_a_moved_folder_causes_none(three, tmp_path):
