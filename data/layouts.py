@@ -19,10 +19,10 @@ from data.folders import Folders
 from data.formats.label_format import Format
 from data.formats.table import CSV, FORMATS, PER_IMAGE, YOLO, format_of_file
 from data.formats.unread import unread_formats
-from data.images.kinds import IMAGE_SUFFIXES, suffix_of
-from data.listing import SplitImages, find_images, images_below
+from data.images.kinds import IMAGE_SUFFIXES
+from data.listing import SplitImages, folder_of, images_below, images_of_list
 from data.pairing import pair
-from data.spec import CLASS_KEYS, SPLITS, DatasetSpec, FilesSplit
+from data.spec import CLASS_KEYS, SPLITS, FilesSplit
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.paths import relative_name
@@ -150,7 +150,7 @@ def _find_sources(folders: Folders) -> dict[str, _Source]:
             return sources
     if sources:
         return sources
-    images = _images_in(folders.root)
+    images = _image_folder(folders.root)
     files = [path for place in _places(images, folders.root) for path in _label_files(place, folders)]
     splits = {_split_in(file) for file in files if _split_in(file) and format_of_file(file)} or {"train"}
     return {split: _source_of(split, images, folders) for split in SPLITS if split in splits}
@@ -158,7 +158,7 @@ def _find_sources(folders: Folders) -> dict[str, _Source]:
 
 def _split_folders(folders: Folders) -> dict[str, Path]:
     """Returns the folder of the images of each split: below it is an image, and no other folder of a split."""
-    with_image = map(Path, _image_folders(folders))
+    with_image = map(Path, _folders_with_images(folders))
     above = dict.fromkeys(path for folder in with_image for path in (folder, *folder.parents))
     named = [path for path in above if path.is_relative_to(folders.root) and path != folders.root]
     named = [path for path in named if split_of(path.name)]
@@ -166,10 +166,10 @@ def _split_folders(folders: Folders) -> dict[str, Path]:
     return _by_split(folders.root, {path: path.name for path in sorted(lowest)})
 
 
-def _image_folders(folders: Folders) -> list[str]:
+def _folders_with_images(folders: Folders) -> list[str]:
     """Returns the folders of a data set that have an image."""
-    walked = folders.walk(str(folders.root))
-    return [folder for folder in walked if any(suffix_of(name) in IMAGE_SUFFIXES for name in folders.entries(folder))]
+    found = images_below(str(folders.root), IMAGE_SUFFIXES, folders)
+    return [found.folders[prefix] for prefix in dict.fromkeys(map(folder_of, found.stamps))]
 
 
 def _split_lists(folder: Path) -> dict[str, Path]:
@@ -190,7 +190,7 @@ def _by_split(folder: Path, names: dict[Path, str]) -> dict[str, Path]:
     """Returns the images in a folder, or a list, by the split after which it is named. ``names``: by folder or list."""
     found: dict[str, Path] = {}
     for path, name in names.items():
-        images = _images_in(path)
+        images = _image_folder(path)
         other = found.setdefault(split_of(name), images)
         if not other.samefile(images):
             reason = f"{other} and {images} are both '{split_of(name)}'"
@@ -198,7 +198,7 @@ def _by_split(folder: Path, names: dict[Path, str]) -> dict[str, Path]:
     return {split: found[split] for split in SPLITS if split in found}
 
 
-def _images_in(path: Path) -> Path:
+def _image_folder(path: Path) -> Path:
     """Returns the folder of images in the folder of a split or data set, or ``path`` itself."""
     return next((path / name for name in _IMAGE_FOLDERS if (path / name).is_dir()), path)
 
@@ -208,7 +208,7 @@ def _images_in(path: Path) -> Path:
 
 def _source_of(split: str, images: Path, folders: Folders) -> _Source:
     """Returns ``images``, a folder or list, with their labels. Raises UserError if several places have labels (D1)."""
-    found_images = _images_of(images, folders)
+    found_images = _list_images(images, folders)
     found = _labels_of(split, images, found_images, folders)
     if len(found) > 1:  # a CSV may be a table of the others, as of TensorFlow's xml_to_csv.py
         found = [labels for labels in found if labels.label_format is not CSV]
@@ -227,7 +227,7 @@ def _labels_of(split: str, images: Path, found_images: SplitImages, folders: Fol
     labels: list[_Labels] = []
     for label_format in PER_IMAGE:
         for place in [None] if label_format is YOLO else _places(images, folders.root):
-            names = _paired(found_images, images, place, label_format, folders)
+            names = _paired(split, found_images, FilesSplit((images,), place, label_format), folders)
             if names and not any(names <= other.names for other in labels):
                 labels.append(_Labels(place, label_format, names))
     stems = {name.rpartition("/")[2].rpartition(".")[0] for name in found_images.stamps}
@@ -245,25 +245,19 @@ def _labels_of(split: str, images: Path, found_images: SplitImages, folders: Fol
     return labels
 
 
-def _images_of(images: Path, folders: Folders) -> SplitImages:
-    """Returns the images in a folder or of a list; none of a list without images, which is refused if it is used."""
+def _list_images(images: Path, folders: Folders) -> SplitImages:
+    """Returns the images in a folder or of a list; none of a list that cannot be read."""
     if images.is_dir():
         return images_below(str(images), IMAGE_SUFFIXES, folders)
     with contextlib.suppress(UserError):
-        return find_images(_spec_of(images, None, YOLO, folders), "train", folders)
+        return images_of_list(images, IMAGE_SUFFIXES, folders)
     return SplitImages()
 
 
-def _paired(
-    found: SplitImages, images: Path, place: Path | None, label_format: Format, folders: Folders
-) -> frozenset[str]:
-    """Returns the names of the label files of images in a place."""
-    return frozenset(pair(found, _spec_of(images, place, label_format, folders), "train", folders).used)
-
-
-def _spec_of(images: Path, labels: Path | None, label_format: Format, folders: Folders) -> DatasetSpec:
-    source = FilesSplit((images,), labels, label_format)
-    return DatasetSpec(names=(), root=folders.root, splits={"train": source}, source=str(folders.root))
+def _paired(split: str, found_images: SplitImages, source: FilesSplit, folders: Folders) -> frozenset[str]:
+    """Returns the names of the label files of a split's images."""
+    root = str(folders.root)
+    return frozenset(pair(found_images, source, split, folders, named_by=root, is_bounded=True).used)
 
 
 def _places(images: Path, root: Path) -> list[Path]:
@@ -297,7 +291,7 @@ def _not_used(sources: Iterable[_Source], folders: Folders) -> str:
     used_images = {folder for source in sources for folder in source.folders}
     used_labels = {name for source in sources if source.labels for name in source.labels.names}
     unused = []
-    for folder in _image_folders(folders):
+    for folder in _folders_with_images(folders):
         if folder not in used_images:
             with contextlib.suppress(UserError):
                 found_images = images_below(folder, IMAGE_SUFFIXES, folders)
@@ -337,7 +331,7 @@ def _refusal(folders: Folders, *, explains: bool) -> UserError:
     for place in map(Path, folders.walk(str(root))):
         for label_format in PER_IMAGE:
             with contextlib.suppress(UserError):
-                names = _paired(found_images, images, place, label_format, folders)
+                names = _paired("train", found_images, FilesSplit((images,), place, label_format), folders)
                 if len(names) > len(best.names):
                     best = _Labels(place, label_format, names)
     lines = [f"'path: {root}'", *(f"'{split}: {relative_name(path, root)}'" for split, path in images_of.items())]

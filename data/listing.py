@@ -49,8 +49,7 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     for entry in entries:
         if os.path.isdir(entry):
             for folder in folders.walk(str(entry)):
-                _add_folder(images, folder, suffixes, folders)
-                images.entries.setdefault(folders.prefix(folder), str(entry))
+                _add_folder(images, folder, str(entry), suffixes, folders)
         elif not os.path.exists(entry):
             raise spec.missing_error(entry)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
@@ -70,14 +69,14 @@ def images_below(top: str, suffixes: frozenset[str], folders: Folders) -> SplitI
     skipped."""
     found = SplitImages()
     for folder in folders.walk(top, skips_unlisted=True):
-        prefix = folders.prefix(folder)
-        for name, entry in folders.entries(folder).items():
-            stem, _, ending = name.rpartition(".")  # much faster than os.path.splitext; names do not begin with a dot
-            is_image = bool(stem) and f".{ending.lower()}" in suffixes
-            if is_image and (os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()):
-                found.stamps[prefix + name] = ABSENT
-                found.folders[prefix] = folder
-                found.entries[prefix] = top
+        _add_folder(found, folder, top, suffixes, folders, is_stamped=False)
+    return found
+
+
+def images_of_list(file: Path, suffixes: frozenset[str], folders: Folders) -> SplitImages:
+    """Returns the images that a list names, which may be none. Raises UserError if it cannot be read."""
+    found = SplitImages()
+    _add_list(found, file, suffixes, folders)
     return found
 
 
@@ -130,8 +129,17 @@ def num_shared_parts(path: str, root: Path) -> int:
     return len(root.parts) if Path(path).is_relative_to(root) else 1
 
 
-def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], folders: Folders) -> None:
-    """Adds the images in ``folder``, not those in its subfolders."""
+def _add_folder(
+    images: SplitImages,
+    folder: str,
+    entry_folder: str,
+    suffixes: frozenset[str],
+    folders: Folders,
+    *,
+    is_stamped: bool = True,
+) -> None:
+    """Adds the images in ``folder``, which is ``entry_folder`` or below it, not those in its subfolders.
+    ``is_stamped``: whether their stamps are needed, for which each file is looked up."""
     entries = folders.entries(folder)
     prefix = folders.prefix(folder)
     cached: set[str] = set()  # stems of images that other programs cache as arrays
@@ -142,8 +150,9 @@ def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], fold
         stem, _, ending = name.rpartition(".")  # much faster than os.path.splitext; names do not begin with a dot
         suffix = f".{ending.lower()}" if stem else ""
         if suffix in suffixes and not (suffix == ARRAY_SUFFIX and stem in cached):
-            stamp = stamp_of(entry)
-            if stamp != ABSENT:
+            if not is_stamped and not entry.is_symlink() and entry.is_file():
+                images.stamps[prefix + name] = ABSENT
+            elif (stamp := stamp_of(entry)) != ABSENT:
                 images.stamps[prefix + name] = stamp
             elif not os.path.isdir(entry.path):  # `DirEntry.is_dir` raises for some links
                 text = "a broken link" if entry.is_symlink() else "not a file that can be read"
@@ -153,6 +162,7 @@ def _add_folder(images: SplitImages, folder: str, suffixes: frozenset[str], fold
         elif not suffix and entry.is_symlink() and not os.path.exists(entry):  # probably to a folder of images
             images.findings.append(Finding(MISSING_IMAGE, "a broken link", prefix + name, lost_images=1))
     images.folders[prefix] = folder
+    images.entries.setdefault(prefix, entry_folder)
     for suffix, names in unread.items():
         text = unread_text(suffix, len(names))
         images.findings.append(Finding(UNSUPPORTED, text, prefix + names[0], number=len(names)))

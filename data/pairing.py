@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -72,7 +72,7 @@ class LabelFiles(NamedTuple):
 
     expected: dict[str, str]  # of each image: its label file, or where it would be
     used: set[str]  # existing files of one image, or of images of one folder with the same stem
-    matched: set[str]  # these, and the files of the images' names in places that do not count
+    matched: set[str]  # these, and the files of the images' names in any candidate folder
     folders: set[str]  # folders of the label files (absolute)
 
 
@@ -100,7 +100,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     shared_images: list[str] = []
     lacks_split = False
     if source.label_format.is_per_image:
-        files = pair(images, spec, split, folders)
+        files = pair(images, source, split, folders, named_by=spec.source, is_bounded=spec.is_folder)
         labels = [files.expected[name] for name in names]
         label_stamps = [ABSENT] * len(names)
         for i, label in enumerate(labels):
@@ -135,20 +135,40 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     )
 
 
-def pair(images: SplitImages, spec: DatasetSpec, split: str, folders: Folders) -> LabelFiles:
-    """Finds the label files of ``images``. Raises UserError if two places have some, or a file matches images of two
-    folders."""
-    source = spec.listed_splits[split]
+def pair(
+    images: SplitImages, source: FilesSplit, split: str, folders: Folders, *, named_by: str, is_bounded: bool
+) -> LabelFiles:
+    """Finds the label files of ``images``, those of ``source``. ``named_by``: the YAML or folder, for messages;
+    ``is_bounded``: whether a folder outside the data set's own is no place of labels.
+
+    Raises UserError if two places have some, or a file matches images of two folders.
+    """
     files = LabelFiles({}, set(), set(), set())
     image_of: dict[str, str] = {}  # an image of each label file in use
-    for prefix, names, found in _matches(images, spec, source, folders):
+    for prefix, names, found in _matches(images, source, folders, is_bounded=is_bounded):
         for labels in found.values():
             files.matched.update(labels.values())
         labeled = [place for place, labels in found.items() if labels]
         if len(labeled) > 1:
-            labeled = [place for place in labeled if _has_objects(found[place].values(), spec, source)] or labeled[:1]
+            with_objects = [
+                place
+                for place in labeled
+                if any(_num_objects(label, folders.root, source.label_format) for label in found[place].values())
+            ]
+            labeled = with_objects or labeled[:1]
         if len(labeled) > 1:
-            raise _two_places_error({place: len(found[place]) for place in labeled}, prefix, images, spec, split)
+            folder = images.folders[prefix]
+            below = relative_name(folder, images.entries.get(prefix, folder))
+            key = "labels" if source.label_format is YOLO else "annotations"
+            lines = [
+                f"'{key}: {{{split}: {relative_name(place.removesuffix(f'/{below}'), folders.root)}}}' "
+                f"({counted(len(found[place]), 'file')})"
+                for place in labeled
+            ]
+            raise UserError(
+                f"{named_by}: '{split}': images in {folder} have label files in {len(labeled)} places; remove those of "
+                f"one, or write {' or '.join(lines)} in a YAML"
+            )
         place = labeled[0] if labeled else next(iter(found))
         files.folders.add(place)
         place_prefix = folders.prefix(place)
@@ -159,34 +179,17 @@ def pair(images: SplitImages, spec: DatasetSpec, split: str, folders: Folders) -
                 first = image_of.setdefault(label, name)
                 if folder_of(first) != prefix:
                     raise UserError(
-                        f"{spec.source}: '{split}': {label} matches {first} and {name}; move the label files into "
+                        f"{named_by}: '{split}': {label} matches {first} and {name}; move the label files into "
                         f"folders like those of the images, or name one folder of images in a YAML, such as '{split}: "
                         f"{max(folder_of(first), prefix).rstrip('/')}', with "
-                        f"'annotations: {relative_name(place, spec.root)}'"
+                        f"'annotations: {relative_name(place, folders.root)}'"
                     )
                 files.used.add(label)
     return files
 
 
-def _two_places_error(
-    counts: dict[str, int], prefix: str, images: SplitImages, spec: DatasetSpec, split: str
-) -> UserError:
-    """Returns the error about label files in several places, ``counts``, of the images in one folder."""
-    folder = images.folders[prefix]
-    below = relative_name(folder, images.entries.get(prefix, folder))
-    key = "labels" if spec.listed_splits[split].label_format is YOLO else "annotations"
-    lines = [
-        f"'{key}: {{{split}: {relative_name(place.removesuffix(f'/{below}'), spec.root)}}}' ({count:,} files)"
-        for place, count in counts.items()
-    ]
-    return UserError(
-        f"{spec.source}: '{split}': images in {folder} have label files in {len(counts)} places; remove those of one, "
-        f"or write {' or '.join(lines)} in a YAML"
-    )
-
-
 def _matches(
-    images: SplitImages, spec: DatasetSpec, source: FilesSplit, folders: Folders
+    images: SplitImages, source: FilesSplit, folders: Folders, *, is_bounded: bool
 ) -> Iterator[tuple[str, list[str], dict[str, dict[str, str]]]]:
     """Yields, for each folder of images, the start of their names, the names, and the label files that are called like
     them: by place in which they may be, by image."""
@@ -197,9 +200,9 @@ def _matches(
     for prefix, names in names_in.items():
         folder = images.folders[prefix]
         if source.annotations is None:
-            places = _yolo_places(folder, folders, is_bounded=spec.is_folder)
+            places = _yolo_places(folder, folders, is_bounded=is_bounded)
         else:
-            entry = images.entries.get(prefix, str(spec.root))
+            entry = images.entries.get(prefix, str(folders.root))
             places = _named_places(folder, str(source.annotations), entry, folders)
         found: dict[str, dict[str, str]] = {place: {} for place in places}
         for place in places:
@@ -243,10 +246,6 @@ def _label_names(folder: str, suffix: str, folders: Folders) -> Iterator[str]:
     return (name for name in names if name[-len(suffix) :].lower() == suffix)
 
 
-def _has_objects(labels: Iterable[str], spec: DatasetSpec, source: FilesSplit) -> bool:
-    return any(_num_objects(label, spec.root, source.label_format) for label in labels)
-
-
 def _num_objects(name: str, root: Path, label_format: Format) -> int:
     """Returns the number of rows of a label file; 0 for a file of another kind, or without a box among them; 1 if it
     cannot be read, since what it contains is unknown."""
@@ -287,7 +286,7 @@ def _find_orphans(
     ):
         if other_images is None:
             return []
-        for _, _, found in _matches(other_images, spec, other, folders):
+        for _, _, found in _matches(other_images, other, folders, is_bounded=spec.is_folder):
             for matched in found.values():
                 orphans.difference_update(matched.values())
     findings: list[Finding] = []

@@ -410,6 +410,15 @@ def test_labels_in_two_places_are_refused_with_both_and_a_yaml_decides(tmp_path)
     assert len(load(export.root).classes) == 20
 
 
+def test_labels_of_a_split_in_two_places_are_refused_with_its_name(tmp_path):
+    export = DataSet(tmp_path / "set")
+    yolo(export)
+    export.file("images/val/v.txt")
+    message = refusal(lambda: open_set(export.root))
+    assert "'labels: {val: labels/val}' (2 files)" in message
+    assert "'labels: {val: images/val}' (1 file)" in message
+
+
 def test_a_name_of_a_list_means_the_only_image_of_its_stem(tmp_path):
     """As of Pascal VOC sets with a folder of images for each split."""
     export = DataSet(tmp_path / "set")
