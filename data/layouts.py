@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,12 +66,12 @@ class _Source(NamedTuple):
     folders: frozenset[str]  # of the images
 
 
-def read_folder(folder: Path, *, explains: bool = True) -> tuple[Any, Path, str]:
+def read_folder(folder: Path) -> tuple[Any, Path, str]:
     """Reads the YAML in ``folder`` or, without one that names images, the folder's layout.
 
     Returns the content of the YAML, unchecked, or values as in one, with paths as Path; the YAML or the folder, for
-    messages; and a line for the log. Raises UserError if the folder is in no known layout, or in several, and
-    ``explains`` what to write.
+    messages; and a line for the log. Raises UserError with the YAML to write if the folder is in no known layout, or in
+    several.
     """
     folder = _unpacked(folder)
     yaml = _own_yaml(folder)
@@ -85,7 +84,7 @@ def read_folder(folder: Path, *, explains: bool = True) -> tuple[Any, Path, str]
     labels_of = {split: source.labels for split, source in sources.items() if source.labels}
     formats = {labels.label_format for labels in labels_of.values()}
     if len(formats) != 1:
-        raise _refusal(folders, explains=explains)
+        raise _refusal(sources, folders)
     (label_format,) = formats
     images = {split: source.images for split, source in sources.items()}
     name_list: Path | None = None
@@ -93,7 +92,7 @@ def read_folder(folder: Path, *, explains: bool = True) -> tuple[Any, Path, str]
         name_list = _name_list([folder, *images.values(), folder / "labels"])
         values["names"] = values.get("names") or _names_in(name_list)
         if not values["names"]:
-            raise _refusal(folders, explains=explains)
+            raise _refusal(sources, folders)
     else:
         values["annotations"] = {split: labels.path for split, labels in labels_of.items()}
         images = {split: images[split] for split in labels_of}
@@ -311,35 +310,41 @@ def _names_in(name_list: Path | None) -> list[str]:
     return [line.strip() for line in read_text(name_list).splitlines() if line.strip()] if name_list else []
 
 
-def _refusal(folders: Folders, *, explains: bool) -> UserError:
-    """Returns the error about a folder in no layout: what is not read, or the data set one level down, or the YAML that
-    reads the folder with the most images and the label files that most of them have."""
+def _refusal(sources: Mapping[str, _Source], folders: Folders) -> UserError:
+    """Returns the error about a folder in no layout: what is not read, or else the YAML to write. Without labels in
+    their places, it names the folders that have the most images and the most label files called like images."""
     root = folders.root
     message = f"data set {root}: in no layout that --data FOLDER reads (docs/formats.md)"
-    unread = unread_formats(str(root), folders) if explains else ""
-    if unread or not explains:
+    unread = unread_formats(str(root), folders)
+    if unread:
         return UserError(message + unread)
-    for path in sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != "."):
-        with contextlib.suppress(UserError):
-            read_folder(path, explains=False)
-            return UserError(f"{message}; {path} is a data set: --data {shlex.quote(str(path))}")
-    counts = Counter(name.rpartition("/")[0] for name in images_below(str(root), IMAGE_SUFFIXES, folders).stamps)
-    images_of = _split_folders(folders) or {"train": root / max(counts, key=counts.__getitem__, default="")}
-    images = images_of.get("train", next(iter(images_of.values())))
-    found_images = images_below(str(images), IMAGE_SUFFIXES, folders)
-    best = _Labels(None, YOLO, frozenset())
-    for place in map(Path, folders.walk(str(root))):
-        for label_format in PER_IMAGE:
-            with contextlib.suppress(UserError):
-                names = _paired("train", found_images, FilesSplit((images,), place, label_format), folders)
-                if len(names) > len(best.names):
-                    best = _Labels(place, label_format, names)
-    lines = [f"'path: {root}'", *(f"'{split}: {relative_name(path, root)}'" for split, path in images_of.items())]
-    if best.path:
-        lines.append(f"{best.line(root)} ({best.label_format.title}: {len(best.names)})")
-    else:
-        message += f"; none of its {counted(counts.total(), 'image')} has a label file"
-    if best.label_format is YOLO:
-        classes = _names_in(_name_list([root, images, best.path or images])) or ["<class>", "..."]
+    images_of = {split: source.images for split, source in sources.items()}
+    labels_of = {split: source.labels for split, source in sources.items() if source.labels}
+    formats = {labels.label_format for labels in labels_of.values()}
+    named = [f"{split}: {relative_name(labels.path, root)}" for split, labels in labels_of.items() if labels.path]
+    lines = [f"'annotations: {{{', '.join(named)}}}'"] if named else []
+    found = _list_images(root, folders)
+    if found.stamps and not labels_of:
+        if root in images_of.values():  # nothing is named after a split
+            (most, _), *_ = Counter(map(folder_of, found.stamps)).most_common(1)
+            images_of = {"train": Path(found.folders[most])}
+        stems = {Path(name).stem for name in found.stamps}
+        counts = Counter(
+            (folder, form)
+            for folder in folders.walk(str(root), skips_unlisted=True)
+            for name in folders.entries(folder)
+            for form in PER_IMAGE
+            if name.lower().endswith(form.suffix) and name[: -len(form.suffix)] in stems
+        )
+        for (folder, form), count in counts.most_common(1):
+            formats = {form}
+            lines.append(f"{_Labels(Path(folder), form, frozenset()).line(root)} ({counted(count, 'file')})")
+    if YOLO in formats or not formats:
+        classes = _names_in(_name_list([root, *images_of.values()])) or ["<class>", "..."]
         lines.append(f"'names: [{', '.join(classes)}]'")
+    lines = [
+        f"'path: {root}'",
+        *(f"'{split}: {relative_name(path, root)}'" for split, path in images_of.items()),
+        *lines,
+    ]
     return UserError(f"{message}; write a YAML with {', '.join(lines)}")

@@ -293,12 +293,6 @@ def test_a_yaml_whose_labels_are_not_read_names_their_format(data):
     assert f"{file} is oriented boxes" in refusal(data.index)
 
 
-def test_a_data_set_one_level_down_is_named(tmp_path):
-    yolo(DataSet(tmp_path / "repository/data"))
-    DataSet(tmp_path / "repository").file("scripts/plot.py", "")
-    assert f"--data {tmp_path}/repository/data" in refusal(lambda: open_set(tmp_path / "repository"))
-
-
 @pytest.mark.parametrize(
     "called",
     [
