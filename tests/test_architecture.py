@@ -6,13 +6,24 @@ import ast
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from data import layouts, pairing
+from data.findings import KINDS
+from data.folders import Folders
+from data.formats.table import FORMATS
+from engine.report.advice import ADVICE
+from engine.train import folder, trackers
 from tests.helpers.repository import ROOT
 from tests.helpers.requirements import requirements
+from utils.config.commands import COMMANDS
+from utils.config.export_formats import EXPORT_FORMATS
+from utils.config.settings import HYPERPARAMETERS
 from utils.distributed import agreement
 from utils.machine.packages import DISTRIBUTION_NAMES
 
@@ -55,9 +66,9 @@ def trees() -> dict[str, ast.Module]:
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 
 
-def imports_of(name: str) -> Iterator[tuple[str, int]]:
-    """Yields dotted names that a module imports anywhere, with their lines."""
-    for node in ast.walk(trees()[name]):
+def imports_of(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yields dotted names that statements import, with their lines."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -69,7 +80,7 @@ def imports_of(name: str) -> Iterator[tuple[str, int]]:
 
 @cache
 def imports() -> dict[str, list[tuple[str, int]]]:
-    return {name: list(imports_of(name)) for name in SOURCES}
+    return {name: list(imports_of(ast.walk(tree))) for name, tree in trees().items()}
 
 
 def test_imports_respect_the_layers():
@@ -226,3 +237,65 @@ def test_every_imported_package_is_required():
 def test_every_folder_of_the_code_is_compared_between_the_processes_of_a_run():
     """Those that a training imports, and the scripts of the installed package."""
     assert {*agreement.CODE_FOLDERS} == {*LAYERS} - {"tools"} | {"scripts"}
+
+
+def settings(_: Path) -> int:
+    return len({field.name for command in COMMANDS.values() for field in fields(command.settings)} | {*HYPERPARAMETERS})
+
+
+def files_of_a_run(_: Path) -> int:
+    return len({*folder._FILES_OF_RUN, *trackers.FILES}) + len(folder._NUMBERED_FILES.pattern.split("|"))
+
+
+def names_of_layouts(_: Path) -> int:
+    return len((*layouts._IMAGE_FOLDERS, *layouts._LABEL_FOLDERS, *layouts._NAME_LISTS, *layouts._FILE_NAMES))
+
+
+def places_of_labels(root: Path) -> int:
+    """Those of a folder without a YAML, of YOLO's label files, and below a folder that a YAML names."""
+    export = root / "export"
+    images = export / "train" / "images"
+    labels = root / "annotations"
+    inside = [images / "a", labels / "a", labels / "train" / "images" / "a"]
+    for path in (*inside, *(above / name / "train" for above in (root, export) for name in layouts._LABEL_FOLDERS)):
+        path.mkdir(parents=True, exist_ok=True)
+    of_folder = layouts._places(images, root)
+    of_yolo = pairing._yolo_places(str(images), Folders(root), is_bounded=True)
+    named = pairing._named_places(str(images / "a"), str(labels), str(export), Folders(root))
+    return len(of_folder) + len(of_yolo) + len(named)
+
+
+def loaded_by(*names: str) -> int:
+    """Counts the files of this repository that importing these modules loads, by the imports at the top of each."""
+    loaded: set[str] = set()
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in loaded:
+            loaded.add(name)
+            waiting += [imported for imported, _ in imports_of(trees()[name].body) if imported in SOURCES]
+    return len(loaded)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "count", "sentence"),
+    [
+        (140, settings, "The commands share these settings and hyper-parameters."),
+        (12, lambda _: len(KINDS), "A finding is of one of these kinds."),
+        (7, lambda _: len(ADVICE), "A report has at most these rows of advice."),
+        (14, names_of_layouts, "`--data FOLDER` knows layouts by these names of folders and files."),
+        (16, places_of_labels, "The labels of an image may be in these places."),
+        (7, lambda _: len(FORMATS), "Labels are read in these formats."),
+        (6, lambda _: len(EXPORT_FORMATS), "export.py writes these formats."),
+        (13, files_of_a_run, "A run writes these files, which a new run removes or a tracker stores."),
+        (172, lambda _: loaded_by("engine.train.trainer"), "The training loop loads these files."),
+        (160, lambda _: loaded_by("val", "engine.commands.val"), "val.py loads these files to validate."),
+    ],
+)
+def test_the_surface_does_not_grow(ceiling: int, count: Callable[[Path], int], sentence: str, tmp_path: Path):
+    """What a user or reader has to know is counted; lines, tokens, modules and messages are not.
+
+    Whoever raises a ceiling lowers another one in the same change, or names in its commit a public data set, program or
+    report that needs what is new. Whoever takes something out lowers the ceiling.
+    """
+    assert count(tmp_path) <= ceiling, sentence
