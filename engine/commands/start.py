@@ -39,12 +39,12 @@ def train(command: ParsedCommand[TrainConfig]) -> None:
 def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> TrainingOutcome | None:
     """Trains, validates for the training processes (``--eval-ranks``), or starts the processes of ``--spawn``. Returns
     the outcome of a training on rank 0, else None."""
-    if not command.explicit_flags & {"data", "resume"}:
+    config = command.config
+    if not config.data and config.resume is None:
         raise UserError(
             "--data: name the data set to train on, as in --data DATA.yaml --weights yolox_s; the built-in one takes "
             "minutes with --data demo --hyp demo --epochs 13 --imgsz 128"
         )
-    config = command.config
     launch = read_launch()
     if config.spawn > 1 and launch is None:
         check_processes(config.spawn, config.device, threads=config.threads)

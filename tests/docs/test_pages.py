@@ -109,7 +109,7 @@ def test_yaml_is_read_by_the_program(block: Block, tmp_path: Path):
     content = yaml.safe_load(block.text)
     if block.title == "search ranges":
         pytest.importorskip("optuna")
-        assert read_ranges(tool_settings.SearchConfig(hyp=str(path)))[1]
+        assert read_ranges(tool_settings.SearchConfig(data="demo", hyp=str(path)))[1]
     elif "backbone" in content:
         build_on_meta(load_spec(path), 2)
     elif {"train", "val"} & set(content):

@@ -77,7 +77,7 @@ def _row(field: dataclasses.Field, cls: type) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
-    default = field.metadata["usage"].options.get("default", settings.default_of(field))
+    default = settings.default_of(field)
     return "required" if default is dataclasses.MISSING else _text(default)
 
 

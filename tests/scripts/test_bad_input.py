@@ -16,6 +16,7 @@ import train
 import val
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from tools import kfold, search
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,20 @@ def inputs(tmp_path_factory) -> Path:
 
 def flags(inputs: Path) -> list[str]:
     return ["--data", str(inputs / "set" / "data.yaml"), "--model", str(inputs / "tiny.yaml"), *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("main", "argv", "line"),
+    [
+        (train.main, [], "--data: name the data set"),
+        (train.main, ["--resume", "auto"], "data set '': no such file; known by name: demo, "),
+        (kfold.main, [], "required: --data"),
+        (search.main, [], "required: --data"),
+    ],
+)
+def test_a_training_needs_a_data_set(tmp_path, capsys, main, argv, line):
+    assert line in error_of(capsys, main, "--project", tmp_path / "runs", "--device", "cpu", *argv)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

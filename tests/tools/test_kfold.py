@@ -184,7 +184,7 @@ def test_a_folder_with_files_of_others_is_refused_and_kept(tmp_path, capsys, too
 
 def test_flags_without_a_meaning_for_several_trainings_are_refused(tmp_path, capsys):
     for flags in (["--resume"], ["--exist-ok"], ["--time", "1"], ["--export", "onnx"], ["--val-fraction", "0.2"]):
-        assert f"error: {flags[0]}: leave it out; " in error_of(capsys, main, *flags)
+        assert f"error: {flags[0]}: leave it out; " in error_of(capsys, main, "--data", "demo", *flags)
 
 
 @pytest.fixture(scope="module")

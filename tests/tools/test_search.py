@@ -32,7 +32,7 @@ RANGES = "lr0: [0.001, 0.05, log]\nmosaic: {choice: [0, 1]}\nclose_mosaic: [0, 3
 def ranges_of(folder: Path, text: str, **settings):
     path = folder / "ranges.yaml"
     path.write_text(text)
-    return read_ranges(SearchConfig(hyp=str(path), **settings))
+    return read_ranges(SearchConfig(data="demo", hyp=str(path), **settings))
 
 
 def test_ranges_are_read(tmp_path):
@@ -50,7 +50,7 @@ def test_ranges_are_read(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "search").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_ready_ranges_are_valid(path):
-    assert len(read_ranges(SearchConfig(hyp=path.stem))[1]) >= 4
+    assert len(read_ranges(SearchConfig(data="demo", hyp=path.stem))[1]) >= 4
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_wrong_ranges_are_one_line(tmp_path, text):
 
 
 def test_a_search_continues_with_the_settings_of_its_trainings(tmp_path):
-    config = SearchConfig(project=str(tmp_path), name="s")
+    config = SearchConfig(data="demo", project=str(tmp_path), name="s")
     config.folder.mkdir()
     open_study(config, {"--epochs": 3})
     open_study(config, {"--epochs": 4})  # nothing has been trained yet
@@ -98,7 +98,9 @@ def test_the_first_trial_has_the_values_of_the_recipe_that_are_in_the_ranges(tmp
         (100, {"mosaic": 1.0, "mixup": 0.25}),
     ):
         written, ranges = ranges_of(tmp_path, text)
-        config = SearchConfig(project=str(tmp_path), name=f"{epochs}", epochs=epochs, override=["mixup=0.25"])
+        config = SearchConfig(
+            data="demo", project=str(tmp_path), name=f"{epochs}", epochs=epochs, override=["mixup=0.25"]
+        )
         config.folder.mkdir()
         search = Search(config, ranges, {"ema_tau": written["ema_tau"]}, "metrics/AP", open_study(config, {}))
         (first, _lock), (second, _) = search.claim(), search.claim()

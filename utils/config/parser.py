@@ -332,7 +332,7 @@ def _add_flag(
     parser returns words, which are converted and checked as values from Python are (`checked_setting`)."""
     usage = field.metadata["usage"]
     kind = type_of(field, cls)
-    default = usage.options.get("default", default_of(field))
+    default = default_of(field)
     choices = field.metadata["bounds"].choices
     options: dict[str, Any] = {"dest": field.name, "help": argparse.SUPPRESS}
     if is_shown:

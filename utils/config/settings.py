@@ -295,9 +295,9 @@ class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
     data: str = setting(
-        "demo",
-        f"{DATA_HELP}; needed without --resume (tools.kfold and tools.search: demo)",
-        usage=Usage(is_keyword=False, options={"default": None}),
+        "",
+        f"{DATA_HELP}; needed without --resume",
+        usage=Usage(is_keyword=False),
         rules=Rules("result", "machine", is_path=True),
     )
     fraction: float = setting(1.0, "random fraction of the training images to train on", Bounds(1e-6, 1))

@@ -82,6 +82,7 @@ class DemoConfig:
 class KfoldConfig(TrainConfig):
     """The flags of ``python -m tools.kfold``, in addition to those of train.py."""
 
+    data: str = setting(REQUIRED, DATA_HELP, rules=Rules("result", "machine", is_path=True))
     folds: int = setting(5, "number of folds", Bounds(2))
     groups: str = setting(
         "",

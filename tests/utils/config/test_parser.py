@@ -43,7 +43,7 @@ def test_flags_override_defaults():
 @pytest.mark.parametrize(
     ("cls", "argv", "name"),
     [
-        *((cls, "--project=~/new", "project") for cls in (TrainConfig, KfoldConfig, SearchConfig)),
+        *((cls, "--data=demo --project=~/new", "project") for cls in (TrainConfig, KfoldConfig, SearchConfig)),
         (ValConfig, "--weights=a.pt --project ~/new", "project"),
         (DetectConfig, "--weights=a.pt --source=a.jpg --project=~/new", "project"),
         (CheckConfig, "a.yaml --out=~/new", "out"),
