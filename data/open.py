@@ -185,5 +185,5 @@ def find_data(data: str) -> str:
             raise UserError(f"data set {data}: an index of shards; name its folder, or the YAML in it")
         return data
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
-    shown = data or "''"
-    raise UserError(f"data set {shown}: no such file{suggestion(path.stem, known)}; known by name: {', '.join(known)}")
+    named = f"data set {data}: no such file{suggestion(path.stem, known)}" if data else "--data: name the data set"
+    raise UserError(f"{named}; known by name: {', '.join(known)}")

@@ -37,7 +37,7 @@ def flags(inputs: Path) -> list[str]:
     ("main", "argv", "line"),
     [
         (train.main, [], "--data: name the data set"),
-        (train.main, ["--resume", "auto"], "data set '': no such file; known by name: demo, "),
+        (train.main, ["--resume", "auto"], "--data: name the data set; known by name: demo, "),
         (kfold.main, [], "required: --data"),
         (search.main, [], "required: --data"),
     ],
