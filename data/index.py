@@ -12,16 +12,16 @@ The cache of the index itself is found by a fingerprint of the files (index_cach
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.categories import Category
 from data.findings import NO_LABEL, ScanReport
 from data.flat_strings import FlatStrings
 from data.labels import Labels
@@ -67,7 +67,7 @@ class DatasetIndex(LabelArrays):
     image_files: str = ""  # digest of the names, sizes and times of all image files of the split, including unused ones
     selection: str = ""  # identifies the settings that select images: held-out images and classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None if `ground_truth` takes them from the paths
-    categories: tuple[Category, ...] = ()  # all categories of the COCO JSON; empty for other formats
+    id_of_category: Mapping[str, int] = field(default_factory=dict)  # see `Classes`; empty for other formats than COCO
     category_ids: tuple[int, ...] = ()  # by class; empty if they are the class indices
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
@@ -244,6 +244,12 @@ COLUMNS = ("offsets", *IMAGE_COLUMNS, *BOX_COLUMNS)  # the arrays of an index
 def offsets_of(counts: np.ndarray) -> np.ndarray:
     """Returns `DatasetIndex.offsets` for the numbers of boxes of N images: int64 (N + 1,)."""
     return np.r_[0, np.cumsum(counts)].astype(np.int64)
+
+
+def ids_of_classes(id_of_category: Mapping[str, int], names: Sequence[str]) -> tuple[int, ...]:
+    """Returns `DatasetIndex.category_ids`: a class that is no category gets the next free id."""
+    free_ids = itertools.count(max(id_of_category.values(), default=-1) + 1)
+    return tuple(id_of_category[name] if name in id_of_category else next(free_ids) for name in names)
 
 
 def concatenated(indexes: Sequence[DatasetIndex]) -> dict[str, Any]:

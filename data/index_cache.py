@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from data.categories import Category
 from data.findings import ScanReport, findings_of_json
 from data.flat_strings import FlatStrings
 from data.geometry import MIN_SIDE_PX
@@ -32,7 +31,7 @@ from utils.pixels import RGB8
 
 # Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
 # losses: all index caches are then built anew.
-CACHE_VERSION = 35
+CACHE_VERSION = 36
 
 
 def find_cache_file(folder: Path, cache_key: str, fingerprint: str) -> Path:
@@ -140,7 +139,7 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
             arrays[f"{name}.data"] = flat.data
             arrays[f"{name}.offsets"] = flat.offsets
     meta = {
-        "categories": index.categories,
+        "id_of_category": index.id_of_category,
         "category_ids": index.category_ids,
         "report": [report.num_findings, report.kinds, report.used_images, report.used_objects],
     }
@@ -165,7 +164,7 @@ def restored_index(
         report=ScanReport(arrays["findings"], num_findings, tuple(findings_of_json(kinds)), used_images, used_objects),
         image_files=meta.get("image_files", ""),
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
-        categories=tuple(Category(*category) for category in meta["categories"]),
+        id_of_category=meta["id_of_category"],
         category_ids=tuple(meta["category_ids"]),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,8 @@ import numpy as np
 
 from data.findings import ScanReport
 from data.flat_strings import FlatStrings
-from data.index import DatasetIndex, LoadedSplit, concatenated, digest_of
+from data.index import DatasetIndex, LoadedSplit, concatenated, digest_of, ids_of_classes
 from data.spec import IGNORED, DatasetSpec
-from utils.class_names import class_key
 from utils.files.paths import path_of, relative_name
 
 
@@ -65,29 +63,15 @@ def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
     position_of = {name: i for i, name in enumerate(names)}
     # The last entry is that of the class -1, which stays.
     number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)
+    id_of_category = {**index.id_of_category, **dict(zip(index.names, index.category_ids))}
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number_of_class)
     renumbered = replace(
         index,
         names=tuple(names),
         classes=number_of_class[index.classes],
-        category_ids=_ids_of_joined_names(index, names) if index.categories else (),
+        category_ids=ids_of_classes(id_of_category, names) if index.id_of_category else (),
     )
     return _with_ignored_classes(renumbered, missing)
-
-
-def _ids_of_joined_names(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
-    """Returns the category id of each of ``names``. A class that the index lacks gets the id of the category with its
-    name, or else an unused id above all others."""
-    id_of = dict(zip(index.names, index.category_ids))
-    others = {
-        class_key(category.name): category.id for category in index.categories if category.id not in index.category_ids
-    }
-    largest = max([*index.category_ids, *(category.id for category in index.categories)])
-    free_ids = itertools.count(largest + 1)
-    for name in names:
-        if name not in id_of:
-            id_of[name] = others.pop(class_key(name)) if class_key(name) in others else next(free_ids)
-    return tuple(id_of[name] for name in names)
 
 
 def _with_ignored_classes(index: DatasetIndex, classes: np.ndarray) -> DatasetIndex:

@@ -86,7 +86,7 @@ class Labels:
         name = self._listing.labels[0]
         if row_number is None:
             return f"{name}: {_shown(self._entries[i].image)}"
-        return f"{name}: annotations[{row_number}]" if self.classes.categories else f"{name}:{row_number}"
+        return f"{name}: annotations[{row_number}]" if self.classes.id_of_category else f"{name}:{row_number}"
 
     def _read_shared_file(self, listing: Listing) -> None:
         file = listing.labels[0]
@@ -105,7 +105,7 @@ class Labels:
                 "file names"
             )
         self._entries = [entry_of[name] for name in self.images]
-        if self.classes.categories:
+        if self.classes.id_of_category:
             self.image_ids = [image_id for entry in self._entries if (image_id := entry.image_id) is not None]
         self.findings = _findings_of_unused(entries, names, image_of_entry, listing)
         self.findings += [

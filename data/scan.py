@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.categories import id_of_merged_class, ids_of_classes
 from data.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, Finding, ScanReport
 from data.flat_strings import FlatStrings
 from data.formats.label_format import AREA, X1, Y2, Entry, LabelFileError, row_table
 from data.geometry import CleanBoxes, Fit, clean_rows
 from data.images.verify import HiddenDamageError, check_image
-from data.index import DatasetIndex, IndexSettings, offsets_of
+from data.index import DatasetIndex, IndexSettings, ids_of_classes, offsets_of
 from data.labels import Labels
 from data.pairing import Listing
 from data.spec import DatasetSpec, class_names
@@ -71,6 +70,10 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     is_incomplete = np.zeros(len(images), bool)
     is_incomplete[[finding.image for finding in findings if finding.kind in ROW_LOST]] = True
     image_ids = labels.image_ids
+    id_of_category = labels.classes.id_of_category
+    category_ids = ids_of_classes(id_of_category, spec.names) if id_of_category else ()
+    if settings.single_cls:  # merges all categories
+        category_ids = tuple(id_of_category.values())[:1]
     index = DatasetIndex(
         names=class_names(spec, settings.single_cls),
         root=spec.root,
@@ -86,8 +89,8 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
         row_number=boxes.row_number,
         report=ScanReport.of(()),
         image_ids=None if image_ids is None else FlatStrings.of(map(json.dumps, image_ids)),
-        categories=labels.classes.categories,
-        category_ids=_ids_as_labeled(labels, spec, single_cls=settings.single_cls),
+        id_of_category=id_of_category,
+        category_ids=category_ids,
     )
     if not is_used.all():
         index = index.take(np.flatnonzero(is_used))
@@ -229,16 +232,3 @@ def _attribute_losses(
 
 def _position(finding: Finding) -> tuple[int, int]:
     return finding.image, finding.row_number
-
-
-def _ids_as_labeled(labels: Labels, spec: DatasetSpec, *, single_cls: bool) -> tuple[int, ...]:
-    """Returns `DatasetIndex.category_ids` for a split with the classes of the labels, or with all merged into one."""
-    categories = labels.classes.categories
-    if not categories:
-        return ()
-    ids = ids_of_classes(categories, spec.names)
-    if not single_cls:
-        return ids
-    file_ids = [category.id for category in categories]
-    has_other_classes = set(ids).isdisjoint(file_ids)  # all objects are of the one class, whatever they are called
-    return (id_of_merged_class(categories, file_ids if has_other_classes else ids),)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from data.categories import id_of_merged_class
 from data.findings import WARNED_SHARE, ScanReport
 from data.index import DatasetIndex, IndexSettings
 from data.spec import IGNORED, DatasetSpec, class_names
@@ -97,7 +96,7 @@ def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
 
 
 def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
-    """Returns the category id of each used class; for a merged class, by `id_of_merged_class`.
+    """Returns the category id of each used class; for a merged class, the smallest.
 
     ``index`` has the L classes of the labels; ``number_of_label``: int32 (L,), the numbers that they have in a run.
     """
@@ -105,7 +104,7 @@ def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_c
     label_ids = index.category_ids or range(len(number_of_label))
     for category_id, number in zip(label_ids, number_of_label.tolist()):
         ids_of_number.setdefault(number, []).append(category_id)
-    return tuple(id_of_merged_class(index.categories, ids_of_number[number]) for number in range(num_classes))
+    return tuple(min(ids_of_number[number]) for number in range(num_classes))
 
 
 def _without_doubtful_backgrounds(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:

@@ -8,7 +8,6 @@ import re
 from functools import partial
 from typing import Any
 
-from data.categories import Category
 from data.formats.json_text import numbers, parse_json, shown
 from data.formats.label_format import (
     Box,
@@ -47,9 +46,7 @@ def read_coco(data: bytes, classes: Classes) -> list[Entry]:
         annotations_of.setdefault(key, []).append((position, annotation))
         if is_dict and key in images:
             used_ids.add(_id_key(annotation.get("category_id")))
-    categories = [Category(int(key), name, key in used_ids) for key, name in name_of.items()]
-    classes.categories = tuple(sorted(categories))
-    _check_used_names(classes)
+    _set_category_ids(classes, name_of, used_ids)
     parse = partial(_box, name_of=name_of)
     entries = []
     for key, image in images.items():
@@ -95,15 +92,15 @@ def _names_by_id(categories: list[Any]) -> dict[str, str]:
     return name_of
 
 
-def _check_used_names(classes: Classes) -> None:
-    """Raises LabelFileError if two categories with the name of one class have annotations, which pycocotools would
-    score as two classes."""
-    id_of: dict[str, int] = {}
-    for category in classes.categories:
-        if category.is_used:
-            first = id_of.setdefault(category.name, category.id)
-            if first != category.id and category.name in (classes.names or ()):
-                _refuse_same_name(category.name, first, category.id)
+def _set_category_ids(classes: Classes, name_of: dict[str, str], used_ids: set[str]) -> None:
+    """Sets ``classes.id_of_category``. Of several categories with a name, one with annotations counts: Roboflow's root
+    may be named like a class. Raises LabelFileError if two of a class have annotations, which pycocotools would score
+    as two classes."""
+    for key in sorted(name_of, key=lambda key: (key not in used_ids, int(key))):
+        name = name_of[key]
+        first = classes.id_of_category.setdefault(name, int(key))
+        if first != int(key) and key in used_ids and name in (classes.names or ()):
+            _refuse_same_name(name, first, key)
 
 
 def _refuse_same_name(name: str, first: object, second: object) -> None:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.categories import Category
 from data.findings import BAD_ROW, UNKNOWN_CLASS, Finding
 from utils.errors import one_line
 from utils.strings import is_plain_number_text
@@ -56,7 +55,7 @@ class Classes:
     def __init__(self, names: Sequence[str] | None) -> None:
         self.names = names
         self.seen: set[str] = set()  # names of the objects read so far
-        self.categories: tuple[Category, ...] = ()  # of a COCO JSON
+        self.id_of_category: dict[str, int] = {}  # by name, of a COCO JSON; those with annotations first
         self._number_of = {name: i for i, name in enumerate(names or ())}
 
     def number(self, name: str) -> int | None:

@@ -20,7 +20,7 @@ from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
 from utils.machine.limits import raise_if_limit, require_posix
 
-VERSION = 11  # increase it when the layout or the meaning of the arrays or the metadata changes
+VERSION = 12  # increase it when the layout or the meaning of the arrays or the metadata changes
 SUFFIX = ".shards"  # file name suffix of an index
 SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b
 MEMBER_ARRAYS = {"position": np.int64, "size": np.int64, "crc": np.uint32, "by_path": np.int64}

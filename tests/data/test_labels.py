@@ -120,6 +120,28 @@ def test_ids_of_images_and_categories_are_those_of_the_json(data):
     assert truth.category_ids == (7,)
 
 
+@pytest.mark.parametrize(
+    ("content", "options", "ids"),
+    [
+        ({"names": ["ship", "boat"]}, {}, (3, 7)),
+        ({"names": ["boat", "tug", "ship", "raft"]}, {}, (7, 8, 3, 9)),
+        ({"names": ["ship", "boat"], "classes": {"boat": "ship"}}, {}, (3,)),
+        ({"names": ["ship", "boat"]}, {"single_cls": True}, (3,)),
+        ({"names": ["vessel"]}, {"single_cls": True}, (3,)),
+    ],
+)
+def test_a_class_has_the_id_of_its_category_the_smallest_if_merged(data, content, options, ids):
+    """The file has categories without boxes, one of them called like a class."""
+    named = [(0, "fleet"), (3, "ship"), (7, "boat"), (1, "ship")]
+    categories = [{"id": number, "name": name} for number, name in named]
+    data.images("images/train/x.png")
+    data.file("a.json", coco([("x.png", [(7, 5, 5, 20, 20), (3, 30, 5, 20, 20)])], categories=categories))
+    data.yaml(train="images/train", annotations={"train": "a.json"}, **content)
+    index = data.index(**options)
+    assert index.ground_truth().category_ids == ids
+    assert index.report.used_objects == 2
+
+
 ROOTED = [(0, "fleet", "none"), (1, "ship", "fleet"), (10, "boat", "fleet")]
 
 
