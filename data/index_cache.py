@@ -174,7 +174,7 @@ def read_shards(path: Path, spec: DatasetSpec) -> DatasetIndex:
     incomplete, or if their classes differ from those of ``spec``."""
     shards = open_shards(path)
     meta = shards.meta
-    names = spec.as_labeled().names
+    names = spec.with_label_classes().names
     difference = class_difference(names, meta["names"])
     if difference:
         raise UserError(f"{spec.source}: names: differ from {path.name}: {difference}")
@@ -189,14 +189,14 @@ def read_shards(path: Path, spec: DatasetSpec) -> DatasetIndex:
         if actual_size != size:
             raise UserError(f"{file}: has {actual_size:,} bytes, but {path.name} says {size:,}; copy or write it again")
     index = restored_index(meta, shards.arrays, names, path)
-    if not _could_be_scanned(index):
+    if not _is_valid(index):
         raise UserError(f"{path}: has boxes, classes or paths that no data set can have; write it again")
     # Checksums of the images replace modification times.
     image_files = digest_of_arrays(*(shards.arrays[name] for name in ("paths.data", "paths.offsets", "size", "crc")))
     return replace(index, image_files=image_files, pixels=spec.pixels)
 
 
-def _could_be_scanned(index: DatasetIndex) -> bool:
+def _is_valid(index: DatasetIndex) -> bool:
     """Returns whether the paths and labels of an index, which may be a stranger's, are possible results of a scan."""
     if any(os.path.isabs(name) or ".." in name.split("/") for name in index.paths):
         return False

@@ -18,7 +18,7 @@ from utils.files.paths import path_of, relative_name
 def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
     """Joins the used parts of the data sets that a split joins. A class that a data set does not label is ignored in
     its images. A single data set, extended for a model with more classes, keeps its ids and digests."""
-    names = spec.as_labeled().names
+    names = spec.with_label_classes().names
     indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
     index = _concatenate(indexes) if len(indexes) > 1 else indexes[0]
     findings = [

@@ -107,7 +107,7 @@ def _read_files(
     Returns the index of all usable images; the labels, unless it was cached; and the cache file, unless none could be
     written.
     """
-    labeled = spec.as_labeled()
+    labeled = spec.with_label_classes()
     # Classes are selected before they are merged, and a scan that merges all classes does not check them.
     single_cls = settings.single_cls and not (spec.classes or spec.class_of)
     names = class_names(labeled, single_cls)
@@ -204,7 +204,7 @@ def _report_note(loaded: LoadedSplit) -> str:
 def _log_joining(loaded: LoadedSplit) -> None:
     """Logs the classes that each joined data set does not label, and whether ids are dropped. Warns about images that
     several data sets share."""
-    names = loaded.spec.as_labeled().names
+    names = loaded.spec.with_label_classes().names
     for part in loaded.parts:
         unlabeled = [name for name in names if name not in part.used.names]
         if unlabeled:

@@ -32,7 +32,7 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
     if is_divided:
         images = _divide(index, spec, split)
     if has_other_classes:
-        images = _without_doubtful_backgrounds(images, index, spec, split)
+        images = _drop_partially_lost_images(images, index, spec, split)
     if settings.fraction != 1:
         images = _sample(images, settings)
 
@@ -107,7 +107,7 @@ def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_c
     return tuple(min(ids_of_number[number]) for number in range(num_classes))
 
 
-def _without_doubtful_backgrounds(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
+def _drop_partially_lost_images(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
     """Returns ``images``, int64 (n,), without those that have lost labels and no object. The lost labels, already
     counted as findings, may have been of the used classes, so that the images must not become backgrounds."""
     has_object = np.bincount(index.image_of_box[~index.crowd], minlength=len(index)) > 0

@@ -229,7 +229,7 @@ class DatasetSpec:
             class_of=self.class_of or tuple(range(len(self.names))),
         )
 
-    def as_labeled(self) -> DatasetSpec:
+    def with_label_classes(self) -> DatasetSpec:
         """Returns the data set with the classes of its labels, none merged or left out."""
         return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
 

@@ -187,7 +187,7 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, fitness: Fitness) -> Data
     _write_once(folder / FOLDS_CSV, csv_text([("image", "group", "fold"), *rows]))
     labeled = index
     if spec.classes or spec.class_of or config.single_cls:  # each training selects and merges classes itself
-        labeled = joined_index(spec.as_labeled(), dataclasses.replace(config, single_cls=False))
+        labeled = joined_index(spec.with_label_classes(), dataclasses.replace(config, single_cls=False))
     base = spec.root.parent  # with the folder of the data set, no image's name is the end of another's
     names = [relative_name(labeled.path(i), base) for i in range(len(labeled))]
     _write_once(folder / LABELS_JSON, json.dumps(coco_content(labeled, names)))

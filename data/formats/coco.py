@@ -194,6 +194,6 @@ COCO = Format(
     suffix=".json",
     is_per_image=False,
     read=read_coco,
-    mark='"(images|annotations|categories)"',
+    signature='"(images|annotations|categories)"',
     class_names=category_names,
 )

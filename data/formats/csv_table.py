@@ -69,5 +69,5 @@ CSV = Format(
     suffix=".csv",
     is_per_image=False,
     read=read_csv,
-    mark=r"^(?=[^\n]*xmin)[^\n]*(class|labelname)",
+    signature=r"^(?=[^\n]*xmin)[^\n]*(class|labelname)",
 )

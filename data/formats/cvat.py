@@ -106,4 +106,6 @@ def _box_of_mask(name: str, left: int, top: int, width: int, height: int, rle: s
     return Box(name, float(left + x1), float(top + y1), float(left + x2), float(top + y2))
 
 
-CVAT = Format(name="cvat", title="CVAT XML", suffix=".xml", is_per_image=False, read=read_cvat, mark="<annotations>")
+CVAT = Format(
+    name="cvat", title="CVAT XML", suffix=".xml", is_per_image=False, read=read_cvat, signature="<annotations>"
+)

@@ -73,7 +73,7 @@ class Format:
     suffix: str  # of its files, lower case
     is_per_image: bool  # whether each image has a label file; else a split has one for all images
     read: Callable[[bytes, Classes], Iterable[Entry]]  # raises LabelFileError
-    mark: str = ""  # regular expression for the first part of a file in lower case, unlike others with its suffix
+    signature: str = ""  # regex that identifies the format by the first part of a file, in lower case
     # Class names in a file, ordered by id; None: the names of its objects, sorted. YOLO has no names.
     class_names: Callable[[bytes], tuple[str, ...]] | None = None
 

@@ -16,7 +16,7 @@ from data.formats.voc import VOC
 from data.formats.yolo import YOLO
 from utils.files.safe_io import open_regular
 
-# Of several formats with a suffix, the last one is that of files without the mark of another.
+# Of several formats with a suffix, the last one is that of files without the signature of another.
 FORMATS: tuple[Format, ...] = (VOC, LABELME, YOLO, CVAT, CSV, VIA, COCO)
 PER_IMAGE = tuple(form for form in FORMATS if form.is_per_image)
 _HEAD_BYTES = 1 << 16  # enough to recognize a format
@@ -29,7 +29,7 @@ def format_of_file(file: Path) -> Format | None:
         return None
     with open_regular(file) as opened:
         head = opened.read(_HEAD_BYTES).lower()
-    return next((form for form in candidates if re.search(form.mark.encode(), head)), None)
+    return next((form for form in candidates if re.search(form.signature.encode(), head)), None)
 
 
 def format_of(labels: Path) -> Format | None:

@@ -18,7 +18,7 @@ class _Unread(NamedTuple):
 
     title: str
     suffixes: tuple[str, ...]
-    mark: str  # regular expression for the start of its files
+    signature: str  # regex that identifies the format by the start of a file
     remedy: str
 
 
@@ -49,7 +49,7 @@ def unread_formats(folder: str, folders: Folders) -> str:
             for suffix in unread.suffixes:
                 if suffix in first_of and unread.title not in found:
                     file = os.path.join(path, first_of[suffix])
-                    if re.search(unread.mark, _head(file)):
+                    if re.search(unread.signature, _head(file)):
                         found[unread.title] = f"; {file} is {unread.title}, which is not read: {unread.remedy}"
     return "".join(found.values())
 

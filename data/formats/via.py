@@ -75,4 +75,6 @@ def _class_name(attributes: dict[str, Any]) -> Any:
     return options[0]
 
 
-VIA = Format(name="via", title="VIA JSON", suffix=".json", is_per_image=False, read=read_via, mark='"file_attributes"')
+VIA = Format(
+    name="via", title="VIA JSON", suffix=".json", is_per_image=False, read=read_via, signature='"file_attributes"'
+)

@@ -235,7 +235,7 @@ def _open_loader(
 def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> GroundTruth:
     """Sets COCO's category ids if the labels of ``index`` have COCO's classes and are not from a COCO JSON, which has
     its own ids."""
-    ids = coco_category_ids(index.names, spec.as_labeled().names) if index.image_ids is None else None
+    ids = coco_category_ids(index.names, spec.with_label_classes().names) if index.image_ids is None else None
     if ids is None:
         return gt
     get_logger().info("predictions.json has COCO's category ids, because the classes are COCO's")

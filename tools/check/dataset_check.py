@@ -190,7 +190,7 @@ def _finding_boxes(split: CheckedSplit, part: LoadedSplit, finding: Finding, whe
     if finding.class_id < 0 or finding.kind == UNKNOWN_CLASS:
         name = finding.text
     else:
-        name = learned_names(part)[finding.class_id] or part.spec.as_labeled().names[finding.class_id]
+        name = learned_names(part)[finding.class_id] or part.spec.with_label_classes().names[finding.class_id]
     number = split.index.names.index(name) if name in split.index.names else IGNORED
     return (LabelBox(name, number, finding.xyxy_px, where=where),)
 

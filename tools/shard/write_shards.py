@@ -78,7 +78,7 @@ def write_set(
     problem = problem_of_output(out, spec)
     if problem:
         raise UserError(f"{out}: {problem}; name another folder")
-    labeled = spec.as_labeled()
+    labeled = spec.with_label_classes()
     names = list(dict.fromkeys(splits or spec.splits))
     for split in names:  # before the first is scanned
         labeled.check_split(split)
