@@ -11,7 +11,6 @@ into ignore regions; ``ignore``, a list of classes with ignore regions; ``channe
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 import re
@@ -35,11 +34,8 @@ from utils.strings import listed
 
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
 MIN_TILE = 32  # pixels
-_KEYS = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "labels", "channels", "bits", "tile")
 _FOR_MISSING_DATA = ("download", "url", "license")  # quoted by messages about missing data
-_OF_OTHERS = ("roboflow",)  # keys that tools write to describe their export
-_DESCRIPTIVE = ("title", "annotator", "annotators", "annotation_type", "annotation_format")  # resemble keys
-_MIN_SIMILARITY = 0.75  # smallest `difflib` ratio between a misspelled key and the intended one
+_KEYS = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "labels", "channels", "bits", "tile")
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
@@ -60,7 +56,11 @@ def _load(path: Path, known_root: str, *, is_joined: bool) -> DatasetSpec:
         raise UserError(f"{path}: expected a data set's .yaml file, or its folder")
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
-    values, unused = _used_values(values, path)
+    if "kpt_shape" in values:
+        raise UserError(f"{path}: 'kpt_shape' declares a data set of keypoints; only bounding boxes are supported")
+    if "val" not in values:  # as Ultralytics reads it
+        values = {"val" if key == "validation" else key: value for key, value in values.items()}
+    unused = [one_line(str(key))[:60] for key in values if key not in (*_KEYS, *_FOR_MISSING_DATA)]
     if unused:
         notes.append(f"{path}: not used: {listed(unused, 12)}")
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
@@ -93,30 +93,6 @@ def _load(path: Path, known_root: str, *, is_joined: bool) -> DatasetSpec:
 def is_yaml(path: str | Path) -> bool:
     """Returns whether a path has the suffix of a YAML."""
     return str(path).lower().endswith((".yaml", ".yml"))
-
-
-def _used_values(values: Mapping[Any, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Separates the used keys from the others, which only describe the data set. Raises UserError for a data set of
-    keypoints, and for a key that seems to be a misspelling of a used one."""
-    used: dict[str, Any] = {}
-    unused: list[str] = []
-    missing = [key for key in _KEYS if key not in values]
-    for key, value in values.items():
-        name = one_line(str(key))[:60]
-        if key in (*_KEYS, *_FOR_MISSING_DATA):
-            used[key] = value
-        elif key in _OF_OTHERS:
-            continue
-        elif key == "validation" and "val" in missing:  # as Ultralytics reads it
-            used["val"] = value
-        elif key == "kpt_shape":
-            raise UserError(f"{path}: '{key}' declares a data set of keypoints; only bounding boxes are supported")
-        else:
-            close = difflib.get_close_matches(name.lower(), missing, n=1, cutoff=_MIN_SIMILARITY)
-            if close and name.lower() not in _DESCRIPTIVE and name[:1].isalnum():
-                raise UserError(f"{path}: unknown key '{name}' (did you mean '{close[0]}'?)")
-            unused.append(name)
-    return used, unused
 
 
 # Paths

@@ -90,8 +90,6 @@ MISTAKES = [
     "ignore: a",
     "ignore: [a, b]",
     "{classes: {a: b}, ignore: [a]}",
-    "vall: images/train",
-    "annotation: a.json",
     "kpt_shape: [17, 3]",
     "channels: 0",
     "bits: 20",
@@ -119,6 +117,13 @@ def test_a_mistake_is_one_line_that_names_the_file(data, mistake):
     text = yaml.safe_dump(base | content) if isinstance(content, dict) else mistake
     data.file("data.yaml", text)
     assert str(data.data) in refusal(lambda: open_set(data.data, ["train"]))
+
+
+def test_keys_that_are_not_used_are_one_line(data, lines):
+    data.pairs("train/x")
+    open_set(data.yaml(train="images/train", vall="images/val", roboflow={"version": 1}, title="x"), ["train"])
+    (line,) = [text for record in lines.records if "not used" in (text := record.getMessage())]
+    assert "vall, roboflow, title" in line
 
 
 PATHS_OF_WINDOWS = {  # as they are written, and what the line quotes
