@@ -285,14 +285,6 @@ def test_a_format_that_is_not_read_is_named(title, tmp_path):
     assert f"{file} is {title}" in message
 
 
-def test_a_yaml_whose_labels_are_not_read_names_their_format(data):
-    """As Roboflow's export of oriented boxes."""
-    data.images("train/images/x.png")
-    file = data.file("train/labelTxt/x.txt", "10 10 40 10 40 40 10 40 disc 0\n")
-    data.yaml(train="train/images")
-    assert f"{file} is oriented boxes" in refusal(data.index)
-
-
 @pytest.mark.parametrize(
     "called",
     [
