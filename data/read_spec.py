@@ -129,9 +129,10 @@ def checked_path(value: Any, location: str) -> Path:
 
 
 def _resolve(value: Any, root: Path, location: str) -> Path:
-    """Returns the absolute path of an entry. Roboflow writes ``../train/images`` for a folder beside the YAML."""
+    """Returns the absolute path of an entry. Roboflow writes ``../train/images`` for a folder beside the YAML,
+    which counts even if the parent has such a folder, too."""
     path = checked_path(value, location)
-    if path.parts[:1] == ("..",) and not os.path.exists(root / path):
+    if path.parts[:1] == ("..",) and path.parts[1:2] != ("..",):
         beside = root.joinpath(*path.parts[1:])
         if os.path.exists(beside):
             path = beside

@@ -40,6 +40,16 @@ def test_an_entry_of_roboflow_is_read_as_beside_the_yaml(data, train):
     assert num_boxes(data.index()) == {"train/images/x.png": 1}
 
 
+def test_an_entry_of_roboflow_is_not_read_from_another_export_in_the_parent(tmp_path):
+    """As of an export that is unpacked in the folder of another."""
+    for folder, stem in (("set", "outer"), ("set/inner", "x")):
+        export = DataSet(tmp_path / folder)
+        export.images(f"train/images/{stem}.png")
+        export.file(f"train/labels/{stem}.txt")
+    export.yaml(train="../train/images")
+    assert num_boxes(export.index()) == {"train/images/x.png": 1}
+
+
 NAMES = {
     "[cat, dog]": ("cat", "dog"),
     "{1: dog, 0: cat}": ("cat", "dog"),
