@@ -139,11 +139,12 @@ def _own_yaml(folder: Path) -> Path | None:
 
 
 def _find_sources(folders: Folders) -> dict[str, _Source]:
-    """Returns the images and labels of each split. Lists count if no folder that is named after a split has labels:
-    they may be those of another export or of a part of a folder."""
+    """Returns the images and labels of each split. Lists that name an image count if no folder that is named after a
+    split has labels: they may be those of another export or of a part of a folder."""
     sources: dict[str, _Source] = {}
     for images_of in (_split_folders(folders), _split_lists(folders.root)):
-        found = {split: _source_of(split, images, folders) for split, images in images_of.items()}
+        listed_sources = {split: _source_of(split, images, folders) for split, images in images_of.items()}
+        found = {split: source for split, source in listed_sources.items() if source.folders}
         sources = found or sources
         if any(source.labels for source in found.values()):
             return sources
@@ -156,11 +157,13 @@ def _find_sources(folders: Folders) -> dict[str, _Source]:
 
 
 def _split_folders(folders: Folders) -> dict[str, Path]:
-    """Returns the folder of the images of each split: below it is an image, and no other folder of a split."""
+    """Returns the folder of the images of each split: below it is an image, and no other folder of a split. A folder
+    below the images of one (``train/images/test1``) is none, whatever its name."""
     with_image = map(Path, _folders_with_images(folders))
     above = dict.fromkeys(path for folder in with_image for path in (folder, *folder.parents))
     named = [path for path in above if path.is_relative_to(folders.root) and path != folders.root]
     named = [path for path in named if split_of(path.name)]
+    named = [path for path in named if not any(top / name in path.parents for top in named for name in _IMAGE_FOLDERS)]
     lowest = [path for path in named if not any(path in other.parents for other in named)]
     return _by_split(folders.root, {path: path.name for path in sorted(lowest)})
 

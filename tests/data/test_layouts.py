@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -309,6 +311,43 @@ def test_a_folder_without_an_image_and_one_with_splits_below_are_no_splits(tmp_p
     write(export, "data/train/{}", "data/train/{}", xml)
     export.file("training/labelmap.pbtxt", "item {}")
     assert list(open_set(export.root).splits) == ["train", "val"]
+
+
+def test_a_folder_below_the_images_of_a_split_is_no_split(tmp_path):
+    export = DataSet(tmp_path / "set")
+    for split in ("train", "valid"):
+        export.images(f"{split}/images/test1/x.png", f"{split}/images/y.png")
+        export.file(f"{split}/labels/test1/x.txt")
+        export.file(f"{split}/labels/y.txt")
+    export.file("classes.txt", "own\n")
+    spec = open_set(export.root)
+    assert {split: len(load(spec, split).classes) for split in spec.splits} == {"train": 2, "val": 2}
+
+
+def test_a_text_named_after_a_split_that_names_no_image_is_no_list(tmp_path):
+    export = DataSet(tmp_path / "set")
+    label_studio_coco(export)
+    export.file("test.txt", "Notes about the test: sharp images only.\n")
+    spec = open_set(export.root)
+    assert list(spec.splits) == ["train"]
+    assert boxes(load(spec)) == expected("train") | expected("val")
+
+
+def test_a_folder_that_cannot_be_listed_and_is_no_split_is_left_out(tmp_path, monkeypatch):
+    """As lost+found, which only the administrator lists."""
+    export = DataSet(tmp_path / "set")
+    yolo(export)
+    closed = export.root / "lost+found"
+    closed.mkdir()
+    plain_scandir = os.scandir
+
+    def scandir(path="."):
+        if os.fspath(path) == str(closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(closed))
+        return plain_scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert boxes(load(open_set(export.root), "val")) == expected("val")
 
 
 def test_other_folders_with_labels_are_named_in_a_line(tmp_path, lines):
