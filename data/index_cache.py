@@ -18,7 +18,7 @@ from data.flat_strings import FlatStrings
 from data.geometry import MIN_SIDE_PX
 from data.images.shards import open_shards
 from data.index import COLUMNS, DatasetIndex, digest_of_arrays
-from data.pairing import Listing
+from data.listing import Listing
 from data.spec import DatasetSpec
 from utils.boxes import clip_xyxy, xywh_to_xyxy
 from utils.class_names import class_difference

@@ -25,8 +25,7 @@ import numpy as np
 from data.findings import NO_LABEL, ORPHAN, UNDECLARED, Finding
 from data.folders import Folders
 from data.formats.label_format import ANY_SUFFIX, MAX_BYTES, Classes, Entry, Format, LabelFileError
-from data.listing import images_beside
-from data.pairing import UNREADABLE, Listing
+from data.listing import UNREADABLE, Listing, images_beside
 from utils.errors import UserError, one_line, os_reason
 from utils.files.paths import casefold_nfc, path_of
 from utils.files.safe_io import read_regular

@@ -9,20 +9,28 @@ in the data set's folder decides how many leading folders all rows drop.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from data.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding
+import numpy as np
+
+from data.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding, findings_of_json
 from data.folders import ABSENT, Folders, read_rows, stamp_of
+from data.formats.label_format import Format
+from data.formats.table import FORMATS
 from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, suffix_of, unread_text
 from data.spec import WITHOUT_VAL, DatasetSpec, FilesSplit
 from utils.errors import UserError
 from utils.files.paths import casefold_nfc, normal_path, path_of
+from utils.files.safe_io import read_text
 from utils.logger import get_logger
 from utils.strings import counted
 
+UNREADABLE = (0, -1)  # stamp of a label that exists but is no file, such as a folder or a broken link
+_MAX_LISTING_BYTES = 1 << 34
 _IMAGE_TREES = ("images", "jpegimages")
 
 
@@ -34,6 +42,26 @@ class SplitImages:
     folders: dict[str, str] = field(default_factory=dict)  # of the images (absolute), by the start of their names
     entries: dict[str, str] = field(default_factory=dict)  # folders of the split that they are in, for those in one
     findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a split, sorted by name, and their label files, as `data.pairing.list_split` finds them.
+
+    Names are relative to `root`, with ``/``. Labels, fingerprints and messages follow from the listing; only for
+    entries without an image does the scan look for files again.
+    """
+
+    root: Path  # the data set's folder
+    named_root: str  # the same with ``/``; of a staged copy, that of the original, which absolute names in labels have
+    images: list[str]  # N
+    image_stamps: np.ndarray  # int64 (N, 2): size in bytes, modification time in ns
+    label_format: Format
+    labels: list[str]  # N: each image's label file, or where it would be; or one name: a file for all images
+    label_stamps: np.ndarray  # int64 (len(labels), 2); `ABSENT` (a background) or `UNREADABLE`: no file
+    findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
+    shared_images: list[str] = field(default_factory=list)  # one file only: images of all splits that name it, sorted
+    lacks_split: bool = False  # one file only: whether a split that names it has no images here
 
 
 def folder_of(name: str) -> str:
@@ -265,3 +293,20 @@ def check_rows(paths: Iterable[str]) -> None:
         if not is_row:
             reason = "has a line break, a backslash or outer spaces, or is not UTF-8, so no list can name it"
             raise UserError(f"{path!r}: {reason}; rename it, and its label file")
+
+
+def listing_text(listing: Listing) -> str:
+    """Returns the JSON from which `read_listing` restores a listing."""
+    values = {item.name: getattr(listing, item.name) for item in fields(Listing) if item.name != "root"}
+    values["label_format"] = listing.label_format.name
+    return json.dumps(values, default=np.ndarray.tolist)
+
+
+def read_listing(file: Path, root: Path) -> Listing:
+    """Restores the `listing_text` in ``file`` for a data set in the folder ``root``."""
+    values = json.loads(read_text(file, max_bytes=_MAX_LISTING_BYTES))
+    values["label_format"] = next(form for form in FORMATS if form.name == values["label_format"])
+    for key in ("image_stamps", "label_stamps"):
+        values[key] = np.array(values[key], np.int64).reshape(-1, 2)
+    values["findings"] = findings_of_json(values["findings"])
+    return Listing(root=root, **values)

@@ -61,9 +61,9 @@ def load_split(
     the fraction ``max_bad`` of the labels or images is lost.
     """
     loaded = read_split(spec, split, settings, known_files or {})
-    found = problems(loaded, max_bad)
-    if found:
-        raise UserError(found[0])
+    reasons = refusal_reasons(loaded, max_bad)
+    if reasons:
+        raise UserError(reasons[0])
     log_split(loaded, title=split)
     warn_about_no_object(loaded)
     return loaded
@@ -130,7 +130,7 @@ def _read_files(
     return index, labels, file if is_cached else None
 
 
-def problems(loaded: LoadedSplit, max_bad: float) -> list[str]:
+def refusal_reasons(loaded: LoadedSplit, max_bad: float) -> list[str]:
     """Returns the messages with which a run refuses a split; none if it can be used.
 
     Joined data sets are judged one by one, because a loss that is small overall may be all of a small data set.

@@ -14,20 +14,20 @@ counts if it is the only one. A file without a box, such as a caption or a list 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data.findings import ORPHAN, Finding, findings_of_json
+from data.findings import ORPHAN, Finding
 from data.folders import ABSENT, Folders, stamp_of
 from data.formats.label_format import MAX_BYTES, Classes, Format, LabelFileError
-from data.formats.table import FORMATS, YOLO
+from data.formats.table import YOLO
 from data.listing import (
+    UNREADABLE,
+    Listing,
     SplitImages,
     find_images,
     folder_of,
@@ -35,35 +35,13 @@ from data.listing import (
     images_beside,
     images_of_other_splits,
     num_shared_parts,
+    read_listing,
 )
 from data.spec import DatasetSpec, FilesSplit, JoinedSplit, ShardSplit
 from utils.errors import UserError
 from utils.files.paths import casefold_nfc, path_of, relative_name
-from utils.files.safe_io import read_regular, read_text
+from utils.files.safe_io import read_regular
 from utils.strings import counted
-
-UNREADABLE = (0, -1)  # stamp of a label that exists but is no file, such as a folder or a broken link
-_MAX_LISTING_BYTES = 1 << 34
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The images of a split, sorted by name, and their label files, as `list_split` finds them.
-
-    Names are relative to `root`, with ``/``. Nothing else looks for files: labels, fingerprints and messages follow
-    from the listing.
-    """
-
-    root: Path  # the data set's folder
-    named_root: str  # the same with ``/``; of a staged copy, that of the original, which absolute names in labels have
-    images: list[str]  # N
-    image_stamps: np.ndarray  # int64 (N, 2): size in bytes, modification time in ns
-    label_format: Format
-    labels: list[str]  # N: each image's label file, or where it would be; or one name: a file for all images
-    label_stamps: np.ndarray  # int64 (len(labels), 2); `ABSENT` (a background) or `UNREADABLE`: no file
-    findings: list[Finding]  # about images and label files that are not used; `Finding.image` is -1
-    shared_images: list[str] = field(default_factory=list)  # one file only: images of all splits that name it, sorted
-    lacks_split: bool = False  # one file only: whether a split that names it has no images here
 
 
 class LabelFiles(NamedTuple):
@@ -294,20 +272,3 @@ def _find_orphans(
             text = f"no image of its name; {counted(num_objects, 'object')}"
             findings.append(Finding(ORPHAN, text, name, number=num_objects, lost_objects=num_objects))
     return findings
-
-
-def listing_text(listing: Listing) -> str:
-    """Returns the JSON from which `read_listing` restores a listing."""
-    values = {item.name: getattr(listing, item.name) for item in fields(Listing) if item.name != "root"}
-    values["label_format"] = listing.label_format.name
-    return json.dumps(values, default=np.ndarray.tolist)
-
-
-def read_listing(file: Path, root: Path) -> Listing:
-    """Restores the `listing_text` in ``file`` for a data set in the folder ``root``."""
-    values = json.loads(read_text(file, max_bytes=_MAX_LISTING_BYTES))
-    values["label_format"] = next(form for form in FORMATS if form.name == values["label_format"])
-    for key in ("image_stamps", "label_stamps"):
-        values[key] = np.array(values[key], np.int64).reshape(-1, 2)
-    values["findings"] = findings_of_json(values["findings"])
-    return Listing(root=root, **values)

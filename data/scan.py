@@ -23,7 +23,7 @@ from data.geometry import CleanBoxes, Fit, clean_rows
 from data.images.verify import HiddenDamageError, check_image
 from data.index import DatasetIndex, IndexSettings, ids_of_classes, offsets_of
 from data.labels import Labels
-from data.pairing import Listing
+from data.listing import Listing
 from data.spec import DatasetSpec, class_names
 from utils.address import with_short_addresses
 from utils.errors import UserError

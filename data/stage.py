@@ -23,7 +23,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data.pairing import UNREADABLE, Listing, list_split, listing_text
+from data.listing import UNREADABLE, Listing, listing_text
+from data.pairing import list_split
 from data.spec import DEMO, DatasetSpec, DataSource, FilesSplit, Split
 from utils.distributed.context import DistributedContext, StoreBarrier, once_per_node
 from utils.distributed.groups import one_per_node_group

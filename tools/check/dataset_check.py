@@ -12,7 +12,7 @@ import numpy as np
 
 from data.findings import UNKNOWN_CLASS, Finding
 from data.index import IndexSettings, LoadedSplit
-from data.load import log_split, no_object, problems, read_split
+from data.load import log_split, no_object, read_split, refusal_reasons
 from data.open import open_data, problem_of_output
 from data.spec import IGNORED, DatasetSpec, DataSource
 from engine.commands.val import score
@@ -152,7 +152,7 @@ def scan_split(spec: DatasetSpec, name: str, *, workers: int) -> CheckedSplit:
         name=name,
         index=loaded.used,
         parts=loaded.sources,
-        refusals=tuple(problems(loaded, TrainConfig.max_bad)),
+        refusals=tuple(refusal_reasons(loaded, TrainConfig.max_bad)),
         objects_problem=no_object(loaded),
     )
 
