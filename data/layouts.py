@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from os.path import commonpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -326,22 +327,34 @@ def _refusal(sources: Mapping[str, _Source], folders: Folders) -> UserError:
     formats = {labels.label_format for labels in labels_of.values()}
     named = [f"{split}: {relative_name(labels.path, root)}" for split, labels in labels_of.items() if labels.path]
     lines = [f"'annotations: {{{', '.join(named)}}}'"] if named else []
+    names: dict[str, dict[str, str]] = defaultdict(dict)  # folders of label files, by key of the YAML and split
+    num_files = 0
     found = _list_images(root, folders)
     if found.stamps and not labels_of:
         if root in images_of.values():  # nothing is named after a split
             (most, _), *_ = Counter(map(folder_of, found.stamps)).most_common(1)
             images_of = {"train": Path(found.folders[most])}
-        stems = {Path(name).stem for name in found.stamps}
-        counts = Counter(
-            (folder, form)
-            for folder in folders.walk(str(root), skips_unlisted=True)
-            for name in folders.entries(folder)
-            for form in PER_IMAGE
-            if name.lower().endswith(form.suffix) and name[: -len(form.suffix)] in stems
-        )
-        for (folder, form), count in counts.most_common(1):
-            formats = {form}
-            lines.append(f"{_Labels(Path(folder), form, frozenset()).line(root)} ({counted(count, 'file')})")
+        for split, images in images_of.items():
+            stems = {Path(name).stem for name in _list_images(images, folders).stamps}
+            counts = Counter(
+                (folder, form)
+                for folder in folders.walk(str(root), skips_unlisted=True)
+                for name in folders.entries(folder)
+                for form in PER_IMAGE
+                if name.lower().endswith(form.suffix) and name[: -len(form.suffix)] in stems
+            )
+            if counts:  # of equal numbers, the folder that is nearest to the images
+                folder, form = max(counts, key=lambda key: (counts[key], len(commonpath([key[0], images]))))
+                formats.add(form)
+                key = "labels" if form is YOLO else "annotations"
+                names[key][split] = relative_name(Path(folder), root)
+                num_files += counts[folder, form]
+        for key, places in names.items():
+            same = set(places.values()) if len(places) == len(images_of) else set()
+            text = same.pop() if len(same) == 1 else "{" + ", ".join(map(": ".join, places.items())) + "}"
+            lines.append(f"'{key}: {text}'")
+        if names:
+            lines[-1] += f" ({counted(num_files, 'file')})"
     if YOLO in formats or not formats:
         classes = _names_in(_name_list([root, *images_of.values()])) or ["<class>", "..."]
         lines.append(f"'names: [{', '.join(classes)}]'")

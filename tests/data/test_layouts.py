@@ -483,3 +483,14 @@ def test_a_yaml_in_a_folder_decides(tmp_path):
     spec = open_set(export.root)
     assert spec.names == ("p", "q")
     assert set(boxes(load(spec))) == set(OBJECTS["val"])
+
+
+def test_the_yaml_of_a_refusal_reads_each_split_with_its_own_labels(tmp_path):
+    """RobertLucian/license-plate-dataset: an unknown name of a folder, in both splits. Here stems are equal, too."""
+    export = DataSet(tmp_path / "set")
+    for split, count in (("train", 1), ("valid", 3)):
+        export.images(f"{split}/images/1.png")
+        export.file(f"{split}/annots/1.xml", voc(*[("own", 1, 1, 9, 9)] * count))
+    message = refusal(lambda: open_set(export.root))
+    export.file("data.yaml", "\n".join(re.findall("'(.*?)'", message.partition("write a YAML with ")[2])))
+    assert [len(load(export.root, split).classes) for split in ("train", "val")] == [1, 3]
