@@ -329,6 +329,7 @@ def _refusal(sources: Mapping[str, _Source], folders: Folders) -> UserError:
     lines = [f"'annotations: {{{', '.join(named)}}}'"] if named else []
     names: dict[str, dict[str, str]] = defaultdict(dict)  # folders of label files, by key of the YAML and split
     num_files = 0
+    class_folders = [root]  # in which a list of the classes may be
     found = _list_images(root, folders)
     if found.stamps and not labels_of:
         if root in images_of.values():  # nothing is named after a split
@@ -346,6 +347,7 @@ def _refusal(sources: Mapping[str, _Source], folders: Folders) -> UserError:
             if counts:  # of equal numbers, the folder that is nearest to the images
                 folder, form = max(counts, key=lambda key: (counts[key], len(commonpath([key[0], images]))))
                 formats.add(form)
+                class_folders.append(Path(folder))
                 key = "labels" if form is YOLO else "annotations"
                 names[key][split] = relative_name(Path(folder), root)
                 num_files += counts[folder, form]
@@ -356,7 +358,7 @@ def _refusal(sources: Mapping[str, _Source], folders: Folders) -> UserError:
         if names:
             lines[-1] += f" ({counted(num_files, 'file')})"
     if YOLO in formats or not formats:
-        classes = _names_in(_name_list([root, *images_of.values()])) or ["<class>", "..."]
+        classes = _names_in(_name_list([*class_folders, *images_of.values()])) or ["<class>", "..."]
         lines.append(f"'names: [{', '.join(classes)}]'")
     lines = [
         f"'path: {root}'",

@@ -263,6 +263,7 @@ def test_a_refusal_has_the_yaml_that_reads_the_folder(write, tmp_path):
     else:
         assert "docs/formats.md" in message
         content = described(message)
+        assert content.get("names", ["own"]) == ["own"]
     found = num_boxes(load(export.file("data.yaml", yaml.safe_dump(content))))
     assert list(found.values()) == [1] * 4
 
