@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from os.path import commonpath
@@ -67,12 +68,12 @@ class _Source(NamedTuple):
     folders: frozenset[str]  # of the images
 
 
-def read_folder(folder: Path) -> tuple[Any, Path, str]:
+def read_folder(folder: Path, *, explains: bool = True) -> tuple[Any, Path, str]:
     """Reads the YAML in ``folder`` or, without one that names images, the folder's layout.
 
     Returns the content of the YAML, unchecked, or values as in one, with paths as Path; the YAML or the folder, for
-    messages; and a line for the log. Raises UserError with the YAML to write if the folder is in no known layout, or in
-    several.
+    messages; and a line for the log. Raises UserError if the folder is in no known layout, or in several, and
+    ``explains`` what to write.
     """
     folder = _unpacked(folder)
     yaml = _own_yaml(folder)
@@ -85,7 +86,7 @@ def read_folder(folder: Path) -> tuple[Any, Path, str]:
     labels_of = {split: source.labels for split, source in sources.items() if source.labels}
     formats = {labels.label_format for labels in labels_of.values()}
     if len(formats) != 1:
-        raise _refusal(sources, folders)
+        raise _refusal(sources, folders, explains=explains)
     (label_format,) = formats
     images = {split: source.images for split, source in sources.items()}
     name_list: Path | None = None
@@ -93,7 +94,7 @@ def read_folder(folder: Path) -> tuple[Any, Path, str]:
         name_list = _name_list([folder, *images.values(), folder / "labels"])
         values["names"] = values.get("names") or _names_in(name_list)
         if not values["names"]:
-            raise _refusal(sources, folders)
+            raise _refusal(sources, folders, explains=explains)
     else:
         values["annotations"] = {split: labels.path for split, labels in labels_of.items()}
         images = {split: images[split] for split in labels_of}
@@ -158,13 +159,11 @@ def _find_sources(folders: Folders) -> dict[str, _Source]:
 
 
 def _split_folders(folders: Folders) -> dict[str, Path]:
-    """Returns the folder of the images of each split: below it is an image, and no other folder of a split. A folder
-    below the images of one (``train/images/test1``) is none, whatever its name."""
+    """Returns the folder of the images of each split: below it is an image, and no other folder of a split."""
     with_image = map(Path, _folders_with_images(folders))
     above = dict.fromkeys(path for folder in with_image for path in (folder, *folder.parents))
     named = [path for path in above if path.is_relative_to(folders.root) and path != folders.root]
     named = [path for path in named if split_of(path.name)]
-    named = [path for path in named if not any(top / name in path.parents for top in named for name in _IMAGE_FOLDERS)]
     lowest = [path for path in named if not any(path in other.parents for other in named)]
     return _by_split(folders.root, {path: path.name for path in sorted(lowest)})
 
@@ -314,14 +313,19 @@ def _names_in(name_list: Path | None) -> list[str]:
     return [line.strip() for line in read_text(name_list).splitlines() if line.strip()] if name_list else []
 
 
-def _refusal(sources: Mapping[str, _Source], folders: Folders) -> UserError:
-    """Returns the error about a folder in no layout: what is not read, or else the YAML to write. Without labels in
-    their places, it names the folders that have the most images and the most label files called like images."""
+def _refusal(sources: Mapping[str, _Source], folders: Folders, *, explains: bool) -> UserError:
+    """Returns the error about a folder in no layout: what is not read, the data set one level down, or the YAML to
+    write. Without labels in their places, it names the folders that have the most images and the most label files
+    called like images."""
     root = folders.root
     message = f"data set {root}: in no layout that --data FOLDER reads (docs/formats.md)"
-    unread = unread_formats(str(root), folders)
-    if unread:
+    unread = unread_formats(str(root), folders) if explains else ""
+    if unread or not explains:
         return UserError(message + unread)
+    for path in sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != "."):
+        with contextlib.suppress(UserError):
+            read_folder(path, explains=False)
+            return UserError(f"{message}; {path} is a data set: --data {shlex.quote(str(path))}")
     images_of = {split: source.images for split, source in sources.items()}
     labels_of = {split: source.labels for split, source in sources.items() if source.labels}
     formats = {labels.label_format for labels in labels_of.values()}

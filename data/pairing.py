@@ -25,6 +25,7 @@ from data.findings import ORPHAN, Finding
 from data.folders import ABSENT, Folders, stamp_of
 from data.formats.label_format import MAX_BYTES, Classes, Format, LabelFileError
 from data.formats.table import YOLO
+from data.formats.unread import unread_formats
 from data.listing import (
     UNREADABLE,
     Listing,
@@ -88,6 +89,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
             raise UserError(
                 f"{spec.source}: none of the {counted(len(names), 'image')} of '{split}' has a label file; expected "
                 f"{path_of(labels[0], spec.root)} for {path_of(names[0], spec.root)}"
+                f"{unread_formats(str(spec.root), folders)}"
             )
         findings = findings + _find_orphans(spec, split, images, files, folders)
     else:

@@ -288,6 +288,20 @@ def test_a_format_that_is_not_read_is_named(title, tmp_path):
     assert f"{file} is {title}" in message
 
 
+def test_a_yaml_whose_labels_are_not_read_names_their_format(data):
+    """As Roboflow's export of oriented boxes."""
+    data.images("train/images/x.png")
+    file = data.file("train/labelTxt/x.txt", "10 10 40 10 40 40 10 40 disc 0\n")
+    data.yaml(train="train/images")
+    assert f"{file} is oriented boxes" in refusal(data.index)
+
+
+def test_a_data_set_one_level_down_is_named(tmp_path):
+    yolo(DataSet(tmp_path / "repository/data"))
+    DataSet(tmp_path / "repository").file("scripts/plot.py", "")
+    assert f"--data {tmp_path}/repository/data" in refusal(lambda: open_set(tmp_path / "repository"))
+
+
 @pytest.mark.parametrize(
     "called",
     [
@@ -312,17 +326,6 @@ def test_a_folder_without_an_image_and_one_with_splits_below_are_no_splits(tmp_p
     write(export, "data/train/{}", "data/train/{}", xml)
     export.file("training/labelmap.pbtxt", "item {}")
     assert list(open_set(export.root).splits) == ["train", "val"]
-
-
-def test_a_folder_below_the_images_of_a_split_is_no_split(tmp_path):
-    export = DataSet(tmp_path / "set")
-    for split in ("train", "valid"):
-        export.images(f"{split}/images/test1/x.png", f"{split}/images/y.png")
-        export.file(f"{split}/labels/test1/x.txt")
-        export.file(f"{split}/labels/y.txt")
-    export.file("classes.txt", "own\n")
-    spec = open_set(export.root)
-    assert {split: len(load(spec, split).classes) for split in spec.splits} == {"train": 2, "val": 2}
 
 
 def test_a_text_named_after_a_split_that_names_no_image_is_no_list(tmp_path):
