@@ -89,7 +89,9 @@ def test_a_program_for_one_process_is_refused_once_under_a_launcher(capsys, monk
     """Its settings are known to be valid then, but no file has been opened."""
     monkeypatch.setattr("utils.process.main.PEER_GRACE_S", 0.0)
     main = import_module(COMMANDS[name].module).main
-    argv = {"detect": ["--weights", "a.pt", "--source", "."], "export": ["--weights", "a.pt"]}.get(name, [])
+    required = {"weights": "a.pt", "source": ".", "data": "a.yaml"}
+    needed = {"detect": ("weights", "source"), "export": ("weights",), "kfold": ("data",), "search": ("data",)}
+    argv = [word for setting in needed.get(name, ()) for word in (f"--{setting}", required[setting])]
     fields = dataclasses.fields(COMMANDS[name].settings)
     argv = [*argv, *(field.name for field in fields if field.metadata["usage"].positional)]
     for rank in range(2):
