@@ -138,7 +138,7 @@ def test_wandb_takes_no_address_from_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:1\n")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     open_services(["wandb"])
-    assert wandb.setup().settings.base_url == "https://api.wandb.ai"
+    assert wandb.setup().settings.base_url.startswith("https://api.")  # its own, which differs between versions
     wandb.teardown()
 
 
