@@ -54,10 +54,14 @@ class _Labels(NamedTuple):
     label_format: Format
     names: frozenset[str]  # of the files
 
+    @property
+    def key(self) -> str:
+        """The key of a YAML that names them."""
+        return "labels" if self.label_format is YOLO else "annotations"
+
     def line(self, root: Path) -> str:
         """Returns the line of a YAML that names them."""
-        key = "labels" if self.label_format is YOLO else "annotations"
-        return f"'{key}: {relative_name(self.path, root)}'" if self.path else "no 'annotations:'"
+        return f"'{self.key}: {relative_name(self.path, root)}'" if self.path else "no 'annotations:'"
 
 
 class _Source(NamedTuple):
@@ -328,45 +332,42 @@ def _refusal(sources: Mapping[str, _Source], folders: Folders, *, explains: bool
             return UserError(f"{message}; {path} is a data set: --data {shlex.quote(str(path))}")
     images_of = {split: source.images for split, source in sources.items()}
     labels_of = {split: source.labels for split, source in sources.items() if source.labels}
-    formats = {labels.label_format for labels in labels_of.values()}
-    named = [f"{split}: {relative_name(labels.path, root)}" for split, labels in labels_of.items() if labels.path]
-    lines = [f"'annotations: {{{', '.join(named)}}}'"] if named else []
-    names: dict[str, dict[str, str]] = defaultdict(dict)  # folders of label files, by key of the YAML and split
-    num_files = 0
-    class_folders = [root]  # in which a list of the classes may be
     found = _list_images(root, folders)
     if found.stamps and not labels_of:
         if root in images_of.values():  # nothing is named after a split
             (most, _), *_ = Counter(map(folder_of, found.stamps)).most_common(1)
             images_of = {"train": Path(found.folders[most])}
-        for split, images in images_of.items():
-            stems = {Path(name).stem for name in _list_images(images, folders).stamps}
-            counts = Counter(
-                (folder, form)
-                for folder in folders.walk(str(root), skips_unlisted=True)
-                for name in folders.entries(folder)
-                for form in PER_IMAGE
-                if name.lower().endswith(form.suffix) and name[: -len(form.suffix)] in stems
-            )
-            if counts:  # of equal numbers, the folder that is nearest to the images
-                folder, form = max(counts, key=lambda key: (counts[key], len(commonpath([key[0], images]))))
-                formats.add(form)
-                class_folders.append(Path(folder))
-                key = "labels" if form is YOLO else "annotations"
-                names[key][split] = relative_name(Path(folder), root)
-                num_files += counts[folder, form]
-        for key, places in names.items():
-            same = set(places.values()) if len(places) == len(images_of) else set()
-            text = same.pop() if len(same) == 1 else "{" + ", ".join(map(": ".join, places.items())) + "}"
-            lines.append(f"'{key}: {text}'")
-        if names:
-            lines[-1] += f" ({counted(num_files, 'file')})"
+        likely = {split: _most_label_files(images, folders) for split, images in images_of.items()}
+        labels_of = {split: labels for split, labels in likely.items() if labels}
+    lines = [f"'path: {root}'", *(f"'{split}: {relative_name(path, root)}'" for split, path in images_of.items())]
+    places: dict[str, dict[str, str]] = defaultdict(dict)  # of labels, by key of the YAML and split
+    for split, labels in labels_of.items():
+        if labels.path:
+            places[labels.key][split] = relative_name(labels.path, root)
+    for key, place_of in places.items():
+        is_same = len(place_of) == len(images_of) and len({*place_of.values()}) == 1
+        place = next(iter(place_of.values())) if is_same else f"{{{', '.join(map(': '.join, place_of.items()))}}}"
+        num_files = sum(len(labels_of[split].names) for split in place_of)
+        lines.append(f"'{key}: {place}' ({counted(num_files, 'file')})")
+    formats = {labels.label_format for labels in labels_of.values()}
     if YOLO in formats or not formats:
-        classes = _names_in(_name_list([*class_folders, *images_of.values()])) or ["<class>", "..."]
+        label_folders = [labels.path for labels in labels_of.values() if labels.path]
+        classes = _names_in(_name_list([root, *label_folders, *images_of.values()])) or ["<class>", "..."]
         lines.append(f"'names: [{', '.join(classes)}]'")
-    lines = [
-        f"'path: {root}'",
-        *(f"'{split}: {relative_name(path, root)}'" for split, path in images_of.items()),
-        *lines,
-    ]
     return UserError(f"{message}; write a YAML with {', '.join(lines)}")
+
+
+def _most_label_files(images: Path, folders: Folders) -> _Labels | None:
+    """Returns the most label files of one format in a folder that are called like the images of a split; of equal
+    numbers, those nearest to ``images``, its folder or list."""
+    stems = {Path(name).stem for name in _list_images(images, folders).stamps}
+    names: dict[tuple[str, Format], set[str]] = defaultdict(set)
+    for folder in folders.walk(str(folders.root), skips_unlisted=True):
+        for name in folders.entries(folder):
+            for label_format in PER_IMAGE:
+                if name.lower().endswith(label_format.suffix) and name[: -len(label_format.suffix)] in stems:
+                    names[folder, label_format].add(name)
+    if not names:
+        return None
+    folder, label_format = max(names, key=lambda key: (len(names[key]), len(commonpath([key[0], images]))))
+    return _Labels(Path(folder), label_format, frozenset(names[folder, label_format]))
