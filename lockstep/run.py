@@ -137,8 +137,7 @@ class Run:
 
         from engine.report.figures import history_charts
         from utils.drawing.draw import tile_images
-        from utils.drawing.figures import Picture, chart_picture
-        from utils.drawing.page import embed_image, number
+        from utils.drawing.page import Picture, embed, number
 
         html = Markup("<p>{}</p>").format(self.folder)
         with contextlib.suppress(UserError):
@@ -146,8 +145,8 @@ class Run:
             html += Markup("<table>{}</table>").format(Markup("").join(cells))
         with contextlib.suppress(UserError):
             columns = {name: values for name, values in self.history.items() if name.startswith(_SHOWN_COLUMNS)}
-            charts = [chart for group in history_charts(columns) for chart in group]
+            charts = history_charts(columns)
             if charts:
-                sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CHARTS_PER_ROW)
-                html += embed_image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
+                sheet = tile_images([*charts.values()], _CHARTS_PER_ROW)
+                html += embed(Picture("losses and AP by epoch", sheet, density=2))
         return str(html)

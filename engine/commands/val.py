@@ -30,8 +30,9 @@ from engine.evaluation.result import Evaluation
 from engine.inference.detector import unused_detection_settings
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type, open_model, resolve_imgsz
 from engine.inference.model_data import class_columns, open_model_data
-from engine.report.page import machine_facts, write_validation_report
-from engine.report.summary import Subject, error_sentences, verdict
+from engine.report.advice import Subject
+from engine.report.content import FILE_NAME, error_sentences, report_content, verdict
+from engine.report.images import write_preview
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import Selected, select_for_validation
 from models.postprocess.selection import ValidationSettings
@@ -41,8 +42,10 @@ from utils.config.export_formats import format_of
 from utils.config.settings import Hyperparameters, ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
-from utils.errors import UserError
+from utils.drawing.page import write_page
+from utils.errors import UserError, first_line
 from utils.files.new_folder import check_run_dir, increment_path
+from utils.files.results_csv import read_columns
 from utils.labels import GroundTruth
 from utils.logger import get_logger, get_summary_logger, progress
 from utils.machine.packages import require_package
@@ -78,20 +81,21 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
         return
     canvases = scores.canvases
     config = replace(config, data=config.data or spec.source, imgsz=canvases.imgsz, rect=not canvases.is_square)
-    subject = Subject(
-        title=f"Validation of {Path(config.weights).name}",
-        config=config,
-        hyp=None,
-        machine=machine_facts(ctx),
-        imgsz=config.imgsz,
-        stride=model.stride,
-        train=None,
-        validated=scores.index,
-        split=config.task,
-        is_held_out=spec.is_held_out(config.task),
-    )
     folder = increment_path(config.project, config.name, config.exist_ok)
-    _write_report(folder, config, subject, scores, model.path)
+    write_scores(folder, config, scores)
+    if config.plots:
+        subject = Subject(
+            title=f"Validation of {Path(config.weights).name}",
+            folder=folder,
+            config=config,
+            hyp=None,
+            stride=model.stride,
+            train=None,
+            validated=scores.index,
+            split=config.task,
+            is_held_out=spec.is_held_out(config.task),
+        )
+        write_report(subject, scores.evaluation, results=model.path.with_name("results.csv"))
     if config.save_json:
         truth = with_coco_ids(scores.truth, scores.index, spec)
         tables.write_predictions(folder / "predictions.json", scores.evaluation.for_ap, truth)
@@ -242,11 +246,11 @@ def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> Gr
     return replace(gt, category_ids=ids)
 
 
-def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: SplitScores, weights: Path) -> None:
-    """Prints the tables and writes the files of ``folder``. ``weights``: path of the model's file."""
+def write_scores(folder: Path, config: ValConfig, scores: SplitScores) -> None:
+    """Prints the scores, and writes them to ``folder``."""
     evaluation = scores.evaluation
     result = evaluation.result
-    names = subject.validated.names
+    names = scores.index.names
     rows = tables.result_rows(result, scores.truth, names)
     sizes = tables.size_rows(evaluation.sizes, names)
     log = get_summary_logger()
@@ -260,12 +264,25 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
             ValConfig.conf_thres,
         )
     errors = split_errors(evaluation.shown)
-    for sentence in (*verdict(evaluation, subject.validated), *error_sentences(result, errors, names)):
+    for sentence in (*verdict(evaluation, scores.index), *error_sentences(result, errors, names)):
         log.info("- %s", sentence)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
     tables.write_results_json(
         folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
     )
-    if config.plots:
-        write_validation_report(folder, subject, evaluation, weights.with_name("results.csv"))
+
+
+def write_report(subject: Subject, evaluation: Evaluation, *, results: Path) -> None:
+    """Writes the report and predictions.jpg. A failure, as on a full disk, is a warning: the scores are written.
+
+    ``results``: results.csv of the run that the weights are from, if it exists.
+    """
+    path = subject.folder / FILE_NAME
+    try:
+        write_page(path, report_content(subject, evaluation, read_columns(results) if results.is_file() else {}))
+        get_logger().info("report: %s", path)
+        confidence = evaluation.result.shown_confidence
+        write_preview(evaluation.preview, subject.validated.names, confidence, path.with_name("predictions.jpg"))
+    except Exception as error:
+        get_logger().warning("%s: the report cannot be written (%s)", path, first_line(error))

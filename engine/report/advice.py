@@ -1,10 +1,10 @@
-"""What to do next: a table of conditions, each with its sentence and the command line that does it. A run that begins
-logs what is known then; its report, and that of a validation, show what follows from the result."""
+"""What to do next: five rules, each with its sentence and the command line that does it. A run that begins logs what is
+known then; its report, and that of a validation, show what follows from the result."""
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +13,29 @@ import numpy as np
 
 from data.index import DatasetIndex
 from data.spec import DEMO
-from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, LOCATION, MISSED
-from engine.optim.schedule import enough_epochs, few_steps_warning, random_weights_warning, step_plan
-from engine.report.summary import LARGEST_ADVISED, MIN_COST, Subject, Validated, imgsz_for_boxes, small_boxes
-from models.detector import Detector
-from utils.class_names import class_key
+from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, LOCATION, MISSED, ErrorSplit
+from engine.optim.schedule import step_plan
 from utils.config.flags import words_of_settings
-from utils.config.settings import TrainConfig, changed_settings
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, changed_settings
 from utils.process.launch import typed_command
-from utils.strings import counted, listed
+from utils.strings import counted
 
-_AGAINST_ERRORS = {
+# With fewer training images, pretrained weights give a much higher AP than random ones: on 140 and 296 images, 0.68 and
+# 0.83 from YOLOX-nano, 0.15 and 0.37 from random weights (20 epochs, 320 px).
+MANY_IMAGES = 1000
+# Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
+# yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260. The demo set, from random weights (128 px): AP50
+# 0.93 after 260.
+ENOUGH_STEPS = 250
+# From yolov8n.pt at 160 px on five sets of 140 to 240 images: 90 to 150 steps lose 0.02 to 0.06 AP against 180 to 300
+# (benchmarks/LOG.md), and beyond 300 some sets gain and others lose.
+ENOUGH_STEPS_FROM_WEIGHTS = 300
+ABOUT = 0.8  # fraction of these numbers, which are rough, that is enough
+MAX_ADVISED_EPOCHS = 100  # images that give too few steps in so many are too few themselves
+SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
+LARGEST_ADVISED = 2048  # px; with larger images, few GPUs have memory for a batch
+MIN_COST = 0.01  # AP50; kinds of errors that cost less are not mentioned
+AGAINST_ERRORS = {
     CLASS: "compare the labels of the confused classes, and add images of them",
     LOCATION: "check that labels are tight and consistent",
     BOTH: "check that the labels of these objects are complete",
@@ -34,28 +46,30 @@ _AGAINST_ERRORS = {
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known when advice is given."""
+class Subject:
+    """The run or checkpoint that a report is about."""
 
-    subject: Subject
+    title: str
     folder: Path  # of the run or the validation
-    validated: Validated | None = None  # None: before a validation
-    weights_names: Sequence[str] = ()  # classes of the weights from which a run begins; empty: not known
-    model: Detector | None = None  # of a run that begins
+    config: TrainConfig | ValConfig
+    hyp: Hyperparameters | None
+    stride: int
+    train: DatasetIndex | None  # None: not known, for the validation of a checkpoint
+    validated: DatasetIndex
+    split: str  # name of the validated split
+    is_held_out: bool = False  # the validated images are a part of the data set's training split
+    command: TrainConfig | None = None  # the settings that have begun the run, some of them open; None: ``config``
+    batches: int = 0  # per epoch; 0 for the validation of a checkpoint
+    epoch: int = 0  # of the run, after which it was validated; 0: not yet, or the validation of a checkpoint
+    best_epoch: int = -1  # of best.pt, see `Progress`; -1: none
 
-    @property
-    def run(self) -> TrainConfig | None:
-        """Settings of the run; None for the validation of a checkpoint."""
-        config = self.subject.config
-        return config if isinstance(config, TrainConfig) else None
 
-    @property
-    def largest_error(self) -> int:
-        """The kind of error that costs most; -1 if none costs `MIN_COST`."""
-        if self.validated is None:
-            return -1
-        cost = np.nan_to_num(self.validated.errors.cost)
-        return int(cost.argmax()) if cost.max() >= MIN_COST else -1
+class Known(NamedTuple):
+    """What is known from a validation."""
+
+    errors: ErrorSplit  # of the detections above the threshold
+    label_errors: int  # labels that the model contradicts
+    unlabeled: int  # images without a label file in which it finds objects above the threshold
 
 
 class Advice(NamedTuple):
@@ -65,81 +79,120 @@ class Advice(NamedTuple):
     command: str
 
 
-def advise(facts: Facts) -> list[Advice]:
-    """Returns the rows of `ADVICE` whose conditions hold. Those that need a run or a validation do not without one.
+def advise(subject: Subject, known: Known | None = None) -> list[Advice]:
+    """Returns what the rules of `ADVICE` say. A command stands in the first row that it belongs to.
 
-    A command stands in the first row that it belongs to.
+    ``known``: None before a validation.
     """
     found: list[Advice] = []
     for rule in ADVICE:
-        reason = rule.condition(facts)
-        if reason:
-            command = rule.command(facts)
-            is_known = any(command == row.command for row in found)
-            found.append(Advice(rule.sentence.format(reason), "" if is_known else command))
+        advice = rule(subject, known)
+        if advice is not None:
+            is_repeated = any(advice.command == row.command for row in found)
+            found.append(advice._replace(command="") if is_repeated else advice)
     return found
 
 
-def _few_steps(facts: Facts) -> str:
-    run = facts.run
-    if run is None or run.time or not facts.subject.batches:
+def _labels(subject: Subject, known: Known | None) -> Advice | None:
+    sentences = []
+    if known is not None and known.unlabeled:
+        images = counted(known.unlabeled, "image")
+        sentences.append(
+            f"Label {images} without a label file in which the model finds objects, or add an empty file for each."
+        )
+    if known is not None and known.label_errors:
+        sentences.append(f"Check {counted(known.label_errors, 'label')} that the model contradicts, below.")
+    return Advice(" ".join(sentences), _check_command(subject)) if sentences else None
+
+
+def _random_weights(subject: Subject, _: Known | None) -> Advice | None:
+    run = subject.config
+    train = subject.train
+    if not isinstance(run, TrainConfig) or run.weights or run.data == DEMO or train is None:
+        return None
+    if len(train) >= MANY_IMAGES:
+        return None
+    reason = f"on {counted(len(train), 'image')}, pretrained ones give more than random ones, in fewer epochs"
+    return Advice(f"Start from weights: {reason}.", _train_command(subject, weights="yolox_s", model=""))
+
+
+def _small_boxes(subject: Subject, _: Known | None) -> Advice | None:
+    if subject.train is None:
+        return None
+    text, imgsz = small_boxes(subject.train, imgsz=subject.config.imgsz, stride=subject.stride)
+    command = _train_command(subject, imgsz=imgsz) if imgsz else ""
+    return Advice(f"Use larger images: {text}.", command) if text else None
+
+
+def small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> tuple[str, int]:
+    """Describes that half of the boxes are too small for most models at ``imgsz``, with the remedy: larger images, or
+    (smaller) tiles; "" if they are not.
+
+    Also returns the smallest multiple of ``stride`` at which the median side reaches `SMALL_PX`; 0 if it is too large.
+    """
+    sides = np.sqrt(train.sides_at(imgsz).prod(1))
+    median = float(np.median(sides)) if sides.size else math.inf
+    if median >= SMALL_PX:
+        return "", 0
+    larger = math.ceil(imgsz * SMALL_PX / median / stride) * stride
+    remedies = []
+    if larger <= LARGEST_ADVISED:
+        remedies.append(f"use --imgsz {larger} or more")
+    if train.tile:
+        tile = max(int(train.tile * median / SMALL_PX // stride), 1) * stride
+        remedies.append(f"use smaller tiles ('tile: {tile}' in the data set's YAML)")
+    else:
+        tile = imgsz if remedies else 640
+        remedies.append(f"cut large images into tiles ('tile: {tile}' in the data set's YAML)")
+    text = f"half of the boxes have sides below {median:.3g} px at --imgsz {imgsz}, too small for most models"
+    return f"{text}; {', or '.join(remedies)}", larger if larger <= LARGEST_ADVISED else 0
+
+
+def _few_steps(subject: Subject, _: Known | None) -> Advice | None:
+    """Advises smaller batches, if they are larger than the default, or more epochs, unless batches of the default size
+    would take more than `MAX_ADVISED_EPOCHS`."""
+    run = subject.config
+    if not isinstance(run, TrainConfig) or run.time or not subject.batches:
+        return None
+    steps = step_plan(run, subject.batches)
+    enough = ENOUGH_STEPS_FROM_WEIGHTS if run.weights else ENOUGH_STEPS
+    epochs = -(-enough // steps.per_epoch)
+    has_large_batches = steps.accumulate == 1 and run.batch_size > TrainConfig.batch_size
+    if steps.total >= ABOUT * enough or (epochs > MAX_ADVISED_EPOCHS and not has_large_batches):
+        return None
+    length = counted(steps.total, "step")
+    smaller = ""
+    if has_large_batches:
+        length += f" of --batch-size {run.batch_size}"
+        smaller = f"smaller batches (--batch-size {TrainConfig.batch_size}), or "
+    kind = "Fine-tuning" if run.weights else "Training from random weights"
+    sentence = f"Train longer: the run has only {length}. {kind} needs about {enough}: {smaller}--epochs {epochs}."
+    return Advice(sentence, _train_command(subject, epochs=epochs))
+
+
+def _largest_error(subject: Subject, known: Known | None) -> Advice | None:
+    cost = np.zeros(1) if known is None else np.nan_to_num(known.errors.cost)
+    if cost.max() < MIN_COST:
+        return None
+    kind = int(cost.argmax())
+    command = _check_command(subject)
+    if kind == MISSED:
+        imgsz = 2 * subject.config.imgsz
+        is_known = _few_steps(subject, known) or _small_boxes(subject, known)  # their commands come first
+        command = "" if is_known or imgsz > LARGEST_ADVISED else _train_command(subject, imgsz=imgsz)
+    return Advice(f"Against the largest error: {AGAINST_ERRORS[kind]}.", command)
+
+
+ADVICE = (_labels, _random_weights, _small_boxes, _few_steps, _largest_error)
+
+
+def _train_command(subject: Subject, **changes: Any) -> str:
+    """Returns the command line that has begun the run, with other settings: it begins a new one. "" if the subject is
+    no run."""
+    run = subject.command or subject.config
+    if not isinstance(run, TrainConfig):
         return ""
-    return few_steps_warning(step_plan(run, facts.subject.batches), run)
-
-
-def _random_weights(facts: Facts) -> str:
-    run = facts.run
-    train = facts.subject.train
-    if run is None or train is None or run.data == DEMO:
-        return ""
-    return random_weights_warning(len(train), weights=run.weights, model=run.model)
-
-
-def _small_boxes(facts: Facts) -> str:
-    subject = facts.subject
-    return "" if subject.train is None else small_boxes(subject.train, imgsz=subject.imgsz, stride=subject.stride)
-
-
-def _unlearned_classes(facts: Facts) -> str:
-    """Classes that the weights and the data set name and no training image labels are background to the loss."""
-    run = facts.run
-    train = facts.subject.train
-    if run is None or run.keep_old or train is None:
-        return ""
-    known = {class_key(name) for name in facts.weights_names}
-    labeled = _labeled_classes(train)
-    ignored = train.names_ignored_everywhere()
-    unlearned = [name for name in train.names if class_key(name) in known and name not in (*labeled, *ignored)]
-    if not unlearned:
-        return ""
-    return f"no training image labels {listed(unlearned)}, known to {run.weights}"
-
-
-def _labeled_classes(train: DatasetIndex) -> list[str]:
-    return [name for name, boxes in zip(train.names, train.boxes_per_class(len(train.names))) if boxes]
-
-
-def _largest_error(facts: Facts) -> str:
-    return _AGAINST_ERRORS.get(facts.largest_error, "")
-
-
-def _unlabeled_images(facts: Facts) -> str:
-    number = 0 if facts.validated is None else facts.validated.unlabeled
-    return f"{counted(number, 'image')} without a label file" if number else ""
-
-
-def _contradicted_labels(facts: Facts) -> str:
-    number = 0 if facts.validated is None else facts.validated.label_errors
-    return counted(number, "label") if number else ""
-
-
-def _train_command(facts: Facts, **changes: Any) -> str:
-    """Returns the command line that has begun the run, with other settings: it begins a new one."""
-    run = facts.run
-    if run is None:
-        return ""
-    command = facts.subject.command or run
-    settings = {"data": command.data} | changed_settings(command) | changes
+    settings = {"data": run.data} | changed_settings(run) | changes
     for name in ("resume", "exist_ok"):
         settings.pop(name, None)
     words = words_of_settings({name: value for name, value in settings.items() if name not in changes or value != ""})
@@ -147,64 +200,10 @@ def _train_command(facts: Facts, **changes: Any) -> str:
     return f"{typed_command('train')} {shlex.join(words)}"
 
 
-def _longer_run(facts: Facts) -> str:
-    run = facts.run
-    assert run is not None, "a run has few steps"
-    return _train_command(facts, epochs=enough_epochs(step_plan(run, facts.subject.batches), run))
-
-
-def _from_weights(facts: Facts) -> str:
-    return _train_command(facts, weights="yolox_s", model="")
-
-
-def _larger_images(facts: Facts) -> str:
-    subject = facts.subject
-    assert subject.train is not None, "the sides of its boxes are known"
-    imgsz = imgsz_for_boxes(subject.train, imgsz=subject.imgsz, stride=subject.stride)
-    return _train_command(facts, imgsz=imgsz) if imgsz <= LARGEST_ADVISED else ""
-
-
-def _kept_classes(facts: Facts) -> str:
-    train = facts.subject.train
-    model = facts.model
-    if train is None or model is None or not model.head.distills:  # there is no teacher for other heads
-        return ""
-    return _train_command(facts, keep_old=True, classes=_labeled_classes(train), freeze=[len(model.model) - 1])
-
-
-def _against_largest_error(facts: Facts) -> str:
-    subject = facts.subject
-    if facts.largest_error != MISSED:
-        return _check_labels(facts)
-    is_known = _few_steps(facts) or _small_boxes(facts)  # their commands come first
-    return "" if is_known or 2 * subject.imgsz > LARGEST_ADVISED else _train_command(facts, imgsz=2 * subject.imgsz)
-
-
-def _check_labels(facts: Facts) -> str:
-    subject = facts.subject
+def _check_command(subject: Subject) -> str:
     weights = subject.config.weights
-    if facts.run is not None:
-        weights = str(facts.folder / ("best.pt" if subject.best_epoch > 0 else "last.pt"))
+    if isinstance(subject.config, TrainConfig):
+        weights = str(subject.folder / ("best.pt" if subject.best_epoch > 0 else "last.pt"))
     split = "train" if subject.is_held_out else subject.split  # as the data set names it
     words = [subject.config.data, "--split", split, "--weights", weights]
     return f"{typed_command('check')} {shlex.join(words)}"
-
-
-class Rule(NamedTuple):
-    """A row of the table of advice. Its condition returns what is the case, which takes the place of {} in the
-    sentence, or "" if nothing is."""
-
-    condition: Callable[[Facts], str]
-    sentence: str
-    command: Callable[[Facts], str]  # returns the command line; "" if none does what the sentence says
-
-
-ADVICE = (
-    Rule(_unlabeled_images, "Label {} in which the model finds objects, or add an empty file for each.", _check_labels),
-    Rule(_random_weights, "Start from weights: {}.", _from_weights),
-    Rule(_small_boxes, "Use larger images: {}.", _larger_images),
-    Rule(_few_steps, "Train longer: {}.", _longer_run),
-    Rule(_unlearned_classes, "Keep what the weights know: {}. Training will unlearn them.", _kept_classes),
-    Rule(_largest_error, "Against the largest error: {}.", _against_largest_error),
-    Rule(_contradicted_labels, "Check {} that the model contradicts, below.", _check_labels),
-)

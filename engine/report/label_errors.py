@@ -1,23 +1,165 @@
-"""Finds the labels that a model contradicts."""
+"""Problems of labels: an `Issue` names boxes of a `CheckedSplit`; and the labels that a model contradicts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.index import DatasetIndex, LoadedSplit
+from data.spec import IGNORED
 from engine.evaluation.analysis import BACKGROUND_IOU
 from engine.evaluation.matching import Objects, overlapping_pairs
-from engine.report.issues import CheckedSplit, Issue, LabelBox
-from utils.boxes import xyxy_to_xywh
+from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh, xyxy_to_xywh
 from utils.detections import DetectionTable
+from utils.files.paths import path_of, relative_name
 from utils.strings import listed
 
-MISSING_LABEL = "missing label"
-WRONG_CLASS = "wrong class"
-LABEL_ERRORS = (MISSING_LABEL, WRONG_CLASS)  # kinds of issues that need a model
 SAME_OBJECT = 0.5  # minimum IoU of a detection and a label of one object
 MIN_AP50 = 0.5  # labels of classes with a lower AP50 are not judged
+
+
+class IssueKind(NamedTuple):
+    """A kind of issue, its meaning, and the remedy for one issue."""
+
+    name: str
+    meaning: str
+    remedy: str
+
+
+MISSING_LABEL = IssueKind(
+    "missing label",
+    "the model is sure of an object that is not labeled",
+    "add the label; its class may be another that the model has not learned",
+)
+WRONG_CLASS = IssueKind("wrong class", "the model is sure of another class", "change the class")
+LABEL_ERRORS = (MISSING_LABEL, WRONG_CLASS)  # these need a model
+
+
+@dataclass(frozen=True, slots=True)
+class LabelBox:
+    """A labeled or suggested box."""
+
+    class_name: str
+    class_id: int
+    xyxy_px: tuple[float, ...]  # original pixels
+    number: int | None = None  # position in the image's labels without dropped rows, from 0; None: a suggestion
+    where: str | None = None  # label file and line (COCO: and annotation id)
+
+    def content(self) -> dict[str, Any]:
+        """Converts to plain data for JSON, without unknown values. "line" is the number at the end of ``where``."""
+        values = asdict(self) | {"xyxy_px": [round(v, 2) for v in self.xyxy_px]}
+        line = (self.where or "").rpartition(":")[2]
+        if line.isdecimal():
+            values["line"] = int(line)
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """A certain or probable problem of a data set. Files are relative to the data set's folder."""
+
+    kind: IssueKind
+    text: str  # the problem, in words
+    split: str = ""  # empty: the whole data set
+    images: tuple[str, ...] = ()
+    where: str = ""  # file and line to correct; empty: the first image
+    boxes: tuple[LabelBox, ...] = ()  # as labeled, all in the first image
+    score: float | None = None  # of label errors, 0 to 1, see `find_label_errors`
+    suggestion: LabelBox | None = None  # for label errors: the corrected label
+    splits: tuple[str, ...] = ()  # splits of ``images``, if there are several
+
+    def __str__(self) -> str:
+        location = self.where or next(iter(self.images), self.split)
+        score = "" if self.score is None else f"{self.score:.2f} "
+        return f"{score}{location}: {self.text}" if location else f"{score}{self.text}"
+
+    def content(self) -> dict[str, Any]:
+        """Converts to plain data for JSON, without empty values."""
+        boxes = [box.content() for box in self.boxes]
+        suggestion = self.suggestion.content() if self.suggestion else None
+        values = asdict(self) | {"kind": self.kind.name, "boxes": boxes, "suggestion": suggestion}
+        return {key: value for key, value in values.items() if value not in (None, "", (), [])}
+
+
+@dataclass(frozen=True)
+class CheckedSplit:
+    """A split of N usable images and M boxes, as training reads it."""
+
+    name: str
+    index: DatasetIndex
+    parts: tuple[LoadedSplit, ...] = ()  # the joined data sets, or the split itself; empty: unknown
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Number of each usable image by its path."""
+        return {path: number for number, path in enumerate(self.index.paths)}
+
+    @cached_property
+    def _labeled_images(self) -> dict[str, tuple[LoadedSplit, int] | None]:
+        """The data set that labels an image, and its number there, by path; None if several data sets do."""
+        labeled: dict[str, tuple[LoadedSplit, int] | None] = {}
+        for part in self.parts:
+            for number, name in enumerate(part.labels.images if part.labels else ()):
+                path = self.relative(part, name)
+                labeled[path] = None if path in labeled else (part, number)
+        return labeled
+
+    def image_of(self, row: int) -> int:
+        """Returns the image of box ``row``."""
+        return int(np.searchsorted(self.index.offsets, row, side="right")) - 1
+
+    def box(self, row: int) -> LabelBox:
+        """Returns box ``row`` of the split."""
+        index = self.index
+        image = self.image_of(row)
+        where = None
+        labeled = self._labeled_images.get(index.paths[image])
+        if labeled is not None and index.row_number[row] >= 0:
+            part, number = labeled
+            assert part.labels is not None, "it labels the image"
+            where = self.relative(part, part.labels.where(number, int(index.row_number[row])))
+        return LabelBox(
+            class_name=index.names[index.classes[row]],
+            class_id=int(index.classes[row]),
+            xyxy_px=tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
+            number=int(row - index.offsets[image]),
+            where=where,
+        )
+
+    def issue(self, kind: IssueKind, text: str, *rows: int) -> Issue:
+        """Creates an issue about boxes of one image."""
+        boxes = tuple(map(self.box, rows))
+        image = self.index.paths[self.image_of(rows[0])]
+        return Issue(kind, text, self.name, (image,), boxes[-1].where or "", boxes)
+
+    def relative(self, part: LoadedSplit, name: str) -> str:
+        """Converts ``name``, a path relative to the folder of ``part``, to a path relative to the data set's folder."""
+        if part.full.root == self.index.root:
+            return name
+        return relative_name(path_of(name, part.full.root), self.index.root)
+
+    def corrected_row(self, image: str, box: LabelBox) -> str:
+        """Returns ``box`` as a row of YOLO's format if the labels of ``image`` have it, else in words."""
+        height, width = self.index.image_hw[self.numbers[image]].tolist()
+        corners = np.array(box.xyxy_px)
+        part, _ = self._labeled_images.get(image) or (None, 0)
+        is_yolo = part is not None and part.labels is not None and part.labels.format.name == "yolo"
+        names = learned_names(part) if part is not None and is_yolo else []
+        if box.class_name not in names:
+            return f"{box.class_name}, corners {', '.join(f'{v:.1f}' for v in corners)} px"
+        cxcywh = scale_boxes(xyxy_to_cxcywh(clip_xyxy(corners, width, height)), 1 / width, 1 / height)
+        return " ".join([str(names.index(box.class_name)), *(f"{v:.6f}" for v in cxcywh)])
+
+
+def learned_names(part: LoadedSplit) -> list[str | None]:
+    """Returns the model's name for each class of the labels; None: the class is ignored."""
+    names: dict[int, str | None] = {IGNORED: None}
+    names.update(enumerate(part.spec.names))
+    return [names[number] for number in part.spec.class_of or range(len(part.spec.names))]
 
 
 def find_label_errors(
@@ -105,7 +247,7 @@ def _issue(split: CheckedSplit, table: DetectionTable, score: float, detection: 
     )
 
 
-def unjudged_classes(class_ap50: np.ndarray, names: Iterable[str]) -> str:
-    """Names the classes whose labels `find_label_errors` does not judge; "" if there is none."""
+def unjudged_classes(class_ap50: np.ndarray, names: Iterable[str]) -> list[str]:
+    """Returns a sentence that names the classes whose labels `find_label_errors` does not judge, if there are any."""
     weak = [f"{name} (AP50 {ap50:.2f})" for name, ap50 in zip(names, class_ap50.tolist()) if ap50 < MIN_AP50]
-    return f"it is too weak to judge labels of {listed(weak)}" if weak else ""
+    return [f"The model is too weak to judge labels of {listed(weak)}."] if weak else []

@@ -17,7 +17,7 @@ from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
-from engine.report.advice import Facts, advise
+from engine.report.advice import advise
 from engine.train.callbacks import UserCallbacks
 from engine.train.check_settings import check_settings, unused_settings_of_run
 from engine.train.checkpoint import Checkpointer, RunDescription
@@ -286,6 +286,5 @@ def log_start(run: TrainingRun, sources: Sources) -> None:
     for line in unused_settings_of_run(run.ctx, run.choices.settings, model, tile=sources.spec.tile):
         log.warning("%s", line)
     if run.started_from is None:
-        names = sources.weights.names or () if sources.weights else ()
-        for advice in advise(Facts(subject_of(run), run.folder, weights_names=names, model=model)):
+        for advice in advise(subject_of(run)):
             log.warning("%s", " ".join(filter(None, advice)))

@@ -325,13 +325,13 @@ import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 
-def write_report(page, history):
+def write_report(path, history):
     epochs = len(history.get("epoch", ()))
     if place == "report" and epochs == 2:
         while read_checkpoint(Path("runs/exp/last.pt"))["progress"]["epoch"] < 2:  # it is written in the background
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    page.path.write_text(f"{{epochs}} epochs")
+    path.write_text(f"{{epochs}} epochs")
 
 def export(config, *, by_training):
     if place == "export":
@@ -342,11 +342,12 @@ def export(config, *, by_training):
 if __name__ == "__main__":
     import engine.commands.export
     import train
-    from engine.report.page import ReportPage
+    from engine.train import plots
     from utils.files.torch_file import read_checkpoint
     from utils.process.main import run_main
     place = sys.argv.pop(1)
-    ReportPage.write = write_report
+    plots.report_content = lambda subject, evaluation, history: history
+    plots.write_page = write_report
     engine.commands.export.export = export
     run_main(train.main)
 """

@@ -19,16 +19,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils.config.tool_settings import CheckConfig
 from utils.errors import CHECK_FAILED
 from utils.logger import configure_logging, get_logger
 from utils.process.main import run_command, run_main
-
-if TYPE_CHECKING:
-    from tools.check.dataset_check import CheckResult
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -43,41 +39,20 @@ def _check(config: CheckConfig) -> None:
 
 def check(config: CheckConfig) -> dict[str, Any]:
     """Checks the data set, prints the summary or the JSON, and draws the page. Returns what the JSON contains."""
-    with _json_alone_on_stdout(config):
+    with contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext():
         configure_logging(True)
-        from tools.check.dataset_check import check_dataset  # imports torch
+        from tools.check.content import json_content, summary, write_report  # import torch
+        from tools.check.dataset_check import check_dataset
 
         result = check_dataset(config)
-    if not config.json:
-        for line in result.summary():
+        for line in () if config.json else summary(result):
             get_logger().info("%s", line)
-    report = None
-    try:
-        report = _draw(config, result)
-    finally:  # the JSON names the page, and is not lost if the page cannot be drawn
-        content = result.content(report)
-        if config.json:
-            json.dump(content, sys.stdout, indent=1)
-            print()
+        report = write_report(result, config.out) if config.plots else None
+    content = json_content(result, report)
+    if config.json:
+        json.dump(content, sys.stdout, indent=1)
+        print()
     return content
-
-
-def _draw(config: CheckConfig, result: CheckResult) -> Path | None:
-    """Writes the page, and returns its path; None with ``--no-plots``, or after a warning."""
-    if not config.plots:
-        return None
-    from tools.check.page import write_page
-
-    with _json_alone_on_stdout(config):
-        report = write_page(result, Path(config.out) if config.out else None)
-        if report is not None:
-            get_logger().info("report: %s", report)
-    return report
-
-
-def _json_alone_on_stdout(config: CheckConfig) -> contextlib.AbstractContextManager:
-    """Reserves standard output for the JSON of ``--json`` during the block."""
-    return contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext()
 
 
 if __name__ == "__main__":

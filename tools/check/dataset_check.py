@@ -3,14 +3,13 @@ __main__.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from data.findings import UNKNOWN_CLASS, Finding
+from data.findings import KINDS, UNKNOWN_CLASS, Finding
 from data.index import IndexSettings, LoadedSplit
 from data.load import log_split, no_object, read_split, refusal_reasons
 from data.open import open_data, problem_of_output
@@ -18,12 +17,17 @@ from data.spec import IGNORED, DatasetSpec, DataSource
 from engine.commands.val import score
 from engine.inference.model import InferenceModel, open_model, resolve_imgsz
 from engine.inference.model_data import check_channels
-from engine.report.issues import CheckedSplit, Issue, LabelBox, by_kind, learned_names
-from engine.report.label_errors import find_label_errors, unjudged_classes
-from tools.check.boxes import box_pairs, box_sizes
-from tools.check.class_use import class_use
+from engine.report.label_errors import (
+    CheckedSplit,
+    Issue,
+    IssueKind,
+    LabelBox,
+    find_label_errors,
+    learned_names,
+    unjudged_classes,
+)
 from tools.check.duplicates import image_issues
-from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, REFUSED, UNREADABLE_SPLIT, advice_about
+from tools.check.labels import box_pairs, box_sizes, class_use
 from utils.class_names import class_difference
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
@@ -33,12 +37,21 @@ from utils.files.paths import check_output_folder
 from utils.machine.resources import available_cores
 
 MIN_SCORE = 0.3  # of the label errors that are reported
-MAX_LISTED = 3  # issues of each kind in the summary
+MISSING_SPLIT = IssueKind(
+    "missing split", "training refuses the data set as it is", "add the split; for 'val', --val-fraction 0.2 is enough"
+)
+REFUSED = IssueKind("refused split", "training, or scoring on it, ends with this message", "see the message")
+UNREADABLE_SPLIT = IssueKind(
+    "unreadable split", "the other splits are checked", "restore its files, or name the other splits with --split"
+)
+NO_OBJECTS = IssueKind(
+    "split without objects", "nothing can be scored; if it is 'val', training writes no best.pt", "label its objects"
+)
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """All issues of a data set, for the terminal, the JSON and the page."""
+    """All issues of a data set."""
 
     spec: DatasetSpec
     splits: list[CheckedSplit]
@@ -46,32 +59,6 @@ class CheckResult:
     trust_notes: list[str]  # lines about how far to trust the model; none without a model
     imgsz: int  # longer image side in training, pixels
     weights: str  # "" without a model
-
-    def summary(self) -> list[str]:
-        """Returns the lines for the terminal: the number of issues of each kind, its meaning, and the first few."""
-        lines = list(self.trust_notes)
-        for kind, group in by_kind(self.issues).items():
-            meaning = advice_about(kind).meaning
-            lines.append(f"{kind}: {len(group):,}{f' ({meaning})' if meaning else ''}")
-            lines += [f"  {issue}" for issue in group[:MAX_LISTED]]
-            if len(group) > MAX_LISTED:
-                lines.append(f"  ... and {len(group) - MAX_LISTED:,} more")
-        return lines if self.issues else [*lines, "nothing to report"]
-
-    def content(self, report: Path | None) -> dict[str, Any]:
-        """Returns the content of the JSON. ``report``: path of the page; None if there is none."""
-        return {
-            "data": self.spec.source,
-            "root": str(self.spec.root),
-            "imgsz": self.imgsz,
-            "report": None if report is None else str(report),
-            "splits": {
-                split.name: split.index.counts() | {total.kind: total.number for total in split.index.report.kinds}
-                for split in self.splits
-            },
-            "model": self.trust_notes,
-            "issues": [issue.content() for issue in self.issues],
-        }
 
 
 def check_dataset(config: CheckConfig) -> CheckResult:
@@ -99,8 +86,7 @@ def check_dataset(config: CheckConfig) -> CheckResult:
         check_output_folder(Path(config.out))
     workers = available_cores()
     splits, issues = scan_splits(spec, config.split, workers=workers)
-    issues += refused_splits(splits)
-    found: dict[tuple[str, str, str], Issue] = {}  # once, if splits share a folder
+    found: dict[tuple[IssueKind, str, str], Issue] = {}  # once, if splits share a folder
     for issue in (issue for split in splits for issue in scan_issues(split)):
         found.setdefault((issue.kind, issue.where, issue.text), issue)
     issues += found.values()
@@ -117,7 +103,8 @@ def check_dataset(config: CheckConfig) -> CheckResult:
 
 
 def scan_splits(spec: DatasetSpec, names: Sequence[str], *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
-    """Scans the splits ``names`` and decodes all their images; nothing is cached. Raises UserError as `load_split`.
+    """Scans the splits ``names`` and decodes all their images; nothing is cached. Also returns what training or scoring
+    refuses. Raises UserError as `load_split`.
 
     Without ``names``, scans all splits. Then a split that is missing or cannot be read is only an issue, because some
     data sets are published without the images of their test split; the first error is raised if none can be read.
@@ -125,6 +112,7 @@ def scan_splits(spec: DatasetSpec, names: Sequence[str], *, workers: int) -> tup
     splits: list[CheckedSplit] = []
     issues: list[Issue] = []
     errors: list[UserError] = []
+    settings = IndexSettings(workers=workers, decode_all=True, use_cache=False)
     for name in () if names else ("train", "val"):
         try:
             spec.split(name)
@@ -132,40 +120,23 @@ def scan_splits(spec: DatasetSpec, names: Sequence[str], *, workers: int) -> tup
             issues.append(Issue(MISSING_SPLIT, str(error)))
     for name in dict.fromkeys(names or spec.splits):
         try:
-            splits.append(scan_split(spec, name, workers=workers))
+            loaded = read_split(spec, name, settings, {})
         except UserError as error:
             if names:
                 raise
             errors.append(error)
             issues.append(Issue(UNREADABLE_SPLIT, str(error), name))
+            continue
+        log_split(loaded, title=name)
+        splits.append(CheckedSplit(name, loaded.used, loaded.sources))
+        refusals = [Issue(REFUSED, reason, name) for reason in refusal_reasons(loaded, TrainConfig.max_bad)]
+        without_objects = no_object(loaded)
+        if without_objects and not refusals:
+            refusals.append(Issue(NO_OBJECTS, without_objects, name))
+        issues += refusals
     if not splits:
         raise errors[0]
     return splits, issues
-
-
-def scan_split(spec: DatasetSpec, name: str, *, workers: int) -> CheckedSplit:
-    """Scans a split as `scan_splits` does."""
-    settings = IndexSettings(workers=workers, decode_all=True, use_cache=False)
-    loaded = read_split(spec, name, settings, {})
-    log_split(loaded, title=name)
-    return CheckedSplit(
-        name=name,
-        index=loaded.used,
-        parts=loaded.sources,
-        refusals=tuple(refusal_reasons(loaded, TrainConfig.max_bad)),
-        objects_problem=no_object(loaded),
-    )
-
-
-def refused_splits(splits: Iterable[CheckedSplit]) -> list[Issue]:
-    """Returns an issue for each message with which training or scoring refuses one of ``splits``, and for each other
-    split without objects."""
-    issues = []
-    for split in splits:
-        issues += [Issue(REFUSED, refusal, split.name) for refusal in split.refusals]
-        if split.objects_problem and not split.refusals:
-            issues.append(Issue(NO_OBJECTS, split.objects_problem, split.name))
-    return issues
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
@@ -179,7 +150,11 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
             if finding.image_name:
                 images = (split.relative(part, finding.image_name),)
                 boxes = _finding_boxes(split, part, finding, where)
-            issues.append(Issue(finding.kind, finding.text, split.name, images=images, where=where, boxes=boxes))
+            meaning, remedy = (
+                KINDS[finding.kind][:2] if finding.kind in KINDS else ("", "")
+            )  # shards of another version
+            kind = IssueKind(finding.kind, meaning, remedy)
+            issues.append(Issue(kind, finding.text, split.name, images=images, where=where, boxes=boxes))
     return sorted(issues, key=lambda issue: issue.kind)
 
 
@@ -210,8 +185,7 @@ def examine_labels(
         class_ap50 = result.class_metrics["AP50"]
         issues += find_label_errors(split, scores.evaluation.for_ap, class_ap50, MIN_SCORE)
         if result.class_targets.any():
-            unjudged = unjudged_classes(class_ap50, spec.names)
-            note = f"{Path(config.weights).name} has AP {result.ap:.3f} on {split.name}"
-            notes.append(f"{note}; {unjudged}." if unjudged else f"{note}.")
+            note = f"{Path(config.weights).name} has AP {result.ap:.3f} on {split.name}."
+            notes.append(" ".join([note, *unjudged_classes(class_ap50, spec.names)]))
     issues.sort(key=lambda issue: issue.score or 0.0, reverse=True)
     return issues, notes

@@ -11,11 +11,28 @@ import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
 from data.load import real_paths
-from engine.report.issues import CheckedSplit, Issue
-from tools.check.issue_kinds import COPIES_ACROSS_SPLITS, DAMAGED, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT
+from engine.report.label_errors import CheckedSplit, Issue, IssueKind
 from utils.strings import listed
 
 MAX_NAMED_IMAGES = 5  # file names shown in a message
+DAMAGED = IssueKind(
+    "damaged image", "decoders differ in how they repair such files", "get a better copy, or delete image and label"
+)
+COPIES_ACROSS_SPLITS = IssueKind(
+    "copies of one image across splits",
+    "Roboflow made them from one image, so scores are too high",
+    "keep all copies in one split",
+)
+DUPLICATES_ACROSS_SPLITS = IssueKind(
+    "near-duplicates across splits",
+    "the same image is trained on and scored on: scores are too high",
+    "keep all copies in one split",
+)
+DUPLICATES_WITHIN_SPLIT = IssueKind(
+    "near-duplicates within a split",
+    "training samples duplicated images more often",
+    "keep one copy, unless several are intended",
+)
 
 
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
@@ -31,7 +48,7 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     for group in copies:
         original[group] = group[0]
 
-    def issue(kind: str, group: Sequence[int], relation: str) -> Issue:
+    def issue(kind: IssueKind, group: Sequence[int], relation: str) -> Issue:
         """Creates an issue about the images ``group``. ``relation``: of the first image to the others, in words."""
         in_splits = tuple(split_of[i] for i in group)
         files = tuple(names[i] for i in group)

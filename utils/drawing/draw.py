@@ -91,10 +91,11 @@ def write_image(path: str | Path, image: np.ndarray) -> None:
     write_whole(path, encode_image(image, Path(path).suffix, path))
 
 
-def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
-    """Encodes an RGB image in the format of ``suffix``. Raises UserError about ``path``, as `write_image` does."""
+def encode_image(image: np.ndarray, suffix: str, path: str | Path, *, quality: int = 95) -> bytes:
+    """Encodes an RGB image in the format of ``suffix``, a JPEG with this ``quality``. Raises UserError about ``path``,
+    as `write_image` does."""
     bgr = np.ascontiguousarray(image[..., ::-1])
-    ok, encoded = cv2.imencode(suffix, bgr)
+    ok, encoded = cv2.imencode(suffix, bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not ok:
         raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in the format {suffix}")
     return encoded.tobytes()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +14,6 @@ from utils.machine.packages import import_quietly
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MAX_LABEL_CHARACTERS = 40  # limit for a name in a figure
 TITLE_CHARACTERS = 50  # limit for a row of a title
@@ -45,36 +40,13 @@ LINE_COLORS = (
 MARK_COLOR = "#7f7f7f"
 
 
-class Picture:
-    """A figure as ``pixels``, uint8 (H, W, 3) RGB, and as a PNG file."""
-
-    def __init__(self, pixels: np.ndarray) -> None:
-        self.pixels = pixels
-
-    @cached_property
-    def png(self) -> bytes:
-        from PIL import Image
-
-        file = io.BytesIO()
-        Image.fromarray(self.pixels).save(file, format="png")
-        return file.getvalue()
-
-
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """``x`` and ``y``: float (n,); points without a finite ``y`` are left out."""
 
     name: str
     x: np.ndarray
     y: np.ndarray
     is_strong: bool = False
-
-
-class Mark(NamedTuple):
-    """A vertical line in a chart, with text beside it."""
-
-    x: float
-    text: str
 
 
 class AxisLabels(NamedTuple):
@@ -85,95 +57,76 @@ class AxisLabels(NamedTuple):
     title: str
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """Lines over shared axes. A range that is None is fitted to the values."""
 
-    title: str
+    labels: AxisLabels
     lines: Sequence[Line]
-    x_label: str
-    y_label: str
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float | None] | None = None
     x_is_whole: bool = False  # whether x axis ticks are integers only
-    mark: Mark | None = None
+    mark: float | None = None  # x of a vertical line
     note: str = ""  # below the title
 
 
-@contextlib.contextmanager
-def default_style() -> Iterator[None]:
-    """Uses Matplotlib's own defaults in the block, or in a function that this decorates, whatever a matplotlibrc in the
-    working folder, or the user's program, has set."""
+def draw_figure(width: float, height: float, draw: Callable[[Axes], None]) -> np.ndarray:
+    """Renders a figure of this size in inches, whose axes ``draw`` fills: uint8 (H, W, 3) RGB.
+
+    Uses Matplotlib's own defaults, whatever a matplotlibrc in the working folder or the user's program has set, and not
+    pyplot, which keeps global state and may need a display.
+    """
     matplotlib = import_quietly("matplotlib")
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        yield
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Creates a figure of this size in inches, without pyplot, which keeps global state and may need a display."""
     backend = import_quietly("matplotlib.backends.backend_agg")
     from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    backend.FigureCanvasAgg(figure)
-    return figure
-
-
-def render_figure(figure: Figure) -> Picture:
-    """Renders a figure created by `new_figure`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
-    canvas = figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    for label in figure.findobj(Text):  # class names in other scripts
-        text = label.get_text()
-        font = "" if text.isascii() else font_with(text)
-        if font:
-            properties = label.get_fontproperties().copy()
-            properties.set_file(font)
-            label.set_fontproperties(properties)
-    with warnings.catch_warnings():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
+        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+        canvas = backend.FigureCanvasAgg(figure)
+        draw(figure.subplots())
+        for label in figure.findobj(Text):  # class names in other scripts
+            text = label.get_text()
+            font = "" if text.isascii() else font_with(text)
+            if font:
+                properties = label.get_fontproperties().copy()
+                properties.set_file(font)
+                label.set_fontproperties(properties)
         canvas.draw()
-    return Picture(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-@default_style()
-def chart_picture(chart: Chart) -> Picture:
-    """Draws a chart with its title, and a legend below if it has several lines."""
+def chart_picture(chart: Chart) -> np.ndarray:
+    """Draws a chart with its title, and a legend below if it has several lines: uint8 (H, W, 3) RGB."""
     names = [short_label(line.name) for line in chart.lines]
     columns = int(np.clip(LEGEND_CHARACTERS // (max(map(len, names), default=0) + 6), 1, 4))
     rows = -(-len(names) // columns) if len(chart.lines) > 1 else 0
-    figure = new_figure(WIDTH, HEIGHT + LEGEND_ROW * rows)
-    axes = figure.subplots()
-    for number, line in enumerate(chart.lines):
-        _draw_line(axes, line, number)
-    label_axes(axes, AxisLabels(chart.x_label, chart.y_label, chart.title), chart.note)
-    axes.set(xlim=chart.x_range, ylim=chart.y_range)
-    if chart.x_is_whole:
-        axes.locator_params(axis="x", integer=True)
-    if chart.mark:
-        _draw_mark(axes, chart.mark)
-    if rows:
-        figure.legend(loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, labelspacing=0.2)
-    return render_figure(figure)
 
+    def draw(axes: Axes) -> None:
+        for number, line in enumerate(chart.lines):
+            finite = np.isfinite(line.y)
+            axes.plot(
+                line.x[finite],
+                line.y[finite],
+                color=LINE_COLORS[number % len(LINE_COLORS)],
+                linestyle="-" if number < len(LINE_COLORS) else "--",
+                linewidth=2.5 if line.is_strong else 1.3,
+                zorder=3 if line.is_strong else 2,
+                marker="." if finite.sum() <= MAX_MARKED_POINTS else None,
+                markersize=4,
+                label=names[number],
+            )
+        label_axes(axes, chart.labels, chart.note)
+        axes.set(xlim=chart.x_range, ylim=chart.y_range)
+        if chart.x_is_whole:
+            axes.locator_params(axis="x", integer=True)
+        if chart.mark is not None:
+            axes.axvline(chart.mark, color=MARK_COLOR, linewidth=1, linestyle="--")
+        if rows:
+            axes.figure.legend(loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, labelspacing=0.2)
 
-def _draw_line(axes: Axes, line: Line, number: int) -> None:
-    finite = np.isfinite(line.y)
-    axes.plot(
-        line.x[finite],
-        line.y[finite],
-        color=LINE_COLORS[number % len(LINE_COLORS)],
-        linestyle="-" if number < len(LINE_COLORS) else "--",
-        linewidth=2.5 if line.is_strong else 1.3,
-        zorder=3 if line.is_strong else 2,
-        marker="." if finite.sum() <= MAX_MARKED_POINTS else None,
-        markersize=4,
-        label=short_label(line.name),
-    )
+    return draw_figure(WIDTH, HEIGHT + LEGEND_ROW * rows, draw)
 
 
 def label_axes(axes: Axes, labels: AxisLabels, note: str = "") -> None:
@@ -192,36 +145,21 @@ def label_axes(axes: Axes, labels: AxisLabels, note: str = "") -> None:
     axes.spines[["bottom", "left"]].set_color(MARK_COLOR)
 
 
-def _draw_mark(axes: Axes, mark: Mark) -> None:
-    """Draws a vertical line, and its text on the side with more space."""
-    axes.axvline(mark.x, color=MARK_COLOR, linewidth=1, linestyle="--")
-    is_left = axes.transData.transform((mark.x, 0))[0] > axes.bbox.x0 + axes.bbox.width / 2
-    axes.annotate(
-        mark.text,
-        xy=(mark.x, 1),
-        xytext=(-4 if is_left else 4, -8),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="right" if is_left else "left",
-        fontsize=8,
-    )
-
-
-@default_style()
-def bar_chart_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
-    """Draws a bar with text above it for each name."""
+def bar_chart_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> np.ndarray:
+    """Draws a bar with text above it for each name: uint8 (H, W, 3) RGB."""
     bar_labels = [*map(short_label, names)]
     is_rotated = len(names) > 4
     height = HEIGHT + LETTER_WIDTH * max(map(len, bar_labels), default=0) if is_rotated else HEIGHT
-    figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), height)
-    axes = figure.subplots()
-    axes.bar(np.arange(len(names)), values, color=LINE_COLORS[0])
-    label_axes(axes, labels)
-    axes.set_xticks(np.arange(len(names)), bar_labels, rotation=90 if is_rotated else 0)
-    for bar, (value, text) in enumerate(zip(values, texts)):
-        axes.annotate(text, (bar, value), (0, 2), textcoords="offset points", ha="center", fontsize=6)
-    axes.margins(y=0.15)
-    return render_figure(figure)
+
+    def draw(axes: Axes) -> None:
+        axes.bar(np.arange(len(names)), values, color=LINE_COLORS[0])
+        label_axes(axes, labels)
+        axes.set_xticks(np.arange(len(names)), bar_labels, rotation=90 if is_rotated else 0)
+        for bar, (value, text) in enumerate(zip(values, texts)):
+            axes.annotate(text, (bar, value), (0, 2), textcoords="offset points", ha="center", fontsize=6)
+        axes.margins(y=0.15)
+
+    return draw_figure(max(WIDTH, 0.4 * len(names) + 1), height, draw)
 
 
 def short_label(text: str) -> str:

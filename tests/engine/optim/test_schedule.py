@@ -2,14 +2,7 @@ import math
 
 import pytest
 
-from engine.optim.schedule import (
-    Schedule,
-    StepPlan,
-    build_schedule,
-    epochs_in_time,
-    new_layers_lr_mult,
-    random_weights_warning,
-)
+from engine.optim.schedule import Schedule, StepPlan, build_schedule, epochs_in_time, new_layers_lr_mult
 from utils.config.settings import Hyperparameters
 
 
@@ -72,14 +65,6 @@ def test_a_run_of_one_step_has_a_schedule():
 def test_warmup_takes_at_most_a_quarter_of_the_steps(warmup_epochs, steps):
     plan = StepPlan(accumulate=1, per_epoch=10, epochs=10)
     assert build_schedule(Hyperparameters(warmup_epochs=warmup_epochs), plan, cosine=False).warmup_steps == steps
-
-
-def test_random_weights_on_few_images_name_the_flag_to_add():
-    assert random_weights_warning(140, weights="", model="").endswith("--weights yolox_s")
-    in_place = random_weights_warning(999, weights="", model="yolov8n")
-    assert in_place.endswith("--weights yolox_s in place of --model yolov8n")
-    assert random_weights_warning(140, weights="a.pt", model="") == ""
-    assert random_weights_warning(1000, weights="", model="") == ""
 
 
 @pytest.mark.parametrize(("total", "factor"), [(1, 2), (50, 2), (80, 1.25), (100, 1), (10_000, 1)])

@@ -1,58 +1,67 @@
-"""Each row of the table of advice speaks on the numbers that it is about, and its command line is one that the program
-takes."""
+"""Each rule of the advice speaks on the numbers that it is about, and the program takes its command line."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data.index import DatasetIndex
-from engine.evaluation.analysis import BACKGROUND, MISSED
-from engine.report.advice import Advice, Facts, advise
-from engine.report.summary import Subject, Validated
-from tests.engine.report.known_results import errors_of, index
+from engine.evaluation.analysis import BACKGROUND, KINDS, MISSED, ErrorSplit
+from engine.report.advice import Advice, Known, Subject, advise, small_boxes
+from tests.helpers.synthetic_index import index_of
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig, ValConfig
 
-FOLDER = Path("my runs")
+OWN = {"data": "my set.yaml", "weights": "a.pt"}
+
+
+def index(side: float, images: int = 100, tile: int = 0) -> DatasetIndex:
+    """Returns an index of images of 320 pixels with a square box each."""
+    made = index_of(
+        names=("a",),
+        paths=[f"{i}.jpg" for i in range(images)],
+        image_hw=np.full((images, 2), 320),
+        offsets=np.arange(images + 1),
+        boxes_xywh_px=np.tile([0.0, 0, side, side], (images, 1)),
+        classes=np.zeros(images, int),
+    )
+    return replace(made, tile=tile)
 
 
 def advised(
     *,
     epochs: int = 0,
-    train: DatasetIndex | None = None,
     costs: dict[int, float] | None = None,
-    batches: int = 0,
     settings: dict[str, Any] | None = None,
     command: dict[str, Any] | None = None,
     label_errors: int = 0,
     unlabeled: int = 0,
-    is_held_out: bool = False,
+    **subject: Any,
 ) -> list[Advice]:
     """Returns the advice about a run of ``epochs`` (0: about a validation), of which nothing else is known."""
-    given = {"data": "my set.yaml", "weights": "a.pt", **(settings or {})}
-    subject = Subject(
+    run = TrainConfig(imgsz=320, epochs=epochs or 1, **(OWN | (settings or {})))
+    about = Subject(
         title="run",
-        config=TrainConfig(epochs=epochs, **given) if epochs else ValConfig(data="my set.yaml", weights="best.pt"),
+        folder=Path("my runs"),
+        config=run if epochs else ValConfig(data="my set.yaml", weights="best.pt"),
         hyp=None,
-        machine=(),
-        imgsz=320,
         stride=32,
-        train=train,
-        validated=index([1] * 3, 50.0),
+        validated=index(50.0),
         split="val",
-        is_held_out=is_held_out,
-        batches=batches,
         best_epoch=2,
-        command=None if command is None else TrainConfig(data="my set.yaml", weights="a.pt", epochs=epochs, **command),
+        command=TrainConfig(epochs=epochs, **OWN, **command) if command else None,
+        **{"train": None} | subject,
     )
-    known = Validated(errors_of(costs or {}, {}), label_errors, unlabeled)
+    cost = np.array([(costs or {}).get(kind, 0.0) for kind in range(len(KINDS))])
+    errors = ErrorSplit(0.5, np.ones((1, len(KINDS)), int), cost[None], cost, 0.0, 0.0)
     is_validated = costs is not None or label_errors > 0 or unlabeled > 0
-    return advise(Facts(subject, FOLDER, known if is_validated else None))
+    return advise(about, Known(errors, label_errors, unlabeled) if is_validated else None)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +71,11 @@ def advised(
         ({"epochs": 9, "batches": 2, "settings": {"batch_size": 64}}, "smaller", {"epochs": 150, "batch_size": 64}),
         ({"epochs": 6, "batches": 9, "settings": {"weights": ""}}, "Train longer", {"epochs": 28}),
         (
-            {"epochs": 4, "train": index([100], 30.0, images=100), "settings": {"weights": "", "model": "yolov8n"}},
+            {"epochs": 4, "train": index(30.0), "settings": {"weights": "", "model": "yolov8n"}},
             "Start from weights",
             {"weights": "yolox_s", "model": "", "epochs": 4},
         ),
-        ({"epochs": 4, "train": index([100], 8.0, images=100)}, "larger images", {"imgsz": 640, "epochs": 4}),
+        ({"epochs": 4, "train": index(8.0)}, "larger images", {"imgsz": 640, "epochs": 4}),
         ({"costs": {BACKGROUND: 0.2, MISSED: 0.1}}, "missing labels", {"data": "my set.yaml", "weights": "best.pt"}),
         (
             {"epochs": 4, "costs": {BACKGROUND: 0.2}},
@@ -82,14 +91,14 @@ def advised(
                 "epochs": 4,
                 "batches": 9,
                 "command": {"imgsz": 160, "override": ["lr0=0.1"]},
-                "settings": {"imgsz": 160, "optimizer": "Muon"},
+                "settings": {"optimizer": "Muon"},
             },
             "Train longer",
             {"epochs": 34, "imgsz": 160, "optimizer": "auto", "override": ["lr0=0.1"]},
         ),
     ],
 )
-def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, command):
+def test_a_rule_speaks_alone_and_its_command_can_be_pasted(given, sentence, command):
     (row,) = advised(**given)
     assert sentence in row.sentence
     name = "train" if row.command.startswith(COMMANDS["train"].typed) else "check"
@@ -101,7 +110,29 @@ def test_a_row_speaks_alone_and_its_command_can_be_pasted(given, sentence, comma
 
 @pytest.mark.parametrize(
     "given",
-    [{}, {"epochs": 3, "train": index([2000, 0, 60], 30.0, images=100)}, {"epochs": 4, "costs": {MISSED: 0.009}}],
+    [
+        {},
+        {"epochs": 3, "train": index(30.0)},
+        {"epochs": 3, "train": index(30.0, images=1000), "settings": {"weights": ""}},
+        {"epochs": 4, "costs": {MISSED: 0.009}},
+    ],
 )
-def test_no_row_speaks_without_its_numbers(given):
+def test_no_rule_speaks_without_its_numbers(given):
     assert advised(**given) == []
+
+
+@pytest.mark.parametrize(
+    ("side", "tile", "words", "imgsz"),
+    [
+        (16.0, 0, (), 0),
+        (8.0, 0, ("--imgsz 640 ",), 640),
+        (15.9, 0, ("--imgsz 352 ",), 352),
+        (2.4, 0, ("tile: 640",), 0),  # a size at which nobody trains is not advised
+        (8.0, 320, ("--imgsz 640 ", "tile: 160"), 640),
+        (2.4, 320, ("tile: 32",), 0),
+    ],
+)
+def test_small_boxes_are_named_with_a_size_at_which_they_are_not(side, tile, words, imgsz):
+    text, larger = small_boxes(index(side, tile=tile), imgsz=320, stride=32)
+    assert (bool(text), larger) == (bool(words), imgsz)
+    assert all(word in text for word in words)

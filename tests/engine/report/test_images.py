@@ -12,8 +12,6 @@ import torch
 from engine.evaluation.analysis import BACKGROUND, MISSED
 from engine.evaluation.matching import match_detections
 from engine.report.images import COLORS, draw_batch, worst_images
-from engine.report.issues import CheckedSplit
-from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.synthetic_index import index_of
 from utils.batches import Batch, Targets
@@ -31,7 +29,7 @@ def test_the_images_with_the_most_errors_come_first_with_each_error(tmp_path):
         boxes_xywh_px=np.array([[10, 10, 80, 80], [10, 10, 80, 80], [150, 100, 80, 80.0]]),
         classes=[0, 0, 1],
     )
-    split = CheckedSplit("val", replace(index, root=tmp_path))
+    index = replace(index, root=tmp_path)
     table = make_table(
         image=[0, 1, 2, 3],
         boxes=[[10, 10, 90, 90], [50, 50, 130, 130], [0, 0, 50, 50], [0, 0, 50, 50]],
@@ -39,11 +37,12 @@ def test_the_images_with_the_most_errors_come_first_with_each_error(tmp_path):
         classes=[0, 0, 0, 0],
     )
     matches = match_detections(index.ground_truth(), table, 2)
-    assert [card.note for card in worst_images(split, matches, BACKGROUND)] == ["2.png", "3.png", "1.png"]
-    cards = worst_images(split, matches, MISSED)
+    assert [card.note for card in worst_images(index, matches, BACKGROUND)] == ["2.png", "3.png", "1.png"]
+    cards = worst_images(index, matches, MISSED)
     assert [card.note for card in cards] == ["1.png", "2.png", "3.png"]
     assert cards[0].text == "1 missed, 1 misplaced"
-    pixels = next(iter(photos_of(HtmlPage(str(cards[0].pictures[0].picture))).values())).astype(int)
+    ((_, picture),) = cards[0].photos
+    pixels = picture.pixels.astype(int)
     for style in ("missed", "misplaced", "label"):
         assert (np.abs(pixels - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60).any()
 

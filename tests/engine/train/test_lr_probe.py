@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -199,35 +197,3 @@ def test_weights_that_detect_the_objects_keep_their_anchors(tmp_path, objectness
          "anchor_t=1.2", f"lr_mult={lr_mult}")  # fmt: skip
     trained = load_detector(tmp_path / "exp" / "last.pt")[0]
     assert torch.equal(trained.head.anchors, detector.head.anchors) == keeps
-
-
-def unlearning_lines(out: str) -> list[str]:
-    return [line for line in out.splitlines() if "--keep-old" in line]
-
-
-@pytest.mark.parametrize(("names", "drops_dark", "warns"), [
-    (["light", "dark"], True, True), (["light", "dark"], False, False), (["light"], True, False),
-])  # fmt: skip
-def test_known_classes_without_a_label_are_named_with_the_flags_that_keep_them(
-    tmp_path, capsys, names, drops_dark, warns
-):
-    """ultralytics#3138: person alone was labeled under COCO's names, and all other classes were unlearned in silence.
-    The second run is the command line of the first one's warning."""
-    detector = build_detector(TINY_MODEL, 2, names=["light", "Dark"])
-    with torch.no_grad():
-        for *_, output in detector.head.cv3:
-            output.bias.fill_(3.0)
-    weights = write_detector(tmp_path / "old.pt", detector)
-    data = write_dataset(tmp_path / "set")
-    data.write_text(json.dumps({"train": "images/train", "val": "images/train", "names": names}))
-    for file in (tmp_path / "set" / "labels" / "train").iterdir():
-        rows = file.read_text().splitlines(keepends=True)
-        file.write_text("".join(row for row in rows if row[0] == "0" or not drops_dark))
-    flags = ["--data", data, "--weights", weights, "--epochs", "1", "--project", tmp_path, *SMALL]
-    call(train.main, *flags)
-    lines = unlearning_lines(capsys.readouterr().out)
-    assert len(lines) == warns
-    if warns:
-        assert "dark" in lines[0]
-        call(train.main, *shlex.split(lines[0].partition("python train.py ")[2]))
-        assert load_detector(tmp_path / "exp2" / "last.pt")[0].names == ("light", "Dark")

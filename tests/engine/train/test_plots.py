@@ -6,64 +6,71 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from engine.evaluation.result import Evaluation
+from engine.report.advice import Subject
 from engine.train import plots
 from engine.train.hooks import TensorBoard
-from engine.train.plots import add_image, add_pr_curves
+from engine.train.plots import add_image
 from engine.train.trainer import Epoch
 from tests.engine.train.watched_trainer import build
 from tests.helpers.scoring import evaluation_of, make_result
 from tests.helpers.tiny import make_batch
+from utils.config.settings import TrainConfig
+from utils.drawing.page import Content
 
-NAMES = ("Katze", "größer", "снег", "猫")
 
-
-def test_tensorboard_shows_images_and_curves(tmp_path):
+def test_tensorboard_shows_images(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker = TensorBoard(tmp_path)
     tracker.start(build())
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
-    tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
     tracker.close()  # also after an error
     tracker.close()
-    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "images": 0}).Reload()
+    events = EventAccumulator(str(tmp_path), size_guidance={"images": 0}).Reload()
     assert events.Images("mosaic")[0].width == 4
-    assert "pr/cat" in events.Tags()["tensors"]
-    assert "pr/dog" not in events.Tags()["tensors"]  # no ground truth
 
 
-def test_counts_of_pr_curves_reproduce_precision_and_recall():
-    writer = Mock()
-    add_pr_curves(writer, make_result((8,)), ["cat"], 1)
-    curve = writer.add_pr_curve_raw.call_args.kwargs
-    tp = curve["true_positive_counts"]
-    fp = curve["false_positive_counts"]
-    fn = curve["false_negative_counts"]
-    recall = curve["recall"]
-    precision = curve["precision"]
-    assert np.allclose(tp + fn, 8)
-    assert np.allclose(tp / 8, recall)
-    seen = tp > 0
-    assert np.allclose((tp / np.maximum(tp + fp, 1e-12))[seen], precision[seen])
-    assert not curve["true_negative_counts"].any()
+@pytest.fixture(autouse=True)
+def known_subject(tmp_path, monkeypatch):
+    """A page says little of a watched trainer, which has no data."""
+    subject = Subject("run", tmp_path, TrainConfig(), None, stride=32, train=None, validated=Mock(), split="val")
+    monkeypatch.setattr(plots, "subject_of", lambda _: subject)
+
+
+def test_the_report_stays_with_the_best_epoch(tmp_path, monkeypatch):
+    shown = []
+
+    def content(subject: Subject, evaluation: Evaluation | None, history: dict[str, np.ndarray]) -> Content:
+        shown.append((subject.epoch, subject.best_epoch, evaluation))
+        return Content("", "", [], {})
+
+    monkeypatch.setattr(plots, "report_content", content)
+    monkeypatch.setattr(plots, "TIME_BUDGET", np.inf)  # after each epoch
+    hook = plots.Plots(Mock())
+    trainer = build(folder=tmp_path)
+    hook.start(trainer)
+    evaluations = [evaluation_of(make_result()) for _ in range(4)]
+    for epoch, (best_epoch, evaluation) in enumerate(zip((1, 2, 2, 4), evaluations), 1):
+        trainer.progress.best_epoch = best_epoch
+        hook.epoch_saved(trainer, Epoch(epoch, evaluation=evaluation))
+    assert shown == [(best, best, evaluations[best - 1]) for best in (1, 2, 2, 4)]
 
 
 def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, caplog):
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for name in ("write_image", "write_preview"):
+    for name in ("write_image", "write_preview", "report_content"):
         monkeypatch.setattr(plots, name, fail)
-    monkeypatch.setattr(plots, "draw_batch", lambda *_: np.zeros((4, 4, 3), np.uint8))
-    monkeypatch.setattr(plots.ReportPage, "write", fail)
-    monkeypatch.setattr(plots, "subject_of", Mock())
     hook = plots.Plots(Mock())
     trainer = build(folder=tmp_path)
     hook.start(trainer)
     trainer.batches = [make_batch(2)]
     hook.after_step(trainer)
     for number in (1, 2):
+        trainer.progress.best_epoch = number
         hook.epoch_saved(trainer, Epoch(number, evaluation=evaluation_of(make_result())))
     hook.finish(trainer)
     assert [record.getMessage() for record in caplog.records] == [

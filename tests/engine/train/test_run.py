@@ -14,7 +14,7 @@ import yaml
 
 import export
 import val
-from engine.report.advice import Facts, advise
+from engine.report.advice import advise
 from engine.train.plots import subject_of
 from engine.train.resume import plan_run
 from engine.train.run import build_training
@@ -92,7 +92,7 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
         assert trainer.run.run_id == run_id != ""
-        (longer,) = (line for line in advise(Facts(subject_of(trainer.run), folder)) if "longer" in line.sentence)
+        (longer,) = (line for line in advise(subject_of(trainer.run)) if "longer" in line.sentence)
         assert "--model" in longer.command
         assert "--optimizer" not in longer.command  # the run has chosen it, not the user
     with built("--resume", "runs/exp/last.pt", "--epochs", "20000") as trainer:  # so long a new run would have SGD

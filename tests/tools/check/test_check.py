@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,34 +13,27 @@ import numpy as np
 import pytest
 
 from data.findings import BAD_IMAGE, FITTED, NO_LABEL
+from data.formats.label_format import Classes
+from data.formats.yolo import read_yolo
 from data.index import IndexSettings
 from data.load import load_index
 from data.read_spec import load_dataset_spec
+from engine.report.label_errors import MISSING_LABEL, WRONG_CLASS, Issue, LabelBox
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
-from tests.helpers.html_page import check_self_contained
+from tests.helpers.html_page import check_self_contained, photos_of
 from tests.helpers.scripts import error_of
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
-from tools.check.issue_kinds import (
-    COPIES_ACROSS_SPLITS,
-    DOUBLED,
-    DUPLICATES_ACROSS_SPLITS,
-    DUPLICATES_WITHIN_SPLIT,
-    IMBALANCE,
-    NO_OBJECTS,
-    NOT_TRAINED,
-    REFUSED,
-    SIMILAR,
-    SMALL_OBJECTS,
-    TINY,
-    TWO_CLASSES,
-    UNREADABLE_SPLIT,
-    UNUSED,
-)
+from tools.check.content import check_content
+from tools.check.dataset_check import NO_OBJECTS, REFUSED, UNREADABLE_SPLIT, CheckResult, scan_splits
+from tools.check.duplicates import COPIES_ACROSS_SPLITS, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT
+from tools.check.labels import DOUBLED, IMBALANCE, NOT_TRAINED, SIMILAR, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
+from utils.boxes import scale_boxes
 from utils.errors import UserError
 from utils.process.main import run_main
 
+HOSTILE = "<img src=x onerror=alert(1)>"
 EVERY_IMAGE = ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1")
 
 
@@ -76,7 +71,7 @@ def test_doubled_boxes_and_boxes_of_two_classes(data, capsys):
     assert issues_of(capsys, data) == []
     data.write("train/1", "0 0.3 0.3 0.3 0.3\n1 0.7 0.7 0.2 0.2\n\n0 0.301 0.3 0.3 0.3\n1 0.3 0.3 0.3 0.301\n")
     issues = issues_of(capsys, data)
-    assert [issue["kind"] for issue in issues] == [DOUBLED, TWO_CLASSES, TWO_CLASSES]
+    assert [issue["kind"] for issue in issues] == [DOUBLED.name, TWO_CLASSES.name, TWO_CLASSES.name]
     doubled = issues[0]
     assert (doubled["images"], doubled["where"]) == (["images/train/1.png"], "labels/train/1.txt:4")
     assert [(b["line"], b["number"], b["class_name"]) for b in doubled["boxes"]] == [(1, 0, "cat"), (4, 2, "cat")]
@@ -89,9 +84,9 @@ def test_findings_of_the_scan(data, capsys):
     (data.root / "labels/train/1.txt").unlink()
     data.image("val/0").write_bytes(b"not an image")
     issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
-    assert set(issues) == {FITTED, NO_LABEL, BAD_IMAGE, REFUSED}
-    assert issues[REFUSED]["split"] == "val"
-    assert "1 of 2 images" in issues[REFUSED]["text"]
+    assert set(issues) == {FITTED, NO_LABEL, BAD_IMAGE, REFUSED.name}
+    assert issues[REFUSED.name]["split"] == "val"
+    assert "1 of 2 images" in issues[REFUSED.name]["text"]
     assert issues[FITTED]["where"] == "labels/train/0.txt:1"
     np.testing.assert_allclose(issues[FITTED]["boxes"][0]["xyxy_px"], [128, 44.8, 176, 83.2])  # as labeled, of 160x128
     assert issues[NO_LABEL]["images"] == ["images/train/1.png"]
@@ -102,21 +97,21 @@ def test_what_training_refuses_is_an_issue_with_its_line(data, capsys):
     data.image("train/3").write_bytes(b"not an image")
     shutil.rmtree(data.root / "labels/val")
     issues = issues_of(capsys, data)
-    for kind, split in ((REFUSED, "train"), (UNREADABLE_SPLIT, "val")):
+    for kind, split in ((REFUSED.name, "train"), (UNREADABLE_SPLIT.name, "val")):
         with pytest.raises(UserError) as trained:
             load_index(load_dataset_spec(data.yaml), split, IndexSettings(progress=False))
         assert [issue["split"] for issue in issues if issue["kind"] == kind] == [split]
         assert str(trained.value).partition("; report")[0] in [issue["text"] for issue in issues]
     out = check(capsys, data.yaml)[1]
     page = check_self_contained(Path(out.splitlines()[-1].removeprefix("report: ")).read_text(encoding="utf-8"))
-    assert REFUSED in {row[0] for table in page.tables.values() for row in table}
+    assert REFUSED.name in {row[0] for table in page.tables.values() for row in table}
 
 
 def test_another_split_without_objects_is_an_issue(data, capsys):
     for name in ("val/0", "val/1"):
         data.write(name, "")
     (issue,) = issues_of(capsys, data)
-    assert (issue["kind"], issue["split"]) == (NO_OBJECTS, "val")
+    assert (issue["kind"], issue["split"]) == (NO_OBJECTS.name, "val")
     assert issue["text"].startswith(f"{data.yaml}: 'val' ")
     assert "warning: " not in check(capsys, data.yaml, "--noplots")[1]
 
@@ -126,7 +121,7 @@ def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
         data.write(name, "0 0.3 0.3 0.05 0.0625\n1 0.7 0.7 0.05 0.0625\n0 0.5 0.5 0.01 0.01\n")  # 8x8, 1.6x1.28 px
     assert {issue["kind"] for issue in issues_of(capsys, data, "--imgsz", 640)} == set()
     issues = issues_of(capsys, data, "--imgsz", 160)
-    assert [issue["kind"] for issue in issues] == [TINY] * 6 + [SMALL_OBJECTS]
+    assert [issue["kind"] for issue in issues] == [TINY.name] * 6 + [SMALL_OBJECTS.name]
     assert issues[0]["boxes"][0]["line"] == 3
     assert "--imgsz 320" in issues[-1]["text"]  # twice the size: 16 px
 
@@ -137,10 +132,10 @@ def test_near_duplicates_within_and_across_splits(data, capsys):
     other = cv2.imread(str(data.image("train/1")))
     data.add("train/copy", cv2.convertScaleAbs(other, alpha=1, beta=15))
     issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
-    assert set(issues) == {DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT}
-    assert issues[DUPLICATES_ACROSS_SPLITS]["images"] == ["images/train/0.png", "images/val/copy.png"]
-    assert issues[DUPLICATES_ACROSS_SPLITS]["splits"] == ["train", "val"]
-    assert issues[DUPLICATES_WITHIN_SPLIT]["images"] == ["images/train/1.png", "images/train/copy.png"]
+    assert set(issues) == {DUPLICATES_ACROSS_SPLITS.name, DUPLICATES_WITHIN_SPLIT.name}
+    assert issues[DUPLICATES_ACROSS_SPLITS.name]["images"] == ["images/train/0.png", "images/val/copy.png"]
+    assert issues[DUPLICATES_ACROSS_SPLITS.name]["splits"] == ["train", "val"]
+    assert issues[DUPLICATES_WITHIN_SPLIT.name]["images"] == ["images/train/1.png", "images/train/copy.png"]
     assert issues_of(capsys, data, "--split", "val") == []
 
 
@@ -153,20 +148,20 @@ def test_copies_of_one_image_by_roboflow(data, capsys):
     assert issues_of(capsys, data) == []  # within a split nobody has to do anything
     data.add("val/a_jpg.rf.4e5f", np.rot90(image).copy())
     (issue,) = issues_of(capsys, data)
-    assert (issue["kind"], issue["splits"]) == (COPIES_ACROSS_SPLITS, ["train", "train", "val"])
+    assert (issue["kind"], issue["splits"]) == (COPIES_ACROSS_SPLITS.name, ["train", "train", "val"])
 
 
 def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     data.describe([*NAMES, "cow", "hen", "pig"])
     data.write("val/0", ROWS + "3 0.5 0.2 0.2 0.2\n")
-    unused, not_trained = sorted(issues_of(capsys, data), key=lambda issue: issue["kind"] == NOT_TRAINED)
-    assert (unused["kind"], not_trained["kind"]) == (UNUSED, NOT_TRAINED)
+    unused, not_trained = sorted(issues_of(capsys, data), key=lambda issue: issue["kind"] == NOT_TRAINED.name)
+    assert (unused["kind"], not_trained["kind"]) == (UNUSED.name, NOT_TRAINED.name)
     assert unused["text"] == "2 of 5 classes have no box in train, val: cow (2), pig (4)"
     assert not_trained["text"].startswith("'hen': 0 boxes in 0 of 4 images of train")
     data.describe([*NAMES, "dogg"])
     data.write("val/0", "1 0.3 0.3 0.1 0.1\n" * 0 + "".join(f"1 0.{i} 0.3 0.1 0.1\n" for i in range(10, 70)))
     data.write("train/0", "2 0.3 0.3 0.3 0.3\n")
-    similar = [issue["text"] for issue in issues_of(capsys, data) if issue["kind"] == SIMILAR]
+    similar = [issue["text"] for issue in issues_of(capsys, data) if issue["kind"] == SIMILAR.name]
     assert similar == ["'dogg' has 1 box, 'dog' 64"]
     data.write("train/0", ROWS)
     rng = np.random.default_rng(9)
@@ -176,25 +171,61 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
         data.add(f"train/more{i}", smooth_image(rng, 96, 96), "0 0.3 0.3 0.3 0.3\n")
         data.add(f"val/more{i}", smooth_image(rng, 96, 96))
     (issue,) = issues_of(capsys, data)
-    assert issue["kind"] == IMBALANCE
+    assert issue["kind"] == IMBALANCE.name
     assert "'dog': 4 boxes in 4 of 34 images of train, 32 in 32 of 32 of val" in issue["text"]
 
 
-def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
+def test_the_page_of_an_untrained_model_shows_the_other_issues_and_hostile_names_as_text(data, tmp_path, capsys):
     """Such a model sees nothing, so it cannot tell which labels are wrong; the data set is not changed."""
-    data.write("train/1", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.7 0.7 0.3 0.3\n")
+    data.describe([HOSTILE, "b&b"])
+    name = "train/'><b onclick=x>\u202e"
+    rng = np.random.default_rng(0)
+    data.add(name, smooth_image(rng, 64, 64), "0 0.95 0.5 0.3 0.3\n1 0.3 0.3 0.3 0.3\n")
+    data.add(os.fsdecode(b"train/\xff\xfe"), smooth_image(rng, 64, 64), "0 0.95 0.5 0.3 0.3\n")
+    data.write("train/0", "0 0.3 0.3 0.3 0.3\n0 0.301 0.3 0.3 0.3\n1 0.3 0.301 0.3 0.3\n")
+    data.image("val/0").write_bytes(b"not an image")
     before = data.content()
-    weights = write_weights(tmp_path / "best.pt", NAMES)
+    weights = write_weights(tmp_path / "best.pt", [HOSTILE, "b&b"])
     status, text = check(capsys, data.yaml, "--weights", weights, "--device", "cpu", "--out", tmp_path / "page")
     assert status == 1
-    assert f"{DOUBLED}: 1 " in text
-    assert f"report: {tmp_path / 'page' / 'report.html'}" in text
-    page = check_self_contained((tmp_path / "page" / "report.html").read_text(encoding="utf-8"))
-    weak = "it is too weak to judge labels of cat"
-    assert weak in page.sections["Label errors"]
-    assert "No label errors are listed." in page.sections["Label errors"]
-    assert weak in text
     assert data.content() == before
+    assert f"report: {tmp_path / 'page' / 'report.html'}" in text
+    html = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+    page = check_self_contained(html)
+    assert HOSTILE not in html
+    assert HOSTILE in page.sections["Data"]
+    assert "'><b onclick=x>" in page.sections["Images"]
+    for shown in (text, page.sections["Summary"]):
+        assert f"too weak to judge labels of {HOSTILE}" in shown
+    table = {row[0]: [row[1], row[4]] for row in page.tables["Issues by kind"][1:]}
+    assert table[DOUBLED.name] == ["1", "train: 1"]
+    assert table[FITTED] == ["2", "train: 2"]
+    shown = [label.partition(" in ")[0] for label in photos_of(page)]
+    assert sorted(shown) == sorted([DOUBLED.name, TWO_CLASSES.name, FITTED, FITTED])
+    assert "This image cannot be read" in page.sections["Images"]
+    (listed,) = (rows for name, rows in page.tables.items() if name.endswith("issues"))
+    assert {row[2] for row in listed} >= {"labels/train/0.txt:2", "images/val/0.png"}
+
+
+def test_corrections_are_rows_that_give_the_right_labels(data):
+    """Applied to the label files, the suggested rows are read as the boxes that the model suggests."""
+    cat = LabelBox("cat", 0, (24.0, 19.2, 72.0, 57.6), 0, "labels/train/0.txt:1")
+    dog = LabelBox("dog", 1, (88.0, 70.4, 136.0, 108.8))
+    other = LabelBox("dog", 1, cat.xyxy_px)
+    image = ("images/train/0.png",)
+    errors = [
+        Issue(MISSING_LABEL, "object without a label that looks like dog", "train", image, "", (), 0.9, dog),
+        Issue(WRONG_CLASS, "cat that looks like dog", "train", image, cat.where, (cat,), 0.8, other),
+    ]
+    spec = load_dataset_spec(data.yaml)
+    splits, _ = scan_splits(spec, [], workers=2)
+    sections = check_content(CheckResult(spec, splits, errors, [], 640, "best.pt")).sections
+    notes = [card.note for gallery in sections[1].blocks for card in gallery.cards]
+    rows = [re.search(r"(?:add|write) (.*)", note)[1] for note in notes]
+    for row, box in zip(rows, (dog, other), strict=True):
+        class_id, x1, y1, x2, y2, *_ = read_yolo(row.encode(), Classes("ab"))[0].rows[0]
+        assert class_id == box.class_id
+        np.testing.assert_allclose(scale_boxes(np.array([x1, y1, x2, y2]), 160, 128), box.xyxy_px, atol=1e-3)
 
 
 @pytest.mark.parametrize("here", ["images/train", "images/val"])
