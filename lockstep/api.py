@@ -26,7 +26,6 @@ from utils.config.flags import keyword_fields, keyword_help
 from utils.config.parser import ParsedCommand, parse_keywords, settings_of_child
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
-from utils.config.values import checked_value, plain_value
 from utils.errors import Stopped, UserError, os_reason
 from utils.files.safe_io import atomic_write
 from utils.logger import configure_logging, programs_logging
@@ -34,6 +33,7 @@ from utils.process.child import start_child
 from utils.process.launch import require_one_process
 from utils.program import command_prefix
 from utils.program_folders import cache_folder
+from utils.schema import checked_value, plain_value
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -13,7 +13,7 @@ from utils.config.flags import keyword_fields, keyword_help
 from utils.config.parser import vocabulary
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
-from utils.config.words import FLAGS, Sets
+from utils.config.words import ANSWERS, Sets
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -66,7 +66,7 @@ def _annotation(field: dataclasses.Field) -> str:
         types.append("int")
     if field.name in _PATHS:
         types.append("PathLike[str]")
-    is_switch = f"{field.name}=True" in FLAGS["flag"]
+    is_switch = f"{field.name}=True" in ANSWERS["flag"]
     if field.metadata["usage"].const is not None or is_switch:  # cache=True, as --cache alone
         types.append("bool")
     if annotation.startswith("list"):  # or a single element

@@ -29,11 +29,10 @@ import yaml
 from tools.kfold import SPLITS, Rows, open_comparison, read_rows, run_child, settings_in
 from utils.config.commands import COMMANDS
 from utils.config.epochs import closing_epochs
-from utils.config.flags import flag_name, flags_of, override_of
+from utils.config.flags import flag_name, override_of, words_of_settings
 from utils.config.recipes import read_recipe, unknown_key
-from utils.config.settings import AUTO, Hyperparameters, TrainConfig, changed_settings, names_with
+from utils.config.settings import AUTO, SCOPES, Hyperparameters, TrainConfig, changed_settings
 from utils.config.tool_settings import KfoldConfig, SearchConfig
-from utils.config.values import plain_value
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
@@ -44,7 +43,7 @@ from utils.process.child import RunFailed
 from utils.process.main import run_command, run_main
 from utils.process.signals import StopSignals
 from utils.program_folders import CONFIGS
-from utils.schema import build, suggestion, type_of
+from utils.schema import build, plain_value, suggestion, type_of
 from utils.strings import counted
 
 if TYPE_CHECKING:
@@ -97,8 +96,8 @@ def settings_of_results(config: SearchConfig, spec: DatasetSpec, written: dict[s
     results, the ranges as ``written``, and digests of the labels."""
     from data.folds.held_out import index_to_divide
 
-    names = names_with(SearchConfig, scope="result") - {"data"}
-    changed = {name: value for name, value in changed_settings(config).items() if name in names}
+    others = {"data"}.union(*SCOPES.values())
+    changed = {name: value for name, value in changed_settings(config).items() if name not in others}
     settings = {flag_name(name): plain_value(name, value) for name, value in changed.items()}
     settings |= {"--set": config.override, **{f"the range of {name}": value for name, value in written.items()}}
     for split in SPLITS:
@@ -301,8 +300,8 @@ class Search:
             recipe = self.config.folder / "best.yaml"
             default = TrainConfig()
             changes = {"hyp": str(recipe), "plots": default.plots}
-            command = flags_of(settings_in(TrainConfig, self.config, default.folder, **changes))
-            line = f"{COMMANDS['train'].typed} {shlex.join(command)}"
+            training = settings_in(TrainConfig, self.config, default.folder, **changes)
+            line = f"{COMMANDS['train'].typed} {shlex.join(words_of_settings(changed_settings(training)))}"
             write_whole(recipe, f"# {line}\n{yaml.safe_dump(self.fixed | best.params, sort_keys=False)}")
             log.info("the best recipe: %s", line)
 

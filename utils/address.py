@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # Scheme, login, host and port, path. What does not fit is not shown at all, such as a password with a slash, of which
 # the start may look like a port, or an empty host, after which a login would be a path. A path of `pathlib` has one
@@ -29,14 +30,14 @@ class Address(str):
         return address
 
 
-def as_address(text: str) -> str:
-    """Returns an `Address` if ``text`` is a URL, else ``text``."""
-    return Address(text) if "://" in text else text
+def as_address(value: Any) -> Any:
+    """Returns an `Address` if ``value`` is the text of a URL, else ``value``."""
+    return Address(value) if isinstance(value, str) and "://" in value else value
 
 
-def full_address(text: str) -> str:
-    """Returns the URL of an `Address`, and other text as it is."""
-    return text.full if isinstance(text, Address) else text
+def full_address(value: Any) -> Any:
+    """Returns the URL of an `Address`, and other values as they are."""
+    return value.full if isinstance(value, Address) else value
 
 
 def with_short_addresses(message: str) -> str:

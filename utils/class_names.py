@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from utils.errors import UserError
 from utils.schema import suggestion
-from utils.strings import counted, look_alike
+from utils.strings import counted
 
 _INDEX = "-?[0-9]{1,9}"
 _SEVERAL = rf"{_INDEX}(?:, ?{_INDEX})+"
@@ -26,11 +26,7 @@ def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
     if len(names) != len(expected):
         return f"{counted(len(names), 'class')} against {len(expected)}"
     index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
-    if index is None:
-        return ""
-    if look_alike(names[index], expected[index]):
-        return f"class {index} is {names[index]!a} against {expected[index]!a}, which look the same"
-    return f"class {index} is '{names[index]}' against '{expected[index]}'"
+    return "" if index is None else f"class {index} is '{names[index]}' against '{expected[index]}'"
 
 
 def class_numbers(

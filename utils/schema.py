@@ -16,12 +16,11 @@ import os
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, ValuesView
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from utils.errors import UserError, all_mistakes, one_line
-from utils.strings import look_alike
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -88,11 +87,7 @@ def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
 def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str:
     """Returns `` (did you mean 'x'?)`` with the known name closest to ``name``, ignoring case, or "" if none is close.
     ``min_similarity``: 0 to 1, as in difflib."""
-    known = list(known)
-    for other in known:
-        if look_alike(name, other):
-            return f" ({name!a}; did you mean {other!a}, which looks the same?)"
-    known_by_key = {other.casefold(): other for other in reversed(known)}
+    known_by_key = {other.casefold(): other for other in reversed([*known])}
     closest = difflib.get_close_matches(name.casefold(), known_by_key, n=1, cutoff=min_similarity)
     return f" (did you mean '{known_by_key[closest[0]]}'?)" if closest else ""
 
@@ -177,32 +172,8 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     if not isinstance(value, plain_type) or (is_bool and plain_type is not bool):
         wanted = _TYPE_NAMES.get(plain_type, plain_type.__name__)
         raise UserError(f"{location}: must be {wanted}{' or null' if is_optional else ''}, got {bounded_repr(value)}")
-    if isinstance(value, int) and abs(value) >= 2**63:  # torch, NumPy and checkpoints cannot store it
-        raise UserError(f"{location}: the number does not fit in 64 bits")
-    if isinstance(value, str) and not _is_file_name(value):
-        raise UserError(f"{location}: {bounded_repr(value)} contains a NUL or an unpaired surrogate")
-    if typing.is_typeddict(kind):
-        missing = sorted(kind.__required_keys__ - value.keys())
-        if missing:
-            raise UserError(f"{location}: has no '{missing[0]}'")
-        hints = hints_of(kind)
-        value = {key: check(item, hints.get(key, Any), f"{location}: {key}") for key, item in value.items()}
-    elif isinstance(value, dict) and typing.get_args(kind):
-        key_hint, value_hint = typing.get_args(kind)
-        for key in value:
-            check(key, key_hint, f"{location}: the key {bounded_repr(key)}")
-        value = {
-            key: check(item, value_hint, f"{location}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
-            for key, item in value.items()
-        }
-    elif isinstance(value, list | tuple) and typing.get_args(kind):
-        element_hints = typing.get_args(kind)
-        if plain_type is list or element_hints[-1] is ...:
-            element_hints = element_hints[:1] * len(value)
-        if len(value) != len(element_hints):
-            raise UserError(f"{location}: must be {len(element_hints)} values, got {bounded_repr(value)}")
-        elements = enumerate(zip(value, element_hints), 1)
-        value = plain_type(check(item, each, f"{location}: element {number}") for number, (item, each) in elements)
+    if plain_type in _CHECKERS:
+        value = _CHECKERS[plain_type](value, kind, location)
     if bounds is not None:
         _check_bounds(value, location, bounds)
         if bounds.is_output:
@@ -210,12 +181,54 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     return value
 
 
-def _is_file_name(text: str) -> bool:
-    """Returns whether text can be the name of a file or an argument of a process. Names that are not UTF-8 can."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
+def _check_int(value: int, _: Any, location: str) -> int:
+    if abs(value) >= 2**63:  # torch, NumPy and checkpoints cannot store it
+        raise UserError(f"{location}: the number does not fit in 64 bits")
+    return value
+
+
+def _check_text(value: str, _: Any, location: str) -> str:
+    """Checks that text can be the name of a file or an argument of a process. Names that are not UTF-8 can."""
+    with contextlib.suppress(UnicodeEncodeError):
+        if b"\0" not in os.fsencode(value):
+            return value
+    raise UserError(f"{location}: {bounded_repr(value)} contains a NUL or an unpaired surrogate")
+
+
+def _check_dict(value: dict, kind: Any, location: str) -> dict:
+    hints: Mapping[str, Any] = {}
+    other_hint = Any
+    if typing.is_typeddict(kind):
+        for key in sorted(kind.__required_keys__ - value.keys()):
+            raise UserError(f"{location}: has no '{key}'")
+        hints = hints_of(kind)
+    elif typing.get_args(kind):
+        key_hint, other_hint = typing.get_args(kind)
+        for key in value:
+            check(key, key_hint, f"{location}: the key {bounded_repr(key)}")
+    return {
+        key: check(item, hints.get(key, other_hint), f"{location}: {str(key)[:_MAX_SHOWN_CHARACTERS]}")
+        for key, item in value.items()
+    }
+
+
+def _check_elements(value: list | tuple, kind: Any, location: str) -> list | tuple:
+    hints = typing.get_args(kind) or (Any, ...)
+    if isinstance(value, list) or hints[-1] is ...:
+        hints = hints[:1] * len(value)
+    if len(value) != len(hints):
+        raise UserError(f"{location}: must be {len(hints)} values, got {bounded_repr(value)}")
+    elements = enumerate(zip(value, hints), 1)
+    return type(value)(check(item, hint, f"{location}: element {number}") for number, (item, hint) in elements)
+
+
+_CHECKERS: dict[type, Callable[[Any, Any, str], Any]] = {
+    int: _check_int,
+    str: _check_text,
+    dict: _check_dict,
+    list: _check_elements,
+    tuple: _check_elements,
+}
 
 
 def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
@@ -250,3 +263,49 @@ def bounded_repr(value: Any) -> str:
     """Returns the beginning of a value's repr, for messages; aliases of a YAML can make the whole very large."""
     text = _REPR.repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
+
+
+def plain_value(name: str, value: Any) -> Any:
+    """Converts the value of the keyword ``name`` to None, a bool, a number, text, or a list or dict of these.
+
+    Arrays, numbers and tensors of NumPy and torch become lists and numbers; sequences, views of dicts, and sets in the
+    order of their text become lists; paths and torch's devices become text; an instance of a subclass, such as a member
+    of an Enum, becomes its plain value. Raises UserError that begins with ``name`` for any other value.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif hasattr(value, "tolist") and not isinstance(value, type):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {plain_value(name, key): plain_value(name, item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)  # their own order changes from process to process
+    if isinstance(value, Sequence | KeysView | ValuesView) and not isinstance(value, bytes | bytearray):
+        return [plain_value(name, item) for item in value]
+    kind = type(value)
+    if f"{kind.__module__}.{kind.__name__}" == "torch.device":
+        return str(value)
+    raise UserError(
+        f"{name}: must be text, a number, or a list or mapping of these, got an object of type {kind.__name__}"
+    )
+
+
+def checked_value(name: str, value: Any, hint: Any) -> Any:
+    """Returns the `plain_value` of a keyword, checked against its type ``hint``. Raises UserError that begins with
+    ``name``."""
+    kind, is_optional, bounds = parse_hint(hint)
+    plain = number_as_bool(plain_value(name, value), kind)
+    return None if plain is None and is_optional else check(plain, kind, name, bounds)
+
+
+def number_as_bool(value: Any, kind: Any) -> Any:
+    """Returns false and true for 0 and 1 if ``kind`` is bool, and other values unchanged."""
+    return bool(value) if kind is bool and value in (0, 1) else value

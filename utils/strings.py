@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
 
@@ -37,12 +36,6 @@ def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows)]
     pad = str.ljust if left else str.rjust
     return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
-
-
-def look_alike(name: str, other: str) -> bool:
-    """Returns whether two different names look the same because their accents are composed differently (NFC and NFD).
-    Messages show such names with ``ascii``."""
-    return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
 def format_duration(seconds: float) -> str:

@@ -27,7 +27,6 @@ from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.class_names import class_numbers
 from utils.config.flags import unused_settings
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, DetectConfig, ValConfig
-from utils.config.values import checked_value, plain_value
 from utils.config.words import WORDS
 from utils.detections import Detections
 from utils.errors import UserError
@@ -35,7 +34,7 @@ from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
 from utils.pixels import as_rgb8
-from utils.schema import Bounds, Count, Fraction, hints_of, suggestion
+from utils.schema import Bounds, Count, Fraction, checked_value, hints_of, plain_value, suggestion
 
 BATCH_SIZE = 16  # on GPUs
 MAX_THREADS = 4  # with a GPU, for reading and for drawing each

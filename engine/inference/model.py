@@ -28,13 +28,13 @@ from utils.boxes import cxcywh_to_xyxy
 from utils.config.export_formats import EXPORT_FORMATS, format_of, titles_of_programs
 from utils.config.image_size import check_image_size
 from utils.config.settings import AMP_TYPES
-from utils.config.values import checked_value
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices, resolve_amp
 from utils.machine.limits import explain_limit
 from utils.pixels import PixelFormat
+from utils.schema import checked_value
 from utils.strings import counted
 
 

@@ -16,11 +16,10 @@ from engine.inference.results import ResultList, Results
 from engine.inference.sources import FileProblem, ReadAhead
 from engine.inference.tracks import ObjectTracks, TrackerSource
 from models.postprocess.tiles import Tiles
-from utils.config.values import checked_value, plain_value
 from utils.config.words import attribute_error
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
-from utils.schema import Bounds, Count
+from utils.schema import Bounds, Count, checked_value, plain_value
 from utils.strings import counted
 
 

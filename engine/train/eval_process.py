@@ -27,7 +27,7 @@ from engine.train.resume import resolve
 from engine.train.run import choose_kernels, open_evaluation
 from engine.train.scoring import POLL_S
 from models.detector import build_detector
-from utils.config.settings import RunSettings, TrainConfig, names_with
+from utils.config.settings import SCOPES, RunSettings, TrainConfig
 from utils.distributed.agreement import program_facts
 from utils.distributed.context import DistributedContext, broadcast_object, max_over_ranks
 from utils.distributed.join import joined_run
@@ -119,7 +119,7 @@ def build_score(
     and the workers that ``own``, the settings of this process's command line, gives. Raises UserError if the data
     cannot be opened, or differ from theirs."""
     run = checkpoint.description
-    names = (names_with(TrainConfig, scope="machine") | {"data"}).intersection(explicit_flags)
+    names = (SCOPES["machine"] | {"data"}).intersection(explicit_flags)
     here = resolve(own)
     config = replace(run.config, **{name: getattr(here, name) for name in names})
     threads = checkpoint.header.run.threads  # on a CPU the rounding may depend on their number

@@ -18,9 +18,7 @@ from types import TracebackType
 import yaml
 
 from engine.train.checkpoint import RESULTS_CSV, RunDescription
-from models.weights.catalog import list_checkpoints
 from utils.config.settings import AUTO, RunSettings, TrainConfig
-from utils.config.values import plain_value
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
@@ -28,6 +26,7 @@ from utils.files.new_folder import increment_path
 from utils.files.safe_io import open_direct, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.process.child import report_started
+from utils.schema import plain_value
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 SETTINGS_YAML = "settings.yaml"
@@ -80,7 +79,7 @@ def _named_last(command: TrainConfig, launchers: Sequence[str]) -> Path:
         path = newest_last[-1]
     last = path / "last.pt" if path.is_dir() else path
     if not last.exists():
-        raise UserError(f"{last}: no such checkpoint{list_checkpoints(last)}")
+        raise UserError(f"{last}: no such checkpoint")
     if last.name != "last.pt":
         raise UserError(
             f"{last}: a run continues from its last.pt; to go back to this file, copy it as last.pt into a new folder, "

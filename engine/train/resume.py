@@ -30,7 +30,7 @@ from engine.train.checkpoint import RESULTS_CSV, Checkpoint, RunDescription
 from engine.train.folder import find_folder, is_read_only
 from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
-from utils.config.settings import AUTO, FIND_BATCH_SIZE, RunSettings, TrainConfig, names_with
+from utils.config.settings import AUTO, FIND_BATCH_SIZE, ON_RESUME, PATHS, SCOPES, RunSettings, TrainConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
@@ -174,8 +174,8 @@ def plan_start(
             messages.append(f"resume: processes {before.world_size} -> {ctx.world_size}")
         if before.device != ctx.device.type:
             messages.append(f"resume: device {before.device} -> {ctx.device.type}")
-    given = names_with(TrainConfig, on_resume="machine").intersection(explicit_flags)
-    own = names_with(TrainConfig, on_resume="again") & names_with(TrainConfig, scope="machine")
+    given = ON_RESUME["machine"].intersection(explicit_flags)
+    own = ON_RESUME["again"] & SCOPES["machine"]
     return RunPlan(
         settings=RunSettings(config, checkpoint.description.hyp),
         folder=last.parent,
@@ -197,12 +197,11 @@ def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
     hyp = read_recipe(
         command.hyp, command.override, pretrained=bool(command.weights), keep_old=command.keep_old, lines=messages
     )
-    local = names_with(TrainConfig, scope="machine") | names_with(TrainConfig, is_path=True)
     return RunPlan(
         settings=RunSettings(command, hyp),
         given=given_hyperparameters(command.hyp, command.override),
         folder=folder,
-        local=local,
+        local=SCOPES["machine"].union(PATHS),
         messages=tuple(messages),
     )
 
@@ -210,7 +209,7 @@ def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
 def merge_settings(
     checkpoint: Checkpoint, command: TrainConfig, explicit_flags: Collection[str]
 ) -> tuple[TrainConfig, list[str]]:
-    """Merges the stored settings of a run with those of the command that continues it: `OnResume` of each setting says
+    """Merges the stored settings of a run with those of the command that continues it: `ON_RESUME` says
     whose value counts. Returns them with a message for each change. Raises UserError for one that a run cannot
     change."""
     stored = checkpoint.description.config
@@ -225,15 +224,16 @@ def merge_settings(
             if name in given and is_elsewhere[name]:
                 flag = as_flag(name, getattr(command, name))
                 raise UserError(f"{flag}: the run continues in its own folder, {last.parent}; leave it out")
-    rules = {item.name: item.metadata["rules"].on_resume for item in fields(TrainConfig)}
+    names = [item.name for item in fields(TrainConfig)]
+    fixed = set(names).difference(*ON_RESUME.values())
     messages = []
     left_out = []  # what the checkpoint asks for, and the command does not
-    for name, rule in rules.items():
+    for name in names:
         old = getattr(stored, name)
         new = getattr(command, name)
-        if new == old or rule == "command":
+        if new == old or name in ON_RESUME["command"]:
             continue
-        if name in given and rule == "fixed":
+        if name in given and name in fixed:
             flag = f"--set {' '.join(new)}" if name == "override" else as_flag(name, new)
             if name == "weights" and os.path.basename(new) == "last.pt":
                 raise UserError(f"{flag}: weights begin a new run; to continue that one: {resume_flag(new)}")
@@ -243,12 +243,12 @@ def merge_settings(
             )
         if name in given:
             messages.append(f"resume: {name} {old!r} -> {new!r}")
-        elif rule == "again":
+        elif name in ON_RESUME["again"]:
             left_out.append(as_flag(name, old))
     if left_out:
         words = " ".join(left_out)
         messages.append(f"{last} asks for {words}: left out, as the command does not give it; to use it, add {words}")
-    taken = {name for name, rule in rules.items() if rule in ("command", "again")} | given
+    taken = ON_RESUME["command"] | ON_RESUME["again"] | given
     changes: dict[str, Any] = {name: getattr(command, name) for name in taken}  # an address is stored without login
     changes |= {"project": str(folder.parent), "name": folder.name, "exist_ok": False}
     if "epochs" in given:
@@ -327,9 +327,7 @@ def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
 def resolve(config: TrainConfig) -> TrainConfig:
     """Returns the settings with absolute paths of the files that they name, so that they mean the same in any working
     folder. A file need not exist."""
-    paths: dict[str, Any] = {
-        name: _resolved(name, getattr(config, name)) for name in names_with(TrainConfig, is_path=True)
-    }
+    paths: dict[str, Any] = {name: _resolved(name, getattr(config, name)) for name in PATHS}
     return replace(config, **paths)
 
 

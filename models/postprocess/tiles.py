@@ -29,11 +29,10 @@ from models.postprocess.selection import PostprocessSettings
 from utils.boxes import TILE_OVERLAP, area_xyxy, tile_windows
 from utils.config.image_size import check_image_size
 from utils.config.settings import MAX_CANDIDATES, DetectConfig, ValConfig
-from utils.config.values import checked_value
 from utils.detections import Detections, DetectionTable
 from utils.errors import UserError
 from utils.pixels import GRAY
-from utils.schema import Bounds, hints_of
+from utils.schema import Bounds, checked_value, hints_of
 
 # Chosen by measurement (benchmarks/LOG.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
 LINK_IOU = 0.5  # IoU from which two boxes, clipped to the common area of their views, are linked

@@ -28,7 +28,7 @@ from tools.search import read_ranges
 from utils.config import tool_settings
 from utils.config.flags import flag_name
 from utils.config.recipes import hyperparameters_from
-from utils.config.settings import TrainConfig, names_with
+from utils.config.settings import ON_RESUME
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 from utils.process.child import write_result
 
@@ -53,7 +53,7 @@ def test_links_lead_somewhere(page: str):
 @pytest.mark.parametrize("rule", ["machine", "extends", "again"])
 def test_the_table_of_resume_names_the_settings_that_a_command_may_give_again(rule: str):
     rows = [line.split("|")[1] for line in (ROOT / "docs/training.md").read_text().splitlines() if line.startswith("|")]
-    flags = {flag_name(name) for name in names_with(TrainConfig, on_resume=rule)}
+    flags = {flag_name(name) for name in ON_RESUME[rule]}
     assert flags in [set(re.findall("`(--[a-z-]+)`", row)) for row in rows]
 
 

@@ -11,12 +11,10 @@ from utils.mirrored_classes import mirrored_classes
 @pytest.mark.parametrize(
     ("words", "classes"),
     [
-        (["0", "2"], ["0", "2"]),
         (["0,2"], [0, 2]),
         (["[0, 2]", "cat"], [0, 2, "cat"]),
         (["(1,)"], [1]),
         (["[1]", "1"], [1, "1"]),
-        (["cat,dog"], ["cat,dog"]),
         (["[cat]", "0 2", "0,", "[0", ""], ["[cat]", "0 2", "0,", "[0", ""]),
     ],
 )
@@ -25,27 +23,17 @@ def test_a_list_of_numbers_in_one_word_is_split_and_names_stay_whole(words, clas
     assert typed_classes(words) == classes
 
 
-def chosen(word: str, names: list[str]) -> list[int]:
-    """Returns the number of the class that ``word`` means, as two flags read it."""
-    (number,) = class_numbers(typed_classes([word]), dict(enumerate(names)), "the data set")
-    return [number, Fitness.parse(f"AP:{word}", names).class_index]
-
-
 @pytest.mark.parametrize(("word", "number"), [("0", 0), ("1", 1), ("2", 0), ("3", 1), ("[1]", 1), ("(1,)", 1)])
 def test_digits_mean_one_class_to_every_flag(word, number):
     """``--classes 2`` was refused, and ``--fitness AP:2`` the first class."""
-    assert chosen(word, ["2", "3"]) == [number, number]
-    assert chosen("1", ["0", "1"]) == [1, 1]
+    names = ["2", "3"]
+    assert class_numbers(typed_classes([word]), dict(enumerate(names)), "the data set") == (number,)
+    assert Fitness.parse(f"AP:{word}", names).class_index == number
 
 
-@pytest.mark.parametrize("flag", ["--classes", "--fitness"])
-def test_a_name_that_is_the_number_of_another_class_is_refused(flag):
-    names = ["1", "2"]
-    with refused(f"{flag} 1: the data set has a class of this name, number 0, and another class of this number; ..."):
-        if flag == "--fitness":
-            Fitness.parse("AP:1", names)
-        else:
-            class_numbers(typed_classes(["1"]), dict(enumerate(names)), "the data set")
+def test_a_name_that_is_the_number_of_another_class_is_refused():
+    with refused("--classes 1: the data set has a class of this name, number 0, and another class of this number; ..."):
+        class_numbers(["1"], {0: "1", 1: "2"}, "the data set")
 
 
 @pytest.mark.parametrize(
@@ -58,17 +46,13 @@ def test_a_name_that_is_the_number_of_another_class_is_refused(flag):
             [("Left shoe", "right_shoe"), ("hand L", "hand R")],
         ),
         (["thumb up", "thumb-down", "left"], "flipud", [("thumb up", "thumb-down")]),
-        (["flecha izquierda", "flecha derecha"], "fliplr", [("flecha izquierda", "flecha derecha")]),
         (["virage à gauche", "virage à droite"], "fliplr", [("virage à gauche", "virage à droite")]),
         (["Linksabbieger", "Rechtsabbieger"], "fliplr", [("Linksabbieger", "Rechtsabbieger")]),
-        (["strzałka w prawo", "strzałka w lewo"], "fliplr", [("strzałka w lewo", "strzałka w prawo")]),
         (["налево", "направо", "прямо"], "fliplr", [("налево", "направо")]),
         (["sol el", "SAĞ EL"], "fliplr", [("sol el", "SAĞ EL")]),
         (["左转", "右转", "向上", "向下"], "fliplr", [("左转", "右转")]),
-        (["좌회전", "우회전"], "fliplr", [("좌회전", "우회전")]),
         (["left arrow", "right hand", "up", "down", "L", "R", "leftover"], "fliplr", []),
         (["left", "right"], "flipud", []),
-        ([], "fliplr", []),
     ],
 )
 def test_classes_are_a_pair_if_a_flip_exchanges_their_only_different_words(names, flip, pairs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import keyword
 import math
 import re
 import shlex
@@ -19,20 +18,13 @@ _YAML_END = "...\n"  # after a document that is a number
 
 
 def flag_name(name: str) -> str:
-    """Returns the flag of the field ``name``, such as ``--batch-size``, or ``--from`` for ``from_`` ("from" is a
-    keyword)."""
-    stem = name.removesuffix("_")
-    return "--" + (stem if keyword.iskeyword(stem) else name).replace("_", "-")
+    """Returns the flag of the field ``name``, such as ``--batch-size``."""
+    return f"--{name.replace('_', '-')}"
 
 
 def shown_name(field: dataclasses.Field) -> str:
     """Returns the name of a setting in messages: its flag, or a positional argument's name in --help."""
     return field.metadata["usage"].positional or flag_name(field.name)
-
-
-def flags_of(config: Any) -> list[str]:
-    """Returns the command line for the settings ``config``."""
-    return words_of_settings(changed_settings(config))
 
 
 def words_of_settings(settings: Mapping[str, Any]) -> list[str]:

@@ -2,12 +2,13 @@
 
 A command line has a flag for each field of the command's dataclass (utils/config/settings.py), and hidden ones for the
 words of other programs (words.py). Each value is converted and checked by the type and the bounds of its field
-(`utils.config.values.checked_setting`).
+(`_checked_setting`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
@@ -16,7 +17,7 @@ import re
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn
 
@@ -32,10 +33,19 @@ from utils.config.settings import (
     TrainConfig,
     default_of,
 )
-from utils.config.values import checked_setting, plain_value
-from utils.config.words import FLAGS, LEFT_OUT, MODES, Is, Sets
+from utils.config.words import ALIASES, ANSWERS, LEFT_OUT, MODES, Sets
 from utils.errors import UserError, all_mistakes
-from utils.schema import DataclassT, build, hints_of, parse_hint, suggestion, type_of
+from utils.schema import (
+    DataclassT,
+    build,
+    check,
+    hints_of,
+    number_as_bool,
+    parse_hint,
+    plain_value,
+    suggestion,
+    type_of,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -60,7 +70,9 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
     if list(argv) == [_STORED] and _VARIABLE in os.environ:
-        return _parse_stored(cls)
+        content = json.loads(os.environ.pop(_VARIABLE))  # not for the processes that this one starts
+        stored = {name: as_address(value) for name, value in content.items()}
+        return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
     end = argv.index("--") if "--" in argv else len(argv)  # from there on, no word is a flag
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in argv[:end]), *argv[end:]]
 
@@ -123,13 +135,6 @@ def _settings_of_flag(cls: type[DataclassInstance], name: str, value: Any) -> di
     return settings_of(cls, name, value, location=shown_name(field) if field else flag_name(name))
 
 
-def _parse_stored(cls: type[DataclassT]) -> ParsedCommand[DataclassT]:
-    """Reads the settings of `settings_of_child`."""
-    content = json.loads(os.environ.pop(_VARIABLE))  # not for the processes that this one starts
-    stored = {name: _with_addresses(value, as_address) for name, value in content.items()}
-    return ParsedCommand(build(cls, stored, "settings"), frozenset(stored))
-
-
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> DataclassT:
     """Returns the settings of `parse_command`."""
     return parse_command(cls, argv).config
@@ -139,14 +144,12 @@ def settings_of_child(config: DataclassInstance, names: Collection[str] | None =
     """Returns the only argument, and the environment variable, of a command that this program starts with the settings
     ``names`` (None: all) of ``config``. Flags cannot say them all: none sets an empty list, or resets a setting of a
     resumed run to its default without naming it."""
-    values = dataclasses.asdict(config)
-    given = {name: value for name, value in values.items() if names is None or name in names}
-    return _STORED, {_VARIABLE: json.dumps({n: _with_addresses(value, full_address) for n, value in given.items()})}
-
-
-def _with_addresses(value: Any, convert: Callable[[str], str]) -> Any:
-    """Returns the value of a setting, text as ``convert`` makes it."""
-    return convert(value) if isinstance(value, str) else value
+    given = {
+        name: full_address(value)
+        for name, value in dataclasses.asdict(config).items()
+        if names is None or name in names
+    }
+    return _STORED, {_VARIABLE: json.dumps(given)}
 
 
 def parse_keywords(
@@ -172,7 +175,7 @@ def parse_keywords(
         mistakes.messages = [flags_as_keywords(message) for message in mistakes.messages]
         for name, value in own_settings.items():
             with mistakes.collecting():
-                values[name] = checked_setting(cls, name, plain_value(name, value), name)
+                values[name] = _checked_setting(cls, name, plain_value(name, value), name)
     overrides = [override_of(name, values.pop(name)) for name in HYPERPARAMETERS if name in values]
     if overrides:
         values["override"] = overrides
@@ -207,7 +210,7 @@ def settings_of(
         owner = cls if name in cls.__dataclass_fields__ else Hyperparameters
         if plain is None and not parse_hint(hints_of(owner)[name]).is_optional:
             return {}
-        return {name: checked_setting(owner, name, plain, location)}
+        return {name: _checked_setting(owner, name, plain, location)}
     if not isinstance(answer, str):
         is_known = (name, not is_true) in answers
         answer = "leave it out" if is_known else f"unknown{suggestion(name, fields, 0.75)}"
@@ -219,6 +222,41 @@ def settings_of(
     return {}
 
 
+def _checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
+    """Returns the value of the setting ``name`` of ``owner``, converted and checked. ``value``: a `plain_value`, or
+    the words of a command line; one word is not wrapped in a list. Raises UserError that begins with ``location``."""
+    field = owner.__dataclass_fields__[name]
+    convert = field.metadata["usage"].convert
+    value = _converted(value if convert is None else convert(value, location), field, type_of(field, owner))
+    return as_address(check(value, hints_of(owner)[name], location, field.metadata["bounds"]))
+
+
+def _converted(value: Any, field: dataclasses.Field, kind: Any) -> Any:
+    """Converts a value to the type of a setting: numbers to text and text to numbers, one value to a list, 0 and 1 to
+    false and true, true and false of a setting that is no switch to the value of its flag alone and its default, and
+    words to the case of the choices. Returns others unchanged, for `check` to refuse."""
+    const = field.metadata["usage"].const
+    if typing.get_origin(kind) is list:
+        (element_type,) = typing.get_args(kind)
+        elements = value if isinstance(value, list) else [value]
+        return [_converted(element, field, element_type) for element in elements]
+    if kind is bool:
+        return number_as_bool(value, kind)
+    if isinstance(value, bool):
+        if const is None:
+            return value
+        return const if value else default_of(field)
+    if kind is str and isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, str):
+        return value
+    if kind is int:
+        with contextlib.suppress(ValueError):
+            return int(value)
+    choices = field.metadata["bounds"].choices or ()
+    return next((choice for choice in choices if choice.lower() == value.lower()), value)
+
+
 class _Vocabulary(NamedTuple):
     """The words that a command knows."""
 
@@ -228,18 +266,17 @@ class _Vocabulary(NamedTuple):
 
 @functools.cache
 def vocabulary(cls: type[DataclassInstance]) -> _Vocabulary:
+    command = command_of(cls).name
     kinds = (Hyperparameters, cls) if issubclass(cls, TrainConfig) else (cls,)
     fields = {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    aliases = {**ALIASES["flag"], **ALIASES.get(command, {})}
+    other_names = {name: fields[ours] for name, ours in aliases.items() if ours in fields and name not in fields}
     answers: dict[tuple[str, bool], Sets | str] = {}
-    aliases: dict[str, dataclasses.Field] = {}
-    for word, answer in {**FLAGS["flag"], **FLAGS.get(command_of(cls).name, {})}.items():
+    for word, answer in {**ANSWERS["flag"], **ANSWERS.get(command, {})}.items():
         name, separator, value = word.partition("=")
-        if isinstance(answer, Is):
-            if answer.name in fields and name not in fields:
-                aliases[name] = fields[answer.name]
-        elif isinstance(answer, str) or (answer.name in fields and (separator or name not in fields)):
+        if isinstance(answer, str) or (answer.name in fields and (separator or name not in fields)):
             answers[name, value != "False"] = answer
-    return _Vocabulary(fields | aliases, answers)
+    return _Vocabulary(fields | other_names, answers)
 
 
 def names_of(cls: type[DataclassInstance], field: dataclasses.Field) -> list[str]:
@@ -305,24 +342,18 @@ def build_parser(cls: type, *, all_flags: bool = False) -> Parser:
         for field in [fields[name] for name in names.split() if fields.get(name) in flags]:
             _add_flag(group, field, cls, is_shown=shows_all or field.name in FIRST_SETTINGS.split())
     parser.own_flags = list(parser._option_string_actions)
-    _add_foreign_flags(parser, cls)
-    return parser
-
-
-def _add_foreign_flags(parser: Parser, cls: type[DataclassInstance]) -> None:
-    """Adds the flags of other programs. Their switches take no value: it could be a positional argument."""
-    fields, answers = vocabulary(cls)
-    for name in dict.fromkeys([name for name, _ in answers] + [*fields]):
+    known, answers = vocabulary(cls)
+    for name in dict.fromkeys([name for name, _ in answers] + [*known]):
         flag = flag_name(name)
+        answer = answers.get((name, True))
         if flag in parser.own_flags:
             continue
-        answer = answers.get((name, True))
-        options: dict[str, Any] = {"help": argparse.SUPPRESS}
-        if isinstance(answer, Sets):
-            parser.add_argument(flag, action="store_const", dest=answer.name, const=answer.value, **options)
+        if isinstance(answer, Sets):  # takes no value: it could be a positional argument
+            options: dict[str, Any] = {"action": "store_const", "dest": answer.name, "const": answer.value}
         else:
-            const = "VALUE" if name in fields else "True"
-            parser.add_argument(flag, nargs="?", const=const, dest=name, default=argparse.SUPPRESS, **options)
+            options = {"nargs": "?", "dest": name, "const": "VALUE" if name in known else "True"}
+        parser.add_argument(flag, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
+    return parser
 
 
 def _add_flag(

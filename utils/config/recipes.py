@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.config.flags import flag_name
 from utils.config.settings import HYPERPARAMETERS, Hyperparameters, TrainConfig
-from utils.config.words import FLAGS, ONLY_YOLOV5, YOLOV5_RECIPE, Is
+from utils.config.words import ALIASES, ONLY_YOLOV5, YOLOV5_RECIPE
 from utils.config.yaml_files import load_yaml, parse_yaml_value
 from utils.errors import UserError, all_mistakes
 from utils.program_folders import CONFIGS
@@ -76,8 +76,7 @@ def unknown_key(key: str) -> str:
     """Returns a message about ``key``, which is not a hyper-parameter."""
     if key in TrainConfig.__dataclass_fields__:
         return f"'{key}': is a flag, not a hyper-parameter; give it as {flag_name(key)}"
-    answer = FLAGS["flag"].get(key)
-    return f"unknown key '{key}'{suggestion(answer.name if isinstance(answer, Is) else key, HYPERPARAMETERS)}"
+    return f"unknown key '{key}'{suggestion(ALIASES['flag'].get(key, key), HYPERPARAMETERS)}"
 
 
 def read_recipe(

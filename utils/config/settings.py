@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from utils.config.export_formats import EXPORT_FORMATS, formats_with, refuse_other_formats, titles_of_programs
 from utils.config.words import joined_devices, named_layers, one_side, tracker_name
@@ -28,20 +28,8 @@ _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
 AMP_TYPES = ("auto", "off", "bf16", "fp16")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
-# What a setting of a command that trains affects, and therefore when it may change:
-# "result": the results of a run.
-# "run": everything else in a run, such as its files and when it saves, and sources of hyper-parameters, which are
-#        compared by value; equal on all ranks, but it may change when a search continues.
-# "machine": how a process does its part; it may differ even between the ranks of a run.
-Scope = Literal["result", "run", "machine"]
-# Which value a resumed run uses: "fixed": its own, and another is refused; "machine", "extends": its own, unless the
-# command line gives another, on each machine or for the whole run; "command": that of the command line, given or not;
-# "again": likewise, because it names code, a service or a folder of the machine, or starts a compiler, and reading a
-# checkpoint must not run, send or write anything that the command does not ask for.
-OnResume = Literal["fixed", "machine", "extends", "command", "again"]
 DATA_HELP = "data set YAML, folder of an export, name in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
-
 
 # Flags of training commands that `--help` shows; `--help-all` shows all.
 FIRST_SETTINGS = (
@@ -49,7 +37,7 @@ FIRST_SETTINGS = (
     "device workers spawn project name exist_ok seed folds trials"
 )
 TOPICS = {  # the sections of --help: the settings of all commands
-    "data": "data split from_ fraction val_fraction task source classes single_cls max_bad cache cache_dir stage "
+    "data": "data split fraction val_fraction task source classes single_cls max_bad cache cache_dir stage "
     "groups folds near_duplicates vid_stride max_frames",
     "model and weights": "model weights teacher keep_old trust offline freeze autoanchor format layout imgsz "
     "batch dynamic half int8 opset",
@@ -65,6 +53,39 @@ TOPICS = {  # the sections of --help: the settings of all commands
     "plots save_json nosave quiet save_txt save_conf save_crop view_img "
     "line_thickness hide_labels hide_conf",
 }
+
+
+def _by_rule(names: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    return {rule: frozenset(text.split()) for rule, text in names.items()}
+
+
+# Settings of commands that train by what they affect; all others affect the results of a run.
+# machine: how a process does its part; it may differ even between the ranks of a run.
+# run: everything else in a run, such as its files and when it saves, and sources of hyper-parameters, which are
+#     compared by value; equal on all ranks, but it may change when a search continues.
+SCOPES = _by_rule(
+    {
+        "machine": "cache_dir device offline spawn stage workers",
+        "run": "cache eval_ranks exist_ok export hyp name override plots project quiet resume save_minutes save_period "
+        "tracker trials",
+    }
+)
+# Which value a resumed run uses; of all other settings its own, and another one is refused.
+# machine, extends: its own, unless the command line gives another, on each machine or for the whole run.
+# command: that of the command line, given or not.
+# again: like command, because the setting names code, a service or a folder of the machine, or starts a compiler, and
+#     reading a checkpoint must not run, send or write anything that the command does not ask for.
+ON_RESUME = _by_rule(
+    {
+        "machine": "cache data offline pipeline teacher threads workers zero",
+        "extends": "batch_size epochs export patience plots save_minutes save_period time",
+        "command": "device eval_ranks exist_ok name project quiet resume spawn",
+        "again": "cache_dir callbacks compile stage tracker",
+    }
+)
+# Settings that may name files that must not change before a run continues; they are stored as absolute paths, and the
+# files may move.
+PATHS = ("data", "model", "teacher", "weights")
 
 
 class Usage(NamedTuple):
@@ -87,25 +108,10 @@ class Usage(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
 
 
-class Rules(NamedTuple):
-    """What a setting affects, and what a run that continues does with it.
-
-    Args:
-        scope, on_resume: see `Scope` and `OnResume`.
-        is_path: the value may be the path of a file that must not change before a run continues; it is stored as an
-            absolute path, and the file may move.
-    """
-
-    scope: Scope = "result"
-    on_resume: OnResume = "fixed"
-    is_path: bool = False
-
-
 _FLAG = Usage()
-_FIXED = Rules()
 
 
-def setting(default: Any, help: str, bounds: Bounds = UNBOUNDED, *, usage: Usage = _FLAG, rules: Rules = _FIXED) -> Any:
+def setting(default: Any, help: str, bounds: Bounds = UNBOUNDED, *, usage: Usage = _FLAG) -> Any:
     """Creates a dataclass field with the metadata that its flag or YAML key needs. Words of other programs for it are
     in words.py.
 
@@ -115,34 +121,21 @@ def setting(default: Any, help: str, bounds: Bounds = UNBOUNDED, *, usage: Usage
     """
     if default is REQUIRED:
         bounds = bounds._replace(is_filled=True)  # --weights="$W" of a script without W
-    metadata = {"help": help, "bounds": bounds, "usage": usage, "rules": rules}
+    metadata = {"help": help, "bounds": bounds, "usage": usage}
     if isinstance(default, list):
         return dataclasses.field(default_factory=partial(list, default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def project_setting(default: str) -> Any:
-    """Creates the setting of the folder in which a command makes its runs' folders."""
-    bounds = Bounds(is_line=True, is_output=True)
-    return setting(default, "folder of runs", bounds, rules=Rules("run", "command"))
-
-
 # YOLOv5 and YOLOv7 take --img 640 640.
 SIDES = Usage(convert=one_side, options={"nargs": "+"})
+RUNS_HELP = "folder of runs"
+RUNS = Bounds(is_line=True, is_output=True)
 
 
 def default_of(field: dataclasses.Field) -> Any:
     """Returns the default of a setting; `REQUIRED` if it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def names_with(config: type, **rules: Any) -> frozenset[str]:
-    """Returns the names of the settings that have these `Rules`, such as ``scope="machine"``."""
-    return frozenset(
-        field.name
-        for field in dataclasses.fields(config)
-        if all(getattr(field.metadata["rules"], rule) == value for rule, value in rules.items())
-    )
 
 
 def changed_settings(config: Any) -> dict[str, Any]:
@@ -223,18 +216,16 @@ class LossLimit:
 class Downloads:
     """Flag of the commands that may download weights."""
 
-    offline: bool = setting(False, "never download weights", rules=Rules("machine", "machine"))
+    offline: bool = setting(False, "never download weights")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RunConfig(Downloads):
     """Flags of the commands that write a run folder."""
 
-    name: str = setting("exp", "name of this run", Bounds(is_line=True, is_folder=True), rules=Rules("run", "command"))
-    exist_ok: bool = setting(
-        False, "write into an existing run folder, and overwrite its files", rules=Rules("run", "command")
-    )
-    quiet: bool = setting(False, "print only results, warnings and errors", rules=Rules("run", "command"))
+    name: str = setting("exp", "name of this run", Bounds(is_line=True, is_folder=True))
+    exist_ok: bool = setting(False, "write into an existing run folder, and overwrite its files")
+    quiet: bool = setting(False, "print only results, warnings and errors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,90 +255,52 @@ class DataFlags(LossLimit, _RunConfig):
 
     classes: list[str] = setting([], "use only these classes of the data set, by number or name")
     single_cls: bool = setting(False, "treat all classes as one")
-    cache_dir: str = setting(
-        "", "folder of index and disk caches; empty: ~/.cache/lockstep", rules=Rules("machine", "again")
-    )
+    cache_dir: str = setting("", "folder of index and disk caches; empty: ~/.cache/lockstep")
     device: str = setting(
-        "",
-        "cpu, mps, 0 or 0,1; empty: the best available device",
-        usage=Usage(convert=joined_devices),
-        rules=Rules("machine", "command"),
+        "", "cpu, mps, 0 or 0,1; empty: the best available device", usage=Usage(convert=joined_devices)
     )
     workers: int = setting(
-        -1,
-        "loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs",
-        Bounds(-1, 1024),
-        rules=Rules("machine", "machine"),
+        -1, "loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs", Bounds(-1, 1024)
     )
-    plots: bool = setting(True, "write plots and report.html", rules=Rules("run", "extends"))
-    stage: str = setting(
-        "",
-        "copy the data to this folder on each node's local disk first; may contain {node_rank}",
-        rules=Rules("machine", "again"),
-    )
-    spawn: int = setting(
-        0, "start this many processes on this machine without torchrun", Bounds(0), rules=Rules("machine", "command")
-    )
+    plots: bool = setting(True, "write plots and report.html")
+    stage: str = setting("", "copy the data to this folder on each node's local disk first; may contain {node_rank}")
+    spawn: int = setting(0, "start this many processes on this machine without torchrun", Bounds(0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(DataFlags):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
-    data: str = setting(
-        "",
-        f"{DATA_HELP}; needed without --resume",
-        usage=Usage(is_keyword=False),
-        rules=Rules("result", "machine", is_path=True),
-    )
+    data: str = setting("", f"{DATA_HELP}; needed without --resume", usage=Usage(is_keyword=False))
     fraction: float = setting(1.0, "random fraction of the training images to train on", Bounds(1e-6, 1))
     val_fraction: float = setting(
         0.0, "without 'val': hold out this fraction of the training images", Bounds(0.05, 0.5, sentinel=0.0)
     )
-    model: str = setting("", "model name or YAML; empty: the model of --weights, or yolov8n", rules=Rules(is_path=True))
-    weights: str = setting(
-        "", "checkpoint to start from, or a public name such as yolov8n; empty: from scratch", rules=Rules(is_path=True)
-    )
-    teacher: str = setting(
-        "",
-        "trained, usually larger model whose outputs are additional targets",
-        rules=Rules("result", "machine", is_path=True),
-    )
+    model: str = setting("", "model name or YAML; empty: the model of --weights, or yolov8n")
+    weights: str = setting("", "checkpoint to start from, or a public name such as yolov8n; empty: from scratch")
+    teacher: str = setting("", "trained, usually larger model whose outputs are additional targets")
     keep_old: bool = setting(False, "learn new classes without losing those of --weights")
-    hyp: str = setting("auto", "recipe in configs/hyp or YAML; auto: by --keep-old and --weights", rules=Rules("run"))
+    hyp: str = setting("auto", "recipe in configs/hyp or YAML; auto: by --keep-old and --weights")
     override: list[str] = setting(
         [],
         "hyper-parameters that override --hyp",
         usage=Usage(is_keyword=False, options={"action": "extend", "metavar": "KEY=VALUE"}),
-        rules=Rules("run"),
     )
-    epochs: int = setting(100, "number of epochs", Bounds(1), rules=Rules("result", "extends"))
-    time: float = setting(
-        0.0,
-        "train for as many epochs as fit into this many hours; 0: --epochs",
-        Bounds(0),
-        rules=Rules("result", "extends"),
-    )
-    batch_size: int = setting(
-        16,
-        "images per global batch; -1: as many as fit",
-        Bounds(1, sentinel=FIND_BATCH_SIZE),
-        rules=Rules("result", "extends"),
-    )
+    epochs: int = setting(100, "number of epochs", Bounds(1))
+    time: float = setting(0.0, "train for as many epochs as fit into this many hours; 0: --epochs", Bounds(0))
+    batch_size: int = setting(16, "images per global batch; -1: as many as fit", Bounds(1, sentinel=FIND_BATCH_SIZE))
     imgsz: int = setting(640, "size of square training images, pixels", Bounds(64), usage=SIDES)
     rect: bool = setting(False, "shuffled rectangular batches of images with similar aspect ratios")
     resume: str | None = setting(
         None,
         "checkpoint or run; alone: that of --name, else the newest; auto: start or resume --project/--name",
         usage=Usage(const="", is_keyword=False),
-        rules=Rules("run", "command"),
     )
     cache: str = setting(
         "none",
         "keep decoded images, one copy per node",
         Bounds(choices=("none", "ram", "disk")),
         usage=Usage(const="ram"),
-        rules=Rules("run", "machine"),
     )
     image_weights: bool = setting(False, "sample images of classes with low AP more often")
     repeat_factor: float = setting(
@@ -365,29 +318,22 @@ class TrainConfig(DataFlags):
     cos_lr: bool = setting(False, "decay the learning rate by a cosine instead of linearly")
     nominal_batch: int = setting(0, "images over which a step accumulates gradients; 0: one batch", Bounds(0))
     amp: str = setting("auto", "autocast type; auto: bf16 if supported, fp16 on older GPUs", Bounds(choices=AMP_TYPES))
-    compile: bool = setting(
-        False, "torch.compile the model, with CUDA graphs on a GPU if sizes are fixed", rules=Rules("result", "again")
-    )
+    compile: bool = setting(False, "torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
         0,
         "synchronize batch norm over all processes or groups of n; 0: off",
         Bounds(0, sentinel=ALL_RANKS),
         usage=Usage(const=ALL_RANKS),
     )
-    zero: bool = setting(
-        False, "shard the optimizer state over the processes (ZeRO stage 1)", rules=Rules("result", "machine")
-    )
+    zero: bool = setting(False, "shard the optimizer state over the processes (ZeRO stage 1)")
     virtual_ranks: int = setting(
         0, "cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process", Bounds(0)
     )
-    pipeline: int = setting(
-        1, "2: split the model's layers between two processes", Bounds(1, 2), rules=Rules("result", "machine")
-    )
+    pipeline: int = setting(1, "2: split the model's layers between two processes", Bounds(1, 2))
     threads: int = setting(
         0,
         "CPU threads per process; 0: OMP_NUM_THREADS, else the cores but one; 1 with virtual ranks on CPUs",
         Bounds(0, _MAX_THREADS),
-        rules=Rules("result", "machine"),
     )
     skip_zero_grads: bool = setting(False, "skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(
@@ -399,21 +345,10 @@ class TrainConfig(DataFlags):
     fitness: str = setting(
         "AP", "metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"
     )
-    patience: int = setting(
-        0,
-        "stop after this many epochs without a better --fitness; 0: never",
-        Bounds(0),
-        rules=Rules("result", "extends"),
-    )
-    save_period: int = setting(
-        0, "keep a checkpoint every n epochs; 0: never", Bounds(0), rules=Rules("run", "extends")
-    )
-    save_minutes: float = setting(
-        10.0, "also save within an epoch every n minutes; 0: never", Bounds(0), rules=Rules("run", "extends")
-    )
-    eval_ranks: int = setting(
-        0, "the last n processes only validate, while the others train", Bounds(0), rules=Rules("run", "command")
-    )
+    patience: int = setting(0, "stop after this many epochs without a better --fitness; 0: never", Bounds(0))
+    save_period: int = setting(0, "keep a checkpoint every n epochs; 0: never", Bounds(0))
+    save_minutes: float = setting(10.0, "also save within an epoch every n minutes; 0: never", Bounds(0))
+    eval_ranks: int = setting(0, "the last n processes only validate, while the others train", Bounds(0))
     val_every: int = setting(1, "validate every n epochs and at the end; 0: at the end only", Bounds(0))
     autoanchor: bool = setting(True, "refit anchors that fit the boxes badly")
     export: list[str] = setting(
@@ -421,23 +356,16 @@ class TrainConfig(DataFlags):
         "export best.pt to these formats at the end; tested before the first epoch",
         Bounds(choices=tuple(EXPORT_FORMATS)),
         usage=Usage(convert=refuse_other_formats),
-        rules=Rules("run", "extends"),
     )
     seed: int = setting(0, "seed of all random numbers", Bounds(0))
     deterministic: bool = setting(False, "use deterministic kernels")
     callbacks: str = setting(
-        "",
-        "MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end",
-        usage=Usage(is_keyword=False),
-        rules=Rules("result", "again"),
+        "", "MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end", usage=Usage(is_keyword=False)
     )
     tracker: list[str] = setting(
-        [],
-        "services that also receive settings, results and reports",
-        Bounds(choices=("mlflow", "wandb")),
-        rules=Rules("run", "again"),
+        [], "services that also receive settings, results and reports", Bounds(choices=("mlflow", "wandb"))
     )
-    project: str = project_setting("runs/train")
+    project: str = setting("runs/train", RUNS_HELP, RUNS)
 
     @property
     def folder(self) -> Path:
@@ -482,7 +410,7 @@ class ValConfig(_DetectionsConfig, DataFlags):
     )
     tta: bool = setting(False, "test-time augmentation: add a flipped view and a flipped, enlarged one")
     save_json: bool = setting(True, "write predictions.json in COCO format")
-    project: str = project_setting("runs/val")
+    project: str = setting("runs/val", RUNS_HELP, RUNS)
 
     @property
     def chosen_confidence(self) -> float | None:
@@ -524,7 +452,7 @@ class DetectConfig(_DetectionsConfig):
     hide_conf: bool = setting(False, "draw labels without confidences")
     vid_stride: int = setting(1, "process every n-th frame of a video", Bounds(1))
     max_frames: int = setting(0, "stop a video or stream after n frames; 0: never", Bounds(0))
-    project: str = project_setting("runs/detect")
+    project: str = setting("runs/detect", RUNS_HELP, RUNS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from utils.config.settings import (
     DATA_HELP,
     REQUIRED,
+    RUNS,
+    RUNS_HELP,
     TRUST_HELP,
     Downloads,
     LossLimit,
-    Rules,
     TrainConfig,
     Usage,
-    project_setting,
     setting,
 )
 from utils.schema import Bounds
@@ -82,32 +82,28 @@ class DemoConfig:
 class KfoldConfig(TrainConfig):
     """The flags of ``python -m tools.kfold``, in addition to those of train.py."""
 
-    data: str = setting(REQUIRED, DATA_HELP, rules=Rules("result", "machine", is_path=True))
+    data: str = setting(REQUIRED, DATA_HELP)
     folds: int = setting(5, "number of folds", Bounds(2))
     groups: str = setting(
-        "",
-        "keep groups of images together: CSV with columns image and group, or a regex that finds it in paths",
-        rules=Rules(is_path=True),
+        "", "keep groups of images together: CSV with columns image and group, or a regex that finds it in paths"
     )
     near_duplicates: bool = setting(True, "keep near-duplicate images together, as tools.check finds them")
-    plots: bool = setting(False, "write plots for each training", rules=Rules("run"))
-    project: str = project_setting("runs/kfold")
+    plots: bool = setting(False, "write plots for each training")
+    project: str = setting("runs/kfold", RUNS_HELP, RUNS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(KfoldConfig):
     """The flags of ``python -m tools.search``."""
 
-    hyp: str = setting(
-        "all", "ranges: all, optimizer, augment or loss of configs/search, or a YAML", rules=Rules("run")
-    )
-    trials: int = setting(50, "number of trials, over all processes and restarts", Bounds(1), rules=Rules("run"))
+    hyp: str = setting("all", "ranges: all, optimizer, augment or loss of configs/search, or a YAML")
+    trials: int = setting(50, "number of trials, over all processes and restarts", Bounds(1))
     pruner: str = setting("median", "what ends unpromising trials early", Bounds(choices=("median", "halving", "none")))
     prune_after: int = setting(
         0, "epochs (with --folds: folds) before a trial may be pruned; 0: a fifth of the epochs, or 1 fold", Bounds(0)
     )
     folds: int = setting(0, "score trials by n-fold cross-validation; 0: on 'val'", Bounds(2, sentinel=0))
-    project: str = project_setting("runs/search")
+    project: str = setting("runs/search", RUNS_HELP, RUNS)
 
     @property
     def unit(self) -> str:

@@ -11,12 +11,6 @@ from typing import Any, NamedTuple
 from utils.errors import UserError
 
 
-class Is(NamedTuple):
-    """The setting of ours that has another name there."""
-
-    name: str
-
-
 class Sets(NamedTuple):
     """The setting of ours that a word without a value sets, and to which value."""
 
@@ -31,31 +25,44 @@ _FLOAT16 = 'write lockstep.load(FILE, amp="fp16")'
 _TRACKS = "leave it out: a track lasts as long as its video, stream or folder"
 _ONE_VIEW = "val.py --tta scores several views; detection uses one"
 
-# Flags and keywords of all commands ("flag") and of one. "save=False" is one that is given as false. A word that is a
-# setting of a command means that there.
-FLAGS: dict[str, dict[str, Is | Sets | str]] = {
+# Other names of settings and hyper-parameters, in all commands ("flag") and in one. If a command has a setting of this
+# name, that is meant.
+ALIASES: dict[str, dict[str, str]] = {
+    "flag": {
+        "augment": "tta",
+        "batch": "batch_size",
+        "batch_size": "batch",
+        "cfg": "model",
+        "conf": "conf_thres",
+        "img": "imgsz",
+        "img_size": "imgsz",
+        "include": "format",
+        "iou": "iou_thres",
+        "kfold": "folds",
+        "line_width": "line_thickness",
+        "lr": "lr0",
+        "nbs": "nominal_batch",
+        "set": "override",
+        "show": "view_img",
+        "split": "task",
+        "tracker": "track",
+    },
+    "val": {"model": "weights"},
+    "detect": {"model": "weights"},
+    "export": {"model": "weights"},
+}
+# Other flags and keywords. "save=False" is one that is given as false; only such a word may be a setting's name, too.
+ANSWERS: dict[str, dict[str, Sets | str]] = {
     "flag": {
         "adam": Sets("optimizer", "Adam"),
         "amp=True": Sets("amp", "auto"),
         "amp=False": Sets("amp", "off"),
         "augment": "train.py augments as --hyp says; val.py --tta is test-time augmentation",
-        "batch": Is("batch_size"),
-        "batch_size": Is("batch"),
         "cache_images": Sets("cache", "ram"),
-        "cfg": Is("model"),
-        "conf": Is("conf_thres"),
         "dnn": "ONNX files are run by ONNX Runtime",
         "evolve": "search hyper-parameters with python -m tools.search",
         "half": Sets("amp", "fp16"),
-        "img": Is("imgsz"),
-        "img_size": Is("imgsz"),
-        "include": Is("format"),
-        "iou": Is("iou_thres"),
-        "kfold": Is("folds"),
-        "line_width": Is("line_thickness"),
         "linear_lr": Sets("cos_lr", False),
-        "lr": Is("lr0"),
-        "nbs": Is("nominal_batch"),
         "noautoanchor": Sets("autoanchor", False),
         "noplots": Sets("plots", False),
         "noval": Sets("val_every", 0),
@@ -66,9 +73,6 @@ FLAGS: dict[str, dict[str, Is | Sets | str]] = {
         "save_csv": "use --save-txt or --save-json",
         "save_dir": "use --project and --name",
         "save_hybrid": "labels are not mixed into detections; detect.py --save-txt writes detections as label files",
-        "set": Is("override"),
-        "show": Is("view_img"),
-        "split": Is("task"),
         "stream": "videos and streams are always read frame by frame",
         "val=False": Sets("val_every", 0),
         "visualize": "feature maps are not drawn; report.html shows the worst images",
@@ -81,9 +85,7 @@ FLAGS: dict[str, dict[str, Is | Sets | str]] = {
         "save=False": "last.pt is always written, so that the run can be resumed",
     },
     "val": {
-        "augment": Is("tta"),
         "local_rank": LEFT_OUT + "launchers set LOCAL_RANK",
-        "model": Is("weights"),
         "save_conf": "detect.py --save-txt --save-conf writes label files",
         "save_txt": "detect.py --save-txt writes label files; predictions.json has all detections",
         "verbose": LEFT_OUT + "the scores of each class are always printed",
@@ -91,16 +93,13 @@ FLAGS: dict[str, dict[str, Is | Sets | str]] = {
     "detect": {
         "augment": _ONE_VIEW,
         "data": LEFT_OUT + "the checkpoint contains the class names",
-        "model": Is("weights"),
         "save=False": Sets("nosave", True),
-        "tracker": Is("track"),
         "update": LEFT_OUT + "checkpoints are read as they are",
     },
     "export": {
         "conf_thres": "--layout end2end has NMS in the graph; whoever runs the file filters by confidence",
         "device": LEFT_OUT + "models are exported on the CPU",
         "inplace": LEFT_OUT + "models are exported for inference",
-        "model": Is("weights"),
         "simplify": LEFT_OUT + "graphs are always simplified",
     },
 }

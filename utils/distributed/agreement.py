@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.config.settings import TrainConfig, ValConfig, names_with
+from utils.config.settings import SCOPES, TrainConfig, ValConfig
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, UserError
 from utils.program_folders import PROJECT
@@ -53,8 +53,9 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
     if ctx.world_size == 1:
         return
     facts: dict[str, object] = {**program_facts(), "the device's type": ctx.device.type}
-    of_machine = names_with(type(config), scope="machine")
-    facts |= {f"--{name.replace('_', '-')}": v for name, v in asdict(config).items() if name not in of_machine}
+    for name, value in asdict(config).items():
+        if name not in SCOPES["machine"]:
+            facts[f"--{name.replace('_', '-')}"] = value
     facts["--stage"] = "given" if config.stage else "not given"
     check_agreement(ctx, facts)
 

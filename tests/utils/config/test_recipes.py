@@ -1,3 +1,5 @@
+"""Hyper-parameters from a YAML, a built-in recipe and ``--set``; malformed YAML is one line that names its place."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -7,30 +9,42 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.config.flags import words_of_settings
-from utils.config.recipes import hyperparameters_from, read_recipe, unknown_key, with_overrides
+from utils.config.recipes import hyperparameters_from, read_recipe, with_overrides
 from utils.config.settings import Hyperparameters
-from utils.schema import build
+from utils.config.yaml_files import load_yaml
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("text", "message"),
     [
-        ({"mosaik": 1}, "x.yaml: unknown key 'mosaik' (did you mean 'mosaic'?)"),
-        ({"mosaic": 2}, "x.yaml: mosaic: must be at most 1, got 2"),
-        ({"mosaic": "yes please"}, "x.yaml: mosaic: must be a number, got 'yes please'"),
-        ({"close_mosaic": 1.5}, "x.yaml: close_mosaic: must be a whole number or null, got 1.5"),
-        ({"momentum": 1}, "x.yaml: momentum: must be at most 0.9999, got 1"),
-        ([1], "x.yaml: must be 'key: value' lines, got list"),
-        (
-            {"label_smoothing": 0.1},
-            "x.yaml: 'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing",
-        ),
-        ({"close_mosaic": 99999999999999999999}, "x.yaml: close_mosaic: the number does not fit in 64 bits"),
+        ("mosaik: 1", ": unknown key 'mosaik' (did you mean 'mosaic'?)"),
+        ("mosaic: 2", ": mosaic: must be at most 1, got 2"),
+        ("close_mosaic: 1.5", ": close_mosaic: must be a whole number or null, got 1.5"),
+        ("[1]", ": must be 'key: value' lines, got list"),
+        ("label_smoothing: 0.1", ": 'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing"),
+        ("a: [1\n", ":2: ..."),
+        ("a: 1\nb: : 2\n", ":2: ..."),
+        ("a: 1\nb: 2\na: 3\n", ":3: ..."),
+        ("1: a\n01: b\n", ":2: ..."),
+        ("base: &a {x: 1}\nlr0: {<<: *a}\n", ":2: ..."),
+        ("lr0: 1\nlrf: 2020-13-45\n", ":2: ..."),
+        ("a: " + "[" * 100_000, "...nesting depth"),
+        ("- " * 2000 + "1", "...nesting depth"),
     ],
 )
-def test_hyperparameters_are_checked(values, message):
-    with refused(message):
-        build(Hyperparameters, values, "x.yaml", unknown_key)
+def test_a_mistake_is_one_line_that_names_its_place(tmp_path, text, message):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with refused(f"x.yaml{message}") as caught:
+        read_recipe(str(path), pretrained=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_values_under_some_keys_stay_as_written(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("nc: &n 012\nnames: [012, 1e3, *n, cat, yes, ~]\nclass_of: {0x10: 1.50}\n")
+    values = load_yaml(path, text_under=frozenset({"names", "class_of"}))
+    assert values == {"nc": 10, "names": ["012", "1e3", "012", "cat", "yes", None], "class_of": {"0x10": "1.50"}}
 
 
 @pytest.mark.parametrize(
@@ -47,14 +61,11 @@ def test_overrides_take_precedence_over_the_yaml(tmp_path):
     path = tmp_path / "hyp.yaml"
     path.write_text("lr0: 1e-3\nmosaic: 0\nalbumentations:\n- {name: Blur, p: 0.1}\n")
     hyp = hyperparameters_from(str(path), ["mosaic=0.5", "lrf=0.1"])
-    assert (hyp.lr0, hyp.mosaic, hyp.lrf, hyp.scale) == (0.001, 0.5, 0.1, Hyperparameters().scale)
-    assert hyp.albumentations == [{"name": "Blur", "p": 0.1}]
-    assert build(Hyperparameters, dataclasses.asdict(hyp), "again") == hyp
+    assert hyp == Hyperparameters(lr0=0.001, mosaic=0.5, lrf=0.1, albumentations=[{"name": "Blur", "p": 0.1}])
     for wrong, message in (
         ("lr=0.01", "--set: unknown key 'lr' (did you mean 'lr0'?)"),
         ("lr0", "--set lr0: must be key=value"),
         ("lr0=", "--set lr0=: has no value; write null for none"),
-        ("lr0=" + "[" * 100_000, "--set lr0=...nesting depth"),
     ):
         with refused(message):
             hyperparameters_from("", [wrong])
@@ -75,19 +86,24 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
     assert finetune == read_recipe("finetune", pretrained=False) != scratch
     kept = read_recipe("auto", pretrained=True, keep_old=True)
     assert kept == dataclasses.replace(finetune, lr_mult=0.03125)
-    assert read_recipe("debug", ["mosaic=1"], pretrained=False).mosaic == 1
-    (tmp_path / "own.yaml").write_text("mosaic: 0.25\n")
+    own = tmp_path / "own.yaml"
+    own.write_text("mosaic: 0.25\n")
     for options in ({"pretrained": False}, {"pretrained": True}, {"pretrained": True, "keep_old": True}):
         usual = read_recipe("auto", **options)
-        assert read_recipe(str(tmp_path / "own.yaml"), **options) == dataclasses.replace(usual, mosaic=0.25)
-    (tmp_path / "own.yaml").write_text("lr_mult: 1.0\n")
-    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == scratch
-    (tmp_path / "own.yaml").write_text("")
-    assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == finetune
-    for absent, message in (
-        ("", "--hyp '': no such recipe or file; known: auto, debug, demo, finetune, keep_old, scratch"),
-        ("fine-tune", "--hyp fine-tune: no such recipe or file (did you mean 'finetune'?)..."),
-        ("hyp.scratch-low.yaml", "--hyp hyp.scratch-low.yaml: no such recipe or file; known..."),
-    ):
-        with refused(message):
-            read_recipe(absent, pretrained=True)
+        assert read_recipe(str(own), ["mixup=1"], **options) == dataclasses.replace(usual, mosaic=0.25, mixup=1.0)
+    own.write_text("")
+    assert read_recipe(str(own), pretrained=True) == finetune
+    with refused("--hyp fine-tune: no such recipe or file (did you mean 'finetune'?)..."):
+        read_recipe("fine-tune", pretrained=True)
+
+
+def test_files_of_hyperparameters_of_yolov5_are_read(tmp_path):
+    """Its gains have another scale, and must not be taken for ours."""
+    path = tmp_path / "hyp.yaml"
+    path.write_text("box: 0.05\ncls: 0.5\nobj: 1.0\ncls_pw: 1.0\niou_t: 0.20\nfl_gamma: 0.0\nmixup: 0.3\n")
+    lines: list[str] = []
+    assert hyperparameters_from(str(path), lines=lines) == Hyperparameters(mixup=0.3)
+    assert "box" in lines[0]
+    path.write_text("box: 0.07\nfl_gamma: 1.5\n")
+    with refused("...fl_gamma...box..."):
+        hyperparameters_from(str(path))
