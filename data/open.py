@@ -31,8 +31,7 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     try:
         spec = _open(source, ctx)
     except UserError as error:
-        error.args = (f"{error}{note}",)
-        raise
+        raise type(error)(f"{error}{note}", whole=True) from None
     if not source.stage:  # the files of a copy exist
         spec = replace(spec, if_missing=spec.if_missing + note)
     if _holds_out_val(source, spec):
