@@ -54,9 +54,9 @@ class Run:
     def history(self) -> dict[str, np.ndarray]:
         """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError if the file does
         not exist."""
-        from utils.files.results_csv import read_columns
+        from utils.files.results_csv import ResultsTable
 
-        return read_columns(self.folder / "results.csv")
+        return ResultsTable.read(self.folder / "results.csv").as_columns()
 
     @property
     def metrics(self) -> dict[str, float]:

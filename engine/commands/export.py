@@ -35,7 +35,7 @@ from utils.config.settings import ExportConfig, TrainConfig
 from utils.distributed.agreement import product_version
 from utils.distributed.context import DistributedContext
 from utils.errors import ExplainedError, FailedCheck, UserError, first_line, os_reason
-from utils.files.checksum import sha256_of
+from utils.files.safe_io import sha256_of
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import configure_logging, get_logger
 from utils.machine.limits import explain_limit
@@ -52,7 +52,7 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     A format that fails does not prevent the others from being written; a UserError at the end reports it. A file that
     differs too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
 
-    ``by_training``: whether the files are those of ``train.py --export``, which they say of themselves.
+    ``by_training``: whether ``train.py --export`` writes the files; it is recorded in their metadata.
     """
     configure_logging(True)
     require_packages(config.format, int8=config.int8)
@@ -66,7 +66,7 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
     model.nms_iou = options.nms_iou
     graphs = ModelGraphs(detector, options)
     reference: Reference | None = None
-    with _data_errors(config):
+    try:
         spec = _open_data(config, model) if config.check or config.int8 else None
         if spec is not None and config.int8:
             reader = _open_images(config, model, spec, "train", count=CALIBRATION_IMAGES, options=options)
@@ -77,6 +77,9 @@ def export(config: ExportConfig, *, by_training: bool = False) -> list[Path]:
         if spec is not None and config.check:
             reader = _open_images(config, model, spec, "val", count=CHECK_IMAGES, options=options)
             reference = Reference(model, reader, options)
+    except UserError as error:
+        instead = "" if config.int8 else "; --no-check exports without a check"
+        raise UserError(f"export stopped: {error}{instead}") from None
     metadata = _describe_file(model, options, reference, by_training=by_training)
 
     files: list[Path] = []
@@ -142,16 +145,6 @@ def export_best(folder: Path, config: TrainConfig) -> None:
             export(replace(settings, format=missing), by_training=True)
         except UserError as error:  # may name flags, which train.py does not have
             raise UserError(f"{error}; to export with other flags: {typed} {' '.join(missing)}") from None
-
-
-@contextlib.contextmanager
-def _data_errors(config: ExportConfig) -> Iterator[None]:
-    """Adds to the errors of the data of the check and the calibration how to export without data."""
-    try:
-        yield
-    except UserError as error:
-        instead = "" if config.int8 else "; --no-check exports without a check"
-        raise UserError(f"export stopped: {error}{instead}") from None
 
 
 def _open_data(config: ExportConfig, model: CheckpointModel) -> DatasetSpec:

@@ -45,7 +45,7 @@ from utils.distributed.context import DistributedContext, broadcast_object, torc
 from utils.drawing.page import write_page
 from utils.errors import UserError, first_line
 from utils.files.new_folder import check_run_dir, increment_path
-from utils.files.results_csv import read_columns
+from utils.files.results_csv import ResultsTable
 from utils.labels import GroundTruth
 from utils.logger import get_logger, get_summary_logger, progress
 from utils.machine.packages import require_package
@@ -280,7 +280,7 @@ def write_report(subject: Subject, evaluation: Evaluation, *, results: Path) -> 
     """
     path = subject.folder / FILE_NAME
     try:
-        write_page(path, report_content(subject, evaluation, read_columns(results) if results.is_file() else {}))
+        write_page(path, report_content(subject, evaluation, ResultsTable.read(results).as_columns() if results.is_file() else {}))
         get_logger().info("report: %s", path)
         confidence = evaluation.result.shown_confidence
         write_preview(evaluation.preview, subject.validated.names, confidence, path.with_name("predictions.jpg"))

@@ -62,14 +62,14 @@ def require_packages(formats: Sequence[str], *, int8: bool = False) -> None:
 
 def describe_exported(path: Path) -> ExportMetadata:
     """Reads the metadata of an exported file or folder. Raises UserError, which names ``path``."""
-    with errors_of(path), errors_of_runtime(path):
+    with _errors_of(path):
         return parse_metadata(format_module(_known_format(path)).describe(path))
 
 
 def open_exported(path: Path, device: torch.device) -> tuple[ExportMetadata, Session]:
     """Opens an exported file or folder, which may run code in it. Raises UserError, which names ``path``."""
     metadata = describe_exported(path)
-    with errors_of(path), errors_of_runtime(path):
+    with _errors_of(path):
         return metadata, format_module(_known_format(path)).open_file(path, metadata, device)
 
 
@@ -114,10 +114,12 @@ def quiet(*logger_names: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def errors_of_runtime(path: Path) -> Iterator[None]:
-    """Turns any error of a runtime that opens ``path`` into UserError: each has exception types of its own."""
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turns any error of a runtime that opens ``path`` into UserError, which names it: each has exception types of its
+    own."""
     try:
-        yield
+        with errors_of(path):
+            yield
     except (UserError, MemoryError):
         raise
     except Exception as error:

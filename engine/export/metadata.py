@@ -26,7 +26,6 @@ from utils.strings import counted
 
 KEY = "lockstep"
 VERSION = 1
-LAYOUTS = {"raw": False, "end2end": True}  # names of layouts, and `ExportMetadata.end2end` of each
 DEFAULT_HW = (640, 640)  # canvas of files that state no size
 FOREIGN_IOU = 0.7  # NMS threshold in validation for raw files that state none
 METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several files
@@ -166,14 +165,11 @@ def _parse_json(text: Any) -> dict[str, Any]:
     entries = check(entries, dict, location)
     if check(entries.get("version", 0), int, f"{location}: version") > VERSION:
         raise UserError(f"exported by a newer version (format {entries['version']}); update this program")
-    layout = check(entries.get("layout"), str, f"{location}: layout", Bounds(choices=tuple(LAYOUTS)))
-    voting_confidence = entries.pop("voting_confidence", None)  # earlier versions stored that of detect.py here
-    if voting_confidence is not None:
-        entries["confidence"] = voting_confidence
+    layout = check(entries.get("layout"), str, f"{location}: layout", Bounds(choices=("raw", "end2end")))
     known = {key: entries[key] for key in _JSON_FIELDS if key in entries}
     not_details = {*known, "version", "layout", "needs_nms", "preprocessing"}
     details = {key: value for key, value in entries.items() if key not in not_details}
-    return known | {"end2end": LAYOUTS[layout], "details": details}
+    return known | {"end2end": layout == "end2end", "details": details}
 
 
 def _literal(entries: Mapping[str, Any], key: str) -> Any:

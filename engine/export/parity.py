@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
@@ -195,12 +195,6 @@ def _select_rows(model: nn.Module, raw: list[Tensor]) -> Selected:
     return Selected(rows, rows)
 
 
-def _boxes_and_scores(output: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits an output of `Raw` into boxes (B, N, 4), xyxy pixels, and scores (B, N, C)."""
-    columns = output.transpose(1, 2)
-    return cxcywh_to_xyxy(columns[..., :4]), columns[..., 4:]
-
-
 def _ground_truth_of(reader: SampleReader) -> GroundTruth:
     """Returns the labels of images or tiles, in pixels of the images, as `Evaluator` converts detections."""
     truth = reader.sample_index.ground_truth()
@@ -218,36 +212,37 @@ def _f1_at(result: EvalResult, threshold: float) -> float:
 
 
 def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) -> None:
-    """Exports the untrained model of a run with ``--export``, so that a format that fails does so before the
-    training."""
+    """Exports the untrained model of a run with ``--export`` to a temporary folder, so that a format that fails does so
+    before the training. Compares all boxes and scores on noise: there may be no detections yet. Raises FailedCheck for
+    a file that computes something else, and UserError if an export fails."""
     if not config.export:
         return
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
-            try_formats(model, config.export, config.imgsz)
+            _try_formats(model, config)
 
 
-def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
-    """Exports ``detector`` to a temporary folder and compares all boxes and scores on noise: before training there may
-    be no detections to compare. Raises FailedCheck for a file that computes something else, and UserError if an export
-    fails."""
+def _try_formats(model: Detector, training: TrainConfig) -> None:
+    formats = list(dict.fromkeys(training.export))
     started = time.monotonic()
     require_packages(formats)
-    detector = copy.deepcopy(detector).to(CPU)
-    config = ExportConfig(weights="untrained.pt", format=list(formats), check=False)
-    options = resolve_options(config, detector.fuse(), imgsz)
+    detector = copy.deepcopy(model).to(CPU)
+    config = ExportConfig(weights="untrained.pt", format=formats, check=False)
+    options = resolve_options(config, detector.fuse(), training.imgsz)
     graphs = ModelGraphs(detector, options)
     metadata = ExportMetadata(names=detector.names, imgsz_hw=options.imgsz_hw, channels=detector.channels)
     images = torch.rand(graphs.images().shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = graphs.module(half=False)(images)
-    for name in dict.fromkeys(formats):
+    for name in formats:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"untrained{EXPORT_FORMATS[name].suffix}")
             format_module(name).write(graphs, path, metadata)
             _, session = open_exported(path, CPU)
             found = session.run(images)
-        problems = difference_problems(*mean_differences(*map(_boxes_and_scores, (expected, found))), FLOAT32)
+        columns = [output.transpose(1, 2) for output in (expected, found)]
+        outputs = [(cxcywh_to_xyxy(each[..., :4]), each[..., 4:]) for each in columns]
+        problems = difference_problems(*mean_differences(*outputs), FLOAT32)
         if problems:
             raise FailedCheck(f"--export {name}: the file does not compute what the model does: {'; '.join(problems)}")
     get_logger().info("--export: tested: %s (%.0f s)", ", ".join(formats), time.monotonic() - started)

@@ -14,7 +14,7 @@ from models.weights.read import read_weights
 from utils.class_names import class_difference, class_key
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checksum import sha256_of
+from utils.files.safe_io import sha256_of
 from utils.strings import counted, listed
 
 

@@ -14,7 +14,6 @@ from utils.errors import UserError
 from utils.files.url import is_http
 from utils.program_folders import CONFIGS
 from utils.schema import Bounds, Count, build
-from utils.strings import listed
 
 CATALOG = CONFIGS / "weights.yaml"
 UNKNOWN = "unknown"
@@ -50,9 +49,8 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
         raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
     if os.path.exists(name_or_path):
         raise UserError(f"{name_or_path}: is a pipe or device, not a file")
-    path = Path(name_or_path)
-    if path.name != name_or_path:
-        raise UserError(f"{name_or_path}: no such file{list_checkpoints(path)}")
+    if Path(name_or_path).name != name_or_path:
+        raise UserError(f"{name_or_path}: no such file")
     other_task_message = other_task(name_or_path)
     if other_task_message:
         raise UserError(other_task_message)
@@ -61,14 +59,6 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
         raise UserError(f"{name_or_path}: no such file")
     hint = hint or f"; public weights: {', '.join(catalog)}"
     raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
-
-
-def list_checkpoints(path: Path) -> str:
-    """Names the checkpoints of the run in which ``path`` is missing; "" if there are none. Runs of Ultralytics have a
-    folder weights, which ours lack."""
-    folder = path.parent.parent if path.parent.name == "weights" else path.parent
-    names = sorted(file.name for file in folder.glob("*.pt"))
-    return f"; {folder} has {listed(names)}" if names else ""
 
 
 def check_weights(name_or_path: str) -> None:

@@ -5,15 +5,13 @@ A file appears under its name only when it is complete and its checksum is right
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, known_weights, weights_entry
-from models.weights.origin import public_origin
+from models.weights.catalog import WeightsEntry, catalog_name, weights_entry
 from utils.address import as_address, full_address
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write
@@ -26,13 +24,6 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 18
 MAX_BYTES = 8 << 30  # of a file whose size the catalog does not have
-
-
-@functools.cache  # once per process
-def _warn_of_namesake(path: Path) -> None:
-    """Warns of a file that has the name of a public one, but other content."""
-    if catalog_name(path.name) in known_weights() and public_origin(path).license == UNKNOWN:
-        get_logger().warning("%s: has the name of a public file but another checksum; its license is unknown", path)
 
 
 def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, cache_dir: Path | None = None) -> Path:
@@ -49,7 +40,6 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
     path = Path(os.path.expanduser(name_or_path))
     with torch_distributed_zero_first(ctx):
         if os.path.isfile(path):
-            _warn_of_namesake(path)
             return path
         entry = weights_entry(name_or_path)
         folder = private_folder(cache_dir or cache_folder() / "weights", "the variable XDG_CACHE_HOME")

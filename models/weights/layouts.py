@@ -113,26 +113,19 @@ def _head_name(local_name: str) -> str:
 
 
 def _with_head_kernels(tensors: dict[str, Tensor], head: str) -> dict[str, Tensor]:
-    """Replaces the grouped kernels of the head's box layers and adds the values of the bins. A damaged file may have
-    kernels that cannot be grouped: they are left as they are, and fit no model."""
+    """Replaces the grouped kernels of the head's box layers and adds the values of the bins. Raises RuntimeError,
+    ArithmeticError or ValueError for kernels of a damaged file that cannot be grouped."""
     pattern = re.compile(rf"{re.escape(head)}cv2\.\d+\.(1\.conv|2)\.weight$")
     for name in [name for name in tensors if pattern.match(name)]:
         level = ".".join(name.split(".")[:4])
         first = tensors.get(f"{level}.0.conv.weight")
-        if first is None or first.ndim != 4 or not _is_grouped(tensors[name], in_channels=len(first)):
+        if first is None:
             continue
         tensors[name] = ungrouped(tensors[name], len(first))
         if name == f"{level}.2.weight":
             bins = len(tensors[name]) // 4
             tensors[f"{head}dfl.conv.weight"] = torch.arange(bins, dtype=torch.float32).view(1, -1, 1, 1)
     return tensors
-
-
-def _is_grouped(kernel: Tensor, in_channels: int) -> bool:
-    """Returns whether a tensor may be a kernel (O, I / groups, h, w) for ``in_channels`` = I."""
-    if kernel.ndim != 4 or 0 in kernel.shape or in_channels == 0 or in_channels % kernel.shape[1]:
-        return False
-    return kernel.shape[0] % (in_channels // kernel.shape[1]) == 0
 
 
 def ungrouped(kernel: Tensor, in_channels: int) -> Tensor:

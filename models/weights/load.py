@@ -92,14 +92,18 @@ def _candidates(stored: StoredWeights) -> Iterator[ModelSpec]:
 def model_of(stored: StoredWeights) -> dict[str, Any]:
     """Returns the spec of the model that the weights belong to, for `build_detector` with any number of classes: its
     class layers stay as wide as those of the weights. Raises UserError if they do not match it."""
+    spec, num_classes = _model_and_classes(stored)
+    return {"classes_of_width": num_classes} | spec
+
+
+def _model_and_classes(stored: StoredWeights) -> tuple[dict[str, Any], int]:
     if stored.is_ours:
         spec = stored.content["model_spec"]
-        num_classes = len(stored.names or ())
-        check_shapes(stored.path, spec, stored.names or (), stored.shapes)
-    else:
-        recognized, num_classes = recognize(stored)
-        spec = recognized.plain
-    return {"classes_of_width": num_classes} | spec
+        names = stored.names or ()
+        check_shapes(stored.path, spec, names, stored.shapes)
+        return spec, len(names)
+    recognized, num_classes = recognize(stored)
+    return recognized.plain, num_classes
 
 
 def check_shapes(path: Path, spec: dict[str, Any], names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
@@ -114,15 +118,11 @@ def check_shapes(path: Path, spec: dict[str, Any], names: Sequence[str], shapes:
     expected = shapes_of(model.state_dict())
     for name in [*expected, *shapes]:
         if expected.get(name) != shapes.get(name):
-            raise _mismatch(path, name, in_model=_shape_text(expected, name), in_file=_shape_text(shapes, name))
+            in_model, in_file = (str(list(each[name])) if name in each else "nothing" for each in (expected, shapes))
+            raise _mismatch(path, name, in_model, in_file)
 
 
-def _shape_text(shapes: Mapping[str, torch.Size], name: str) -> str:
-    """Returns the shape of the tensor ``name`` for a message; "nothing" if there is none."""
-    return str(list(shapes[name])) if name in shapes else "nothing"
-
-
-def _mismatch(path: Path, name: str, *, in_model: str, in_file: str) -> UserError:
+def _mismatch(path: Path, name: str, in_model: object, in_file: object) -> UserError:
     return UserError(
         f"{path}: its weights do not match its model ({name}: the model has {in_model}, the file {in_file})"
     )
@@ -131,38 +131,20 @@ def _mismatch(path: Path, name: str, *, in_model: str, in_file: str) -> UserErro
 def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
     """Returns the number of classes with which a model has exactly these shapes; 0 if there is none.
 
-    `build_on_meta` takes some 50 ms. The numbers of the layers and the shapes of the first one, which are quick to
-    compare, rule out nearly all others.
+    `build_on_meta` takes some 50 ms. The numbers of the layers, the last of which is the head's, and the shapes of the
+    first one, which are quick to compare, rule out nearly all others.
     """
-    if not (_has_layers_of(spec, shapes) and _has_first_layer_of(spec, shapes)):
-        return 0
-    head = f"model.{len(spec.layers) - 1}."
-    one_class_model = build_on_meta(spec, 1)
-    if _without(shapes_of(one_class_model.state_dict()), head) != _without(shapes, head):
-        return 0
-    count = class_count(one_class_model, shapes)
-    if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes:
-        return count
-    return 0
-
-
-def _has_layers_of(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
-    """Returns True if the last layer with weights is the model's head."""
-    layers = {name.removeprefix("model.").partition(".")[0] for name in shapes}
     numbers = [str(number) for number in range(len(spec.layers))]
-    return numbers[-1] in layers and layers.issubset(numbers)
-
-
-def _has_first_layer_of(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
+    layers = {name.removeprefix("model.").partition(".")[0] for name in shapes}
+    if numbers[-1] not in layers or not layers.issubset(numbers):
+        return 0
     with torch.device("meta"):
         first_layer = build_layer(spec.layers[0], spec, (spec.channels,))
     expected = {f"model.0.{name}": shape for name, shape in shapes_of(first_layer.state_dict()).items()}
-    return expected == {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}
-
-
-def _without(shapes: Mapping[str, torch.Size], prefix: str) -> dict[str, torch.Size]:
-    """Selects the shapes of tensors whose names do not start with ``prefix``."""
-    return {name: shape for name, shape in shapes.items() if not name.startswith(prefix)}
+    if expected != {name: shape for name, shape in shapes.items() if name.startswith("model.0.")}:
+        return 0
+    count = class_count(build_on_meta(spec, 1), shapes)
+    return count if count and shapes_of(build_on_meta(spec, count).state_dict()) == shapes else 0
 
 
 def class_count(detector: Detector, shapes: Mapping[str, torch.Size]) -> int:
@@ -195,18 +177,12 @@ def load_detector(path: str | Path) -> tuple[Detector, dict[str, Any]]:
 
 def detector_of(stored: StoredWeights) -> Detector:
     """Builds the detector with the stored weights, in eval mode. Raises UserError as `load_detector` does."""
-    if stored.is_ours:
-        spec = stored.content["model_spec"]
-        names = stored.names or ()
-        check_shapes(stored.path, spec, names, stored.shapes)
-    else:
-        recognized, num_classes = recognize(stored)
-        spec = recognized.plain
-        names = names_for(num_classes, stored.names, stored.path) or tuple(map(str, range(num_classes)))
+    spec, num_classes = _model_and_classes(stored)
+    names = names_for(num_classes, stored.names, stored.path) or tuple(map(str, range(num_classes)))
     with errors_of(stored.path):
         detector = build_detector(spec, len(names), names=names)
     if stored.strides is not None and stored.strides != detector.strides:
-        raise _mismatch(stored.path, "strides", in_model=str(list(detector.strides)), in_file=str(list(stored.strides)))
+        raise _mismatch(stored.path, "strides", list(detector.strides), list(stored.strides))
     # Not strict: batch counters may be missing, and are not used.
     detector.load_state_dict({name: stored.tensors[name] for name in stored.shapes}, strict=False)
     return detector.eval()

@@ -3,13 +3,13 @@ public weights."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from models.weights.catalog import UNKNOWN, catalog_name, known_weights
-from utils.files.checksum import sha256_of
-from utils.files.once_per_file import once_per_file
+from utils.files.safe_io import sha256_of
 
 if TYPE_CHECKING:
     from models.weights.read import StoredWeights
@@ -51,7 +51,10 @@ def taught_by(origin: Origin, teacher: Origin) -> Origin:
 def public_origin(path: Path) -> Origin:
     """Looks up a file in the catalog by its checksum; by its name if the checksum is not known or the file missing."""
     catalog = known_weights()
-    digest = _sha256_of(path) if path.is_file() else ""
+    digest = ""
+    if path.is_file():
+        status = path.stat()
+        digest = _sha256_of(path, status.st_size, status.st_mtime_ns)
     for name, entry in catalog.items():
         if digest and entry.sha256.lower() == digest:
             return Origin(f"{name} (public file)", entry.license)
@@ -61,4 +64,6 @@ def public_origin(path: Path) -> Origin:
     return Origin(path.name, f"{namesake.license}, if it was the public file of this name")
 
 
-_sha256_of = once_per_file(sha256_of)  # a command may ask for the origin of its weights several times
+@functools.cache  # a command may ask for the origin of its weights several times
+def _sha256_of(path: Path, _size: int, _modified_ns: int) -> str:
+    return sha256_of(path)

@@ -84,52 +84,48 @@ def read_weights(path: str | Path) -> StoredWeights:
     path = Path(path)
     if format_of(path) is not None:
         raise UserError(f"{path}: is an exported model; name a checkpoint, such as the .pt that it was made from")
-    if path.suffix == ".safetensors" or is_safetensors(path):
-        return _read_safetensors(path)
-    content = read_any(path)
     try:
+        if path.suffix == ".safetensors" or is_safetensors(path):
+            return _read_safetensors(path)
+        content = read_any(path)
         if isinstance(content, dict) and content.get("format") == FORMAT:
-            return _read_own_checkpoint(path, checked_content(content, path))
+            content = checked_content(content, path)
+            weights = content.get("ema") or content.get("model")  # best.pt has EMA weights only
+            return _own_weights(path, weights, content, f"{path}: damaged checkpoint")
         return _read_foreign_checkpoint(path, content)
-    except (RuntimeError, OverflowError) as error:  # also torch's, for a shape that no tensor can have
+    except (RuntimeError, ArithmeticError, ValueError) as error:  # also torch's, for a shape that no tensor can have
         raise_if_limit(error, path)
         reason = "a module contains itself" if isinstance(error, RecursionError) else str(error)
         raise UserError(f"{path}: damaged checkpoint ({reason})") from None
 
 
-def _read_own_checkpoint(path: Path, content: dict[str, Any]) -> StoredWeights:
-    weights = content.get("ema") or content.get("model")  # best.pt has EMA weights only
-    missing = _missing_keys(content)
+def _own_weights(
+    path: Path, weights: Mapping[str, Tensor] | None, content: dict[str, Any], location: str
+) -> StoredWeights:
+    """Returns the weights of a file of this program. Raises UserError if a detector cannot be rebuilt from them."""
+    missing = [key for key in MODEL_KEYS if not content.get(key)]
     if not weights:
         missing.append("weights")
     if missing or not weights:
-        raise UserError(f"{path}: damaged checkpoint (no {', '.join(missing)})")
-    return StoredWeights(path, _as_float32(to_public_names(weights)), tuple(content["names"]), content)
-
-
-def _missing_keys(content: Mapping[str, Any]) -> list[str]:
-    """Lists the keys without which a detector cannot be rebuilt."""
-    return [key for key in MODEL_KEYS if not content.get(key)]
+        raise UserError(f"{location}: has no {', '.join(missing)}")
+    tensors = to_public_names(_as_float32(weights))
+    return StoredWeights(path, tensors, tuple(content["names"]), {**content, "format": FORMAT})
 
 
 def _read_safetensors(path: Path) -> StoredWeights:
-    file_tensors, metadata = read_safetensors(path)
-    tensors = to_public_names(_as_float32(file_tensors))
+    tensors, metadata = read_safetensors(path)
     if METADATA_KEY not in metadata:
-        return StoredWeights(path, tensors, None, _foreign_content(None, usual_image_size(file_tensors)))
+        content = _foreign_content(None, usual_image_size(tensors))
+        return StoredWeights(path, to_public_names(_as_float32(tensors)), None, content)
     location = f"{path}: damaged checkpoint: {METADATA_KEY}"
     try:
-        content = json.loads(metadata[METADATA_KEY])
+        stored = json.loads(metadata[METADATA_KEY])
     except (ValueError, RecursionError):
         raise UserError(f"{location}: not JSON") from None
-    version = check(check(content, dict, location).get("version", 0), int, f"{location}: version")
+    version = check(check(stored, dict, location).get("version", 0), int, f"{location}: version")
     if version > VERSION:
         raise UserError(f"{path}: written by a newer version (format {version}); update this program")
-    content = check(content, CheckpointContent, location)
-    missing = _missing_keys(content)
-    if missing:
-        raise UserError(f"{location}: has no {', '.join(missing)}")
-    return StoredWeights(path, tensors, tuple(content["names"]), {**content, "format": FORMAT})
+    return _own_weights(path, tensors, check(stored, CheckpointContent, location), location)
 
 
 def _read_foreign_checkpoint(path: Path, stored: Any) -> StoredWeights:
@@ -140,7 +136,12 @@ def _read_foreign_checkpoint(path: Path, stored: Any) -> StoredWeights:
     if not tensors:
         raise UserError(f"{path}: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)")
     names = _class_names(model, content)
-    strides = _strides(model)
+    module = model if _is_module(model) else StandIn()  # of a state dict: states nothing
+    graph = module.get("yaml")
+    stride = module.get("stride")
+    strides = None
+    if isinstance(stride, Tensor) and stride.ndim == 1 and 1 <= len(stride) <= 8:
+        strides = tuple(stride.round().long().tolist())
     imgsz = _stored_image_size(content)
     if imgsz is None:
         imgsz = FOUR_LEVEL_IMAGE_SIZE if strides and max(strides) > 32 else usual_image_size(file_tensors)
@@ -149,7 +150,7 @@ def _read_foreign_checkpoint(path: Path, stored: Any) -> StoredWeights:
         tensors=tensors,
         names=names,
         content=_foreign_content(names, imgsz),
-        graph=_graph(model),
+        graph=dict(graph) if isinstance(graph, dict) else None,
         activation=_activation(path, model),
         strides=strides,
     )
@@ -187,20 +188,6 @@ def _model_in(content: dict[str, Any]) -> Any:
         if _is_module(value) or (isinstance(value, dict) and value):
             return value
     return None
-
-
-def _graph(model: Any) -> dict[str, Any] | None:
-    """Returns the model YAML in a module; None for a state dict."""
-    graph = model.get("yaml") if _is_module(model) else None
-    return dict(graph) if isinstance(graph, dict) else None
-
-
-def _strides(model: Any) -> tuple[int, ...] | None:
-    """Returns the strides that a module states; None for a state dict."""
-    stride = model.get("stride") if _is_module(model) else None
-    if not isinstance(stride, Tensor) or stride.ndim != 1 or not 1 <= len(stride) <= 8:
-        return None
-    return tuple(stride.round().long().tolist())
 
 
 def _stored_image_size(content: dict[str, Any]) -> int | None:

@@ -73,14 +73,6 @@ def _layers(names: Sequence[str]) -> str:
     return listed([f"{layer} ({counted(count, 'tensor')})" for layer, count in counts.items()])
 
 
-class _Copy(NamedTuple):
-    """What a tensor of the model gets from the file."""
-
-    tensor: Tensor
-    model_rows: list[int] | None = None  # the rows that get ``file_rows`` of the tensor; None: all
-    file_rows: list[int] | None = None
-
-
 @torch.no_grad()
 def transfer_weights(
     model: Detector, source: str | Path | StoredWeights, *, similar: Mapping[int, int] | None = None
@@ -102,51 +94,45 @@ def transfer_weights(
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     report, copies = match_weights(model, stored, similar=similar)
     targets = model.state_dict()
-    for name, copy in copies.items():
+    for name, (tensor, rows) in copies.items():
         target = targets[name]
-        if copy.model_rows is None:
-            target.copy_(copy.tensor)
+        if rows is None:
+            target.copy_(tensor)
         else:
-            target[copy.model_rows] = copy.tensor[copy.file_rows].to(target.device)
+            target[rows.model_rows] = tensor[rows.file_rows].to(target.device)
     return report
 
 
 @torch.no_grad()
 def match_weights(
     model: Detector, stored: StoredWeights, *, similar: Mapping[int, int] | None = None
-) -> tuple[TransferReport, dict[str, _Copy]]:
+) -> tuple[TransferReport, dict[str, tuple[Tensor, _ClassRows | None]]]:
     """Decides what `transfer_weights` copies, by tensor of the model, without copying: the model may be on the meta
-    device. The arguments and errors are those of `transfer_weights`."""
+    device. For each, returns the tensor of the file, and the rows if not all are copied. The arguments and errors are
+    those of `transfer_weights`."""
     targets = model.state_dict()
     tensors, adapted_channels = _tensors_for(model, stored)
     common, similar_names, class_rows = _common_classes(model, stored, similar or {})
 
-    copies: dict[str, _Copy] = {}
+    copies: dict[str, tuple[Tensor, _ClassRows | None]] = {}
     new_rows: dict[str, tuple[int, ...]] = {}
     skipped: dict[str, str] = {}
     for name, target in targets.items():
-        tensor = tensors.get(name)
         layer = name.rpartition(".")[0]
         rows = class_rows.get(layer)
-        if tensor is None:
-            skipped[name] = NOT_IN_FILE
-        elif rows is None:
-            reason = _mismatch(target, tensor)
-            if reason:
-                skipped[name] = reason
-            else:
-                copies[name] = _Copy(tensor)
-        else:
-            # An output layer's weight and bias are copied together: a bias without its weight would do harm.
-            pair = (f"{layer}.weight", f"{layer}.bias")
-            reasons = (_mismatch(targets[part], tensors.get(part), rows.file_size) for part in pair)
-            reason = next(filter(None, reasons), "")
-            if reason or not rows.model_rows:
-                skipped[name] = reason or "the file and the model have no class name in common"
-                continue
-            copies[name] = _Copy(tensor, rows.model_rows, rows.file_rows)
-            if rows.new_rows or rows.model_rows != rows.file_rows or len(tensor) != len(target):
-                new_rows[name] = tuple(rows.new_rows)
+        # An output layer's weight and bias are copied together: a bias without its weight would do harm.
+        together = [name] if rows is None else [name, f"{layer}.weight", f"{layer}.bias"]
+        file_size = None if rows is None else rows.file_size
+        reasons = [_mismatch(targets[part], tensors.get(part), file_size) for part in together]
+        if rows is not None and not rows.model_rows:
+            reasons.append("the file and the model have no class name in common")
+        if any(reasons):
+            skipped[name] = next(filter(None, reasons))
+            continue
+        tensor = tensors[name]
+        copies[name] = (tensor, rows)
+        if rows and (rows.new_rows or rows.model_rows != rows.file_rows or len(tensor) != len(target)):
+            new_rows[name] = tuple(rows.new_rows)
     if all(name.endswith(COUNTERS) for name in copies):
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)

@@ -1,16 +1,29 @@
-"""Serves a folder over HTTP on this machine."""
+"""HTTP servers on this machine."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+
+@contextlib.contextmanager
+def serve(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
+    """Yields a server whose requests ``handler`` answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager
@@ -38,11 +51,5 @@ def serve_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         def guess_type(self, path) -> str:
             return "image/jpeg" if str(path).endswith("photo") else super().guess_type(path)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://me:s%20cret@127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(partial(Quiet, directory=str(folder))) as server:
+        yield f"http://me:s%20cret@127.0.0.1:{server.server_port}"

@@ -22,7 +22,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.config.export_formats import EXPORT_FORMATS
-from utils.files.checksum import sha256_of
+from utils.files.safe_io import sha256_of
 
 CPU = torch.device("cpu")
 NAMES = ("light", "dark")

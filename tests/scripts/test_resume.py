@@ -287,7 +287,7 @@ BROKEN = {  # a change of an ended run's folder, the file to resume, and the lin
     "damaged": (break_last, "last.pt", "last.pt: "),
     "of an earlier version": (write_as_earlier_version, "", "written by an earlier version"),
     "missing": (lambda folder: (folder / "last.pt").unlink(), "last.pt", "last.pt: no such checkpoint"),
-    "in weights": (lambda folder: None, "weights/last.pt", "weights/last.pt: no such checkpoint; "),
+    "in weights": (lambda folder: None, "weights/last.pt", "weights/last.pt: no such checkpoint"),
     "weights": (lambda folder: None, "best.pt", "a run continues from its last.pt"),
     "weights as last.pt": (lambda folder: os.replace(folder / "best.pt", folder / "last.pt"), "", "weights only"),
     "folder": (lambda folder: shutil.rmtree(folder), "", "no such checkpoint"),

@@ -19,15 +19,9 @@ CONFIDENCE_COLUMN = "metrics/confidence"  # the threshold of precision, recall a
 
 
 class ResultsTable:
-    """The content of results.csv.
-
-    Attributes:
-        columns: "epoch", then the others in the order of their first value.
-        rows: values by epoch, from 1; an undefined metric is nan.
-    """
+    """The content of results.csv: ``rows``, by epoch from 1, whose values are by column; an undefined metric is nan."""
 
     def __init__(self) -> None:
-        self.columns = ["epoch"]
         self.rows: dict[int, dict[str, float]] = {}
 
     @classmethod
@@ -43,55 +37,49 @@ class ResultsTable:
 
     @classmethod
     def read(cls, path: Path) -> ResultsTable:
-        """Reads a results.csv. Raises UserError for any other file."""
+        """Reads a results.csv, whose empty cells are nan. Raises UserError for any other file."""
         try:
             with io.TextIOWrapper(open_regular(path, _MAX_BYTES), encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                table = cls.of({name: float(cell) for name, cell in row.items() if cell} for row in reader)
-                table.columns = list(reader.fieldnames or ["epoch"])
-            return table
-        except (TypeError, ValueError, KeyError, csv.Error, UserError):
+                rows = csv.DictReader(file)
+                return cls.of({name: float(cell or "nan") for name, cell in row.items()} for row in rows)
+        except (TypeError, ValueError, csv.Error, UserError):
             raise UserError(f"{path}: not a results file of this program; move it away") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
 
     def add(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Adds the row of an epoch, or replaces it. New columns are added to the header."""
-        self.columns += [name for name in row if name not in self.columns]
+        """Adds the row of an epoch, or replaces it."""
         self.rows[epoch] = {**row, "epoch": epoch}
-
-    def defined(self) -> dict[int, dict[str, float]]:
-        """Returns the rows by epoch, without undefined metrics; a loss may be nan."""
-        return {
-            epoch: {name: value for name, value in row.items() if not _is_undefined(name, value)}
-            for epoch, row in sorted(self.rows.items())
-        }
 
     def as_rows(self) -> list[dict[str, float]]:
         """Returns the rows in the order of epochs, each with its ``epoch``."""
         return [dict(self.rows[epoch]) for epoch in sorted(self.rows)]
 
+    def _defined(self) -> list[dict[str, float]]:
+        """Returns the rows in the order of epochs, without undefined metrics; a loss may be nan."""
+        return [
+            {name: value for name, value in row.items() if not (name.startswith("metrics/") and math.isnan(value))}
+            for row in self.as_rows()
+        ]
+
+    def _columns(self) -> list[str]:
+        """Returns "epoch", then the other columns in the order of their first value."""
+        return [*dict.fromkeys(["epoch", *(name for row in self.rows.values() for name in row)])]
+
     def as_columns(self) -> dict[str, np.ndarray]:
         """Returns the columns that have a value: float64 (rows,), nan where a cell is empty."""
-        rows = list(self.defined().values())
-        known = [name for name in self.columns if any(name in row for row in rows)]
-        return {name: np.array([row.get(name, math.nan) for row in rows], np.float64) for name in known}
+        rows = self._defined()
+        known = set().union(*rows)
+        columns = [name for name in self._columns() if name in known]
+        return {name: np.array([row.get(name, math.nan) for row in rows], np.float64) for name in columns}
 
     def write(self, path: Path) -> None:
         """Replaces the file as a whole, so that neither a crash nor a power cut can leave half a line. A cell without a
         value is empty."""
         out = io.StringIO()
-        writer = csv.DictWriter(out, self.columns, lineterminator="\n")
-        writer.writerow({name: csv_cell(name) for name in self.columns})
-        for row in self.defined().values():
+        columns = self._columns()
+        writer = csv.DictWriter(out, columns, lineterminator="\n")
+        writer.writerow({name: csv_cell(name) for name in columns})
+        for row in self._defined():
             writer.writerow({name: f"{float(value):.8g}" for name, value in row.items()})
         write_whole(path, out.getvalue(), durable=True)
-
-
-def _is_undefined(name: str, value: float) -> bool:
-    return name.startswith("metrics/") and math.isnan(value)
-
-
-def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Reads the columns that have a value (`ResultsTable.as_columns`). Raises as `ResultsTable.read` does."""
-    return ResultsTable.read(path).as_columns()

@@ -182,6 +182,14 @@ def folder_below(root: str | os.PathLike, name: str | os.PathLike) -> Path:
     return path
 
 
+def sha256_of(path: str | os.PathLike) -> str:
+    """Returns the sha256 of a file, in hex digits."""
+    import hashlib  # not needed for --help
+
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def path_of_open(descriptor: int) -> str:
     """Returns a path of an open file that remains its own when another file takes its name; "" on Windows, where no
     other can."""

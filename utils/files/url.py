@@ -54,7 +54,7 @@ def _request(url: str) -> urllib.request.Request:
 
 
 class _RedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, and sends the login again if the host is the same."""
+    """Follows redirects, and sends the login again if host and port are the same, and the connection is as safe."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -63,17 +63,12 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
             raise urllib.error.URLError("the server redirects from https to an unencrypted address")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         authorization = req.unredirected_hdrs.get("Authorization")
-        if request is not None and authorization and _is_same_host(req.full_url, newurl):
+        source = urllib.parse.urlsplit(req.full_url)
+        target = urllib.parse.urlsplit(newurl)
+        is_same_host = source.netloc == target.netloc and target.scheme in (source.scheme, "https")
+        if request is not None and authorization and is_same_host:
             request.add_unredirected_header("Authorization", authorization)
         return request
-
-
-def _is_same_host(url: str, redirected: str) -> bool:
-    """Returns whether a login for ``url`` may be sent to ``redirected``, which must have the same host and port, and be
-    encrypted if ``url`` is."""
-    source = urllib.parse.urlsplit(url)
-    target = urllib.parse.urlsplit(redirected)
-    return source.netloc == target.netloc and (target.scheme == source.scheme or target.scheme == "https")
 
 
 def reason_of(error: BaseException) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 from xml.parsers import expat
 
 from utils.files.encoding import EncodingError, decode_xml
 
-# A tag with an entity that XML does not predefine; expat drops it if the document has an external DTD.
-_ENTITY_IN_TAG = re.compile(rb"<\w[^<>]*&(?!(?:amp|lt|gt|quot|apos);|#)([^\s;<>&]+);")
 LINE = "line"  # attribute of elements: the line where they begin, which ElementTree's own parser does not provide
 
 
@@ -39,17 +36,11 @@ def parse_xml(data: bytes) -> ElementTree.Element:
         if not is_parameter:
             raise XmlError(f"uses the entity '{name}', which it does not declare", parser.CurrentLineNumber)
 
-    def start_doctype(_: str, external_dtd: str | None, *__: object) -> None:
-        match = _ENTITY_IN_TAG.search(data) if external_dtd else None
-        if match:
-            refuse_skipped(match[1].decode(errors="replace"), False)
-
     parser.buffer_text = True
     parser.StartElementHandler = start
     parser.EndElementHandler = builder.end
     parser.CharacterDataHandler = builder.data
     parser.EntityDeclHandler = refuse
-    parser.StartDoctypeDeclHandler = start_doctype
     parser.SkippedEntityHandler = refuse_skipped
     try:
         parser.Parse(decode_xml(data), True)

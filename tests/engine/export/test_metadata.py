@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,20 +54,7 @@ def test_outputs_are_decoded_as_the_metadata_say(output: Tensor, metadata: Expor
     assert torch.equal(found_scores, scores.expand(2, 4, 3))
 
 
-def test_the_threshold_of_a_file_is_that_of_detect_py_also_in_files_that_state_two():
-    """Earlier versions stored the threshold of detect.py as voting_confidence, and in confidence that of plain NMS."""
-    entries = OURS.as_strings()
-    assert parse_metadata(entries) == OURS
-    stored = json.loads(entries["lockstep"])
-    for voting, expected in ((0.6, 0.6), (None, 0.3)):
-        metadata = parse_metadata(entries | {"lockstep": json.dumps(stored | {"voting_confidence": voting})})
-        assert metadata == replace(OURS, confidence=expected)
-        model = opened(lambda images: images, metadata)
-        assert model.threshold(box_voting=True) == expected
-        assert model.threshold(box_voting=False) == 0.25  # a chosen threshold holds for its own decoding only
-
-
-@pytest.mark.parametrize("images", [1, 3, 4, 7])
+@pytest.mark.parametrize("images", [1, 4])
 def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
     """Each image's output is its mean, so a mixed-up order or a padding image would show."""
 
@@ -83,6 +69,9 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
 
 def test_metadata_read_back():
     assert parse_metadata(OURS.as_strings()) == OURS
+    model = opened(lambda images: images, OURS)
+    assert model.threshold(box_voting=True) == 0.3
+    assert model.threshold(box_voting=False) == 0.25  # a chosen threshold holds for its own decoding only
     known = replace(OURS, nms_iou=None, end2end=True, batch=4, dynamic=True, details={"half": True})
     assert parse_metadata(known.as_strings()) == parse_metadata(known.as_data()) == known
 
@@ -97,10 +86,6 @@ def test_metadata_of_other_programs():
     assert (found.names, found.stride, found.imgsz_hw, found.nms_iou) == (("cat dog",), 32, (64, 64), None)
 
 
-def lockstep_metadata(iou: str) -> str:
-    return f'{{"version": 1, "layout": "raw", "nms_iou": {iou}}}'
-
-
 @pytest.mark.parametrize(
     "entries",
     [
@@ -108,14 +93,10 @@ def lockstep_metadata(iou: str) -> str:
         {"names": "{0: open('ran', 'w')}"},
         {"names": "{1: 'cat'}"},
         {"names": "(" * 10_000},
-        {"names": "{0: 1"},
         {"stride": "[1, 'a']"},
-        {"imgsz": "['x', 640]"},
-        {"imgsz": "[1, 2, 3]"},
         {"batch": "-1"},
         {"task": "segment"},
-        {"lockstep": lockstep_metadata("7")},
-        {"lockstep": lockstep_metadata('"much"')},
+        {"lockstep": '{"version": 1, "layout": "raw", "nms_iou": 7}'},
         {"lockstep": '{"version": 99}'},
         {"lockstep": "[" * 100_000},
         {"names": ""},

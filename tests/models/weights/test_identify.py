@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from models.detector import Detector, build_detector
-from models.weights.load import load_detector, recognize
-from models.weights.read import read_weights
+from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
@@ -37,43 +36,25 @@ def test_a_module_of_unknown_size_is_rebuilt_from_its_own_graph(tmp_path):
     assert (detector.spec["name"], detector.names, content["imgsz"]) == ("small", ("p", "q"), 416)
     unknown = {**graph, "backbone": [[-1, 1, "GhostConv", [8]], *graph["backbone"][1:]]}
     path = save_module(tmp_path / "ghost.pt", original.model, yaml=unknown)
-    with refused(
-        "ghost.pt: its tensors match no known model (yolo11, yolo26, yolov5, yolov8, yolov9, yolox; "
-        "unfused); its stored graph: small: backbone layer 0 (module): unknown module 'GhostConv' (did "
-        "you mean 'Conv'?); known: Conv, DWConv, Bottleneck, SPP, SPPF, C3, C3k, C2f, C3k2, C2PSA, "
-        "RepNCSPELAN4, ELAN1, SPPELAN, AConv, ADown, SeparableConv, SeparableC3, Upsample, MaxPool2d, "
-        "Identity, Concat, Add, Detect, YOLOXDetect"
-    ):
+    with refused("ghost.pt: its tensors match no known model (...); its stored graph: small: ...module 'GhostConv'..."):
         load_detector(path)
 
 
-@pytest.mark.parametrize(
-    ("activation", "message"),
-    [
-        (nn.ReLU(), "(nn.ReLU(), nn.SiLU())"),
-        (nn.LeakyReLU(0.1), "(nn.LeakyReLU(0.1), nn.SiLU())"),
-        (nn.Hardswish(), "(nn.Hardswish(), nn.SiLU())"),
-    ],
-)
-def test_the_activation_is_read_from_the_module(tmp_path, activation, message):
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1)])
+def test_the_activation_is_read_from_the_module(tmp_path, activation):
     """Shapes do not determine it: a model with the default activation would fit but give wrong detections."""
     original = build_detector({**TINY_MODEL, "activation": repr(activation)}, 2, seed=3)
     detector, _ = load_detector(save_module(tmp_path / "act.pt", original.model, yaml=TINY_MODEL))
     assert same_outputs(original, detector)
-    usual, _ = load_detector(
-        save_module(tmp_path / "usual.pt", build_detector(TINY_MODEL, 2, seed=3).model, yaml=TINY_MODEL)
-    )
-    assert not same_outputs(original, usual, 1e-6)
-    unknown = {module: nn.Softplus() for module in original.modules() if hasattr(module, "act")}
-    for module, softplus in unknown.items():
-        module.act = softplus
-    with refused("soft.pt: ...activation: unknown activation 'nn.Softplus()'; known: SiLU, ..."):
-        load_detector(save_module(tmp_path / "soft.pt", original.model, yaml=TINY_MODEL))
-    for module in unknown:
-        module.act = activation
+    assert not same_outputs(original, build_detector(TINY_MODEL, 2, seed=3), 1e-6)
     original.model[0].act = nn.SiLU()
-    with refused(f"mixed.pt: its convolutions have different activations {message}"):
+    with refused("mixed.pt: its convolutions have different activations (...)"):
         load_detector(save_module(tmp_path / "mixed.pt", original.model, yaml=TINY_MODEL))
+    for module in original.modules():
+        if hasattr(module, "act"):
+            module.act = nn.Softplus()
+    with refused("soft.pt: ...unknown activation 'nn.Softplus()'..."):
+        load_detector(save_module(tmp_path / "soft.pt", original.model, yaml=TINY_MODEL))
 
 
 def test_strides_that_do_not_match_the_model_are_refused(tmp_path):
@@ -101,7 +82,6 @@ def test_safetensors_of_other_programs_are_recognized(tmp_path):
     original = build_detector("yolov8n", 3, seed=1)
     tensors = {name: t.half() if t.is_floating_point() else t for name, t in original.state_dict().items()}
     write_safetensors(tmp_path / "x.safetensors", tensors, {})
-    assert recognize(read_weights(tmp_path / "x.safetensors"))[1] == 3
     detector, content = load_detector(tmp_path / "x.safetensors")
-    assert (detector.spec["name"], content["imgsz"]) == ("yolov8n", 640)
+    assert (detector.spec["name"], detector.num_classes, content["imgsz"]) == ("yolov8n", 3, 640)
     assert all(t.dtype != torch.float16 for t in detector.state_dict().values())

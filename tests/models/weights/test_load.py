@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from models.detector import build_detector
+from models.heads.base import ONE_TO_ONE
 from models.weights.load import load_detector
 from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import Touch, zip_around
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
-from tests.helpers.tiny import write_detector
+from tests.helpers.tiny import TINY_MODEL, write_detector
 from utils.boxes import xyxy_to_cxcywh
 
 # Public checkpoints
@@ -60,8 +61,6 @@ def test_a_foreign_module_is_recognized_by_its_shapes(tmp_path: Path, name: str)
     beside = {"epoch": 3, "ema": None, "train_args": {"imgsz": 320}}
     half = copy.deepcopy(original.model).half()
     path = save_module(tmp_path / "foreign.pt", half, beside, names={0: "a", 1: "b", 2: "c"})
-    with pytest.raises((AttributeError, ModuleNotFoundError)):
-        torch.load(path, weights_only=False)
     detector, content = load_detector(path)
     assert (detector.spec["name"], detector.names) == (name, ("a", "b", "c"))
     assert content == {"format": "foreign", "names": ["a", "b", "c"], "imgsz": 320}
@@ -88,22 +87,14 @@ def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
     detector, ema = (build_detector("yolo11n", 2, names=["x", "y"], seed=s) for s in (1, 2))
     both = {"model": detector.state_dict(), "ema": ema.half().state_dict()}
     loaded, content = load_detector(write_detector(tmp_path / "own.pt", detector, **both, epoch=4))
-    assert content["epoch"] == 4
-    assert loaded.names == ("x", "y")
-    assert loaded.spec == detector.spec
+    assert (content["epoch"], loaded.names, loaded.spec) == (4, ("x", "y"), detector.spec)
     assert not loaded.training
-    expected = ema.state_dict()
-    assert all(torch.equal(v.float(), expected[k].float()) for k, v in loaded.state_dict().items())
-    assert all(v.dtype != torch.float16 for v in loaded.state_dict().values())
-
-
-def test_an_own_checkpoint_with_wrong_weights_is_refused(tmp_path: Path) -> None:
-    detector = build_detector("yolov5n", 2, seed=1)
+    expected = ema.float().state_dict()
+    for key, value in loaded.state_dict().items():
+        torch.testing.assert_close(value, expected[key], rtol=0, atol=0)
     wrong = detector.state_dict() | {"model.0.conv.weight": torch.zeros(1)}
-    with refused(
-        "own.pt: its weights do not match its model (model.0.conv.weight: the model has [16, 3, 6, 6], the file [1])"
-    ):
-        load_detector(write_detector(tmp_path / "own.pt", detector, ema=wrong))
+    with refused("wrong.pt: its weights do not match its model (model.0.conv.weight: ..., the file [1])"):
+        load_detector(write_detector(tmp_path / "wrong.pt", detector, ema=wrong))
 
 
 # Transfer
@@ -135,7 +126,7 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
         assert report.new_rows[key] == tuple(is_new.flatten().nonzero().flatten().tolist())
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yoloxnano", "yolo26n"])
+@pytest.mark.parametrize("name", ["yolov5n", "yolo26n"])
 def test_a_new_class_scores_as_the_similar_one_whose_rows_it_gets(tmp_path: Path, name: str) -> None:
     source = build_detector(name, 4, names=["cat", "dog", "emu", "bus"], seed=1).eval()
     path = write_detector(tmp_path / "own.pt", source)
@@ -151,6 +142,28 @@ def test_a_new_class_scores_as_the_similar_one_whose_rows_it_gets(tmp_path: Path
     torch.testing.assert_close(scores, all_scores[..., [2, 1, 3]])
 
 
+def test_weights_of_a_single_head_initialize_both_heads(tmp_path) -> None:
+    single = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=1)
+    write_detector(tmp_path / "single.pt", single)
+    pair = build_detector(TINY_MODEL | {"end2end": True}, 2, names=["dark", "new"], seed=2)
+    fresh = {key: value.clone() for key, value in pair.state_dict().items()}
+    report = transfer_weights(pair, tmp_path / "single.pt")
+    assert not report.skipped | dict.fromkeys(report.unused)
+    state = pair.state_dict()
+    source = single.state_dict()
+    head = f"model.{len(single.model) - 1}."
+    for prefix in ("", ONE_TO_ONE):
+        assert torch.equal(state[f"{head}{prefix}cv2.0.0.conv.weight"], source[f"{head}cv2.0.0.conv.weight"])
+        rows = f"{head}{prefix}cv3.1.2.weight"
+        assert torch.equal(state[rows][0], source[f"{head}cv3.1.2.weight"][1])
+        assert torch.equal(state[rows][1], fresh[rows][1])
+    write_detector(tmp_path / "pair.pt", pair, names=["light", "dark"])
+    back = build_detector(TINY_MODEL, 2, names=["light", "dark"], seed=3)
+    report = transfer_weights(back, tmp_path / "pair.pt")
+    assert not report.skipped
+    assert {name.split(".")[2] for name in report.unused} == {f"{ONE_TO_ONE}cv2", f"{ONE_TO_ONE}cv3"}
+
+
 def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     source = build_detector("yolov8n", 2, names=["a", "b"], seed=1)
     target = build_detector("yolo11n", 2, names=["a", "c"], seed=2)
@@ -159,9 +172,6 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     assert report.skipped["model.10.cv1.conv.weight"] == "not in the file"
     assert set(report.taken) | set(report.new_rows) | set(report.skipped) == set(target.state_dict())
     assert "model.22.cv2.0.0.conv.weight" in report.unused
-    assert any(
-        line.startswith("left as initialized: ") and line.endswith(": not in the file") for line in report.lines()
-    )
     torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
     with refused("other.pt: no tensor matches this model; wrong family or size?"):
         transfer_weights(target, tmp_path / "other.pt")
@@ -172,15 +182,11 @@ def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
 
 def test_files_without_a_known_model_are_refused(tmp_path: Path) -> None:
     torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "conv.pt")
-    evil = pickle.dumps({"model": Touch((os.system, ("true",)))}, protocol=2)
-    files = {
-        tmp_path / "conv.pt": "its tensors match no known model",
-        zip_around(evil, tmp_path / "evil.pt"): "no detector weights in the file",
-        zip_around(pickle.dumps([1, 2], 2), tmp_path / "list.pt"): "no detector weights in the file",
-        tmp_path / "gone.pt": "no such checkpoint",
-    }
-    for path, message in files.items():
-        for read in (load_detector, lambda p: transfer_weights(build_detector("yolov8n", 1), p)):
-            with refused(f"{path.name}: ...") as error:
-                read(path)
-            assert message in str(error.value) or path.name == "conv.pt"
+    zip_around(pickle.dumps({"model": Touch((os.system, ("true",)))}, protocol=2), tmp_path / "evil.pt")
+    for name, message in (
+        ("conv.pt", "its tensors match no known model (...)"),
+        ("evil.pt", "no detector weights in the file (...)"),
+        ("gone.pt", "no such checkpoint"),
+    ):
+        with refused(f"{name}: {message}"):
+            load_detector(tmp_path / name)

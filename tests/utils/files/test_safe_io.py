@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
-from utils.files.results_csv import ResultsTable, read_columns
+from utils.files.results_csv import ResultsTable
 from utils.files.safe_io import atomic_write, read_text, remove_half_written, write_csv, write_whole
 
 
@@ -42,9 +42,6 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
         first, second = csv.reader(file)
     assert first == [f"'{text}" for text in formulas]
     assert second == ["" if cell is None else str(cell) for cell in plain]
-    rows = [["a", "two\nlines"], [1, 2.5]]
-    write_csv(tmp_path / "a.csv", rows)
-    assert (tmp_path / "a.csv").read_bytes() == b'a,"two\nlines"\n1,2.5\n'
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
@@ -58,13 +55,9 @@ def test_a_failed_write_leaves_the_old_content_and_names_the_file(tmp_path, erro
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     if isinstance(error, OSError):
         assert str(caught.value) == f"[Errno {errno.ENOSPC}] No space left on device: '{path}'"
-    with pytest.raises(FileNotFoundError) as caught:
-        write_whole(tmp_path / "none" / "a.txt", "x")
-    assert str(caught.value) == f"[Errno {errno.ENOENT}] No such file or directory: '{tmp_path}/none/a.txt'"
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError) as caught:
-        write_whole(tmp_path / "folder", "x")
-    assert str(caught.value) == f"[Errno {errno.EISDIR}] Is a directory: '{tmp_path}/folder'"
+    for target in (tmp_path / "none" / "a.txt", tmp_path):
+        with pytest.raises(OSError, match=f": '{target}'$"):
+            write_whole(target, "x")
 
 
 def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
@@ -114,9 +107,10 @@ def test_columns_that_appear_later_are_empty_before(tmp_path):
     one, two = csv.DictReader(io.StringIO(path.read_text()))
     assert (one["epoch"], one["train/dfl"], one["metrics/AP"]) == ("1", "nan", "")
     assert float(two["metrics/AP"]) == 0.2
-    columns = read_columns(path)
+    again = ResultsTable.read(path)
+    columns = again.as_columns()
     assert np.array_equal(columns["metrics/AP"], [np.nan, 0.2], equal_nan=True)
     assert "metrics/recall" not in columns  # columns without any value are no columns
     before = path.read_bytes()
-    ResultsTable.read(path).write(path)
+    again.write(path)
     assert path.read_bytes() == before
