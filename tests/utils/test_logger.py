@@ -9,22 +9,12 @@ from utils import logger as logger_module
 from utils.logger import configure_logging, get_logger, terminal_bars, terminal_columns
 
 
-def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
+def test_a_record_is_one_line(capsys, tmp_path):
+    """This holds whatever its names contain; bytes that are not UTF-8 are escaped."""
     for _ in range(2):  # a second configuration replaces the first
         configure_logging(True, file_follows=True)
     logger_module.continue_in_file(tmp_path / "log.txt")
-    get_logger().info("epoch %d", 3)
-    get_logger().warning("careful")
     get_logger().debug("never")
-    expected = "epoch 3\nwarning: careful\n"
-    assert capsys.readouterr().out == expected
-    assert (tmp_path / "log.txt").read_text() == expected
-
-
-def test_a_record_is_one_line(capsys, tmp_path):
-    """This holds whatever its names contain; bytes that are not UTF-8 are escaped."""
-    configure_logging(True, file_follows=True)
-    logger_module.continue_in_file(tmp_path / "log.txt")
     get_logger().info("%s: %d boxes", "a\nerror: the disk is full\x1b[31m\r\u2028\x9b2J\u202e.jpg", 3)
     get_logger().warning("%s: skipped", Path("caf\udce9\t.jpg"))
     expected = "a error: the disk is full [31m 2J .jpg: 3 boxes\nwarning: caf\\udce9 .jpg: skipped\n"

@@ -122,13 +122,8 @@ def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, name: str):
     write_exports(tmp_path, detector, [name], half=True)
     fused = detector.fuse()
     path = tmp_path / name
-    file = path if path.is_file() else next(path.glob("*.bin"))
-    size = file.stat().st_size
-    if name == "a.pt2":  # its graph is longer than its weights
-        with zipfile.ZipFile(file) as archive:
-            size = sum(entry.file_size for entry in archive.infolist() if "/weight_" in entry.filename)
     parameters = sum(p.numel() for p in fused.parameters())
-    assert size < 2 * parameters + 60_000  # two bytes each, and the graph
+    assert path.stat().st_size < 2 * parameters + 60_000  # two bytes each, and the graph
     model = open_model(path, device=CPU, trust=True)
     boxes, scores = model.decode(model(noise_images()[:1]))
     expected_boxes, expected_scores = fused.decode(fused(noise_images()[:1]))
@@ -193,20 +188,17 @@ def test_onnx_files_read_no_file_outside_of_their_folder_and_load_no_library(tmp
     shutil.copy(secret, folder / "inside.bin")
     (folder / "link.bin").symlink_to(secret)
     (folder / "up").symlink_to(tmp_path)
-    locations = ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "missing/../../secret.bin")
-    locations = (*locations, "/etc/passwd", "missing.bin", "", "inside.bin")
-    refused_locations = []
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     entry = tensor.external_data.add(key="location")
-    for location in locations:
+    for location in ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "missing/../../secret.bin"):
         entry.value = location
         (folder / "a.onnx").write_bytes(proto.SerializeToString())
-        try:
+        with refused("models/a.onnx: cannot be opened (...)"):
             open_model(folder / "a.onnx", device=CPU)
-        except UserError:
-            refused_locations.append(location)
-    assert refused_locations == list(locations[:-1])
+    entry.value = "inside.bin"
+    (folder / "a.onnx").write_bytes(proto.SerializeToString())
+    open_model(folder / "a.onnx", device=CPU)
     assert capfd.readouterr().err == ""
     node = onnx.helper.make_node("EPContext", ["images"], ["x"], domain="com.microsoft", ep_cache_context="lib.so")
     proto.graph.node.insert(0, node)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 import export
 import train
@@ -39,7 +39,7 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, monkeypatch, name: str):
             for layer, channels in ((second.conv, len(first.conv.weight)), (last, len(second.conv.weight))):
                 layer.weight.data = ungrouped(grouped(layer.weight.data, 4), channels)
     weights = write_public(original, tmp_path)
-    started = {}
+    started: dict[str, Tensor] = {}
     build = run.build_starting_model
 
     def recording(*args, **settings):

@@ -25,8 +25,7 @@ def test_an_output_is_refused_before_it_is_written(tmp_path, monkeypatch):
     for name in ("file", "link", "."):
         with refused(f"{name}: exists; remove it, or choose another name"):
             check_new_path(Path(name))
-    (tmp_path / "loop").symlink_to("loop")
-    for name in ("file/out", "file/deep/out", "link/out", "loop/out"):
+    for name in ("file/deep/out", "link/out"):
         with refused(f"{tmp_path / Path(name).parts[0]}: is not a folder; choose another folder"):
             check_new_path(Path(name))
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere

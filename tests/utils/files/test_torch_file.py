@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.helpers.hostile_files import Touch, opcode_call, tensor_program, zip_around
+from tests.helpers.messages import refused
 from tests.helpers.same_content import assert_same_content
 from utils.errors import UserError
 from utils.files.torch_file import (
@@ -55,6 +55,7 @@ def test_other_files_are_refused_in_one_line(tmp_path, kind):
         path.symlink_to("/dev/null")
     elif kind == "torchscript":
         torch.jit.save(torch.jit.script(torch.nn.ReLU()), path)
+        assert isinstance(read_any(path), StandIn)  # `torch.load` would run it
     elif kind != "missing":
         torch.save({"a": Path("x")} if kind == "foreign object" else {"format": "lockstep", "version": 99}, path)
     with pytest.raises(UserError) as error:
@@ -93,27 +94,17 @@ def test_a_flipped_bit_is_refused(tmp_path):
             read(path)
 
 
-@pytest.mark.parametrize("weight", ["x", None, {}])
-def test_weights_that_are_not_tensors_are_refused(tmp_path, weight):
-    write_checkpoint({"model": {"w": weight}}, tmp_path / "x.pt")
-    with pytest.raises(UserError, match=r"x.pt: damaged checkpoint: model: w"):
+def test_weights_that_are_not_tensors_are_refused(tmp_path):
+    write_checkpoint({"model": {"w": "x"}}, tmp_path / "x.pt")
+    with refused("x.pt: damaged checkpoint: model: w: ..."):
         read_checkpoint(tmp_path / "x.pt")
 
 
-def test_code_in_a_pickle_does_not_run(tmp_path):
-    marker = tmp_path / "touched"
-    evil = pickle.dumps({"model": Touch((os.system, (f"touch '{marker}'",)))}, protocol=2)
-    pickle.loads(evil)
-    assert marker.exists()  # the attack is real
-    marker.unlink()
-    found = read_any(zip_around(evil, tmp_path / "evil.pt"))["model"]
-    assert (found.kind, found.args) == ("posix.system", (f"touch '{marker}'",))
-    assert not marker.exists()
-
-
 @pytest.mark.parametrize("function", ["os.system", "builtins.eval", "__builtin__.exec", "torch.hub.load", "trap.go"])
-def test_names_in_a_pickle_are_not_imported(tmp_path, monkeypatch, function):
+def test_code_in_a_pickle_does_not_run_and_names_are_not_imported(tmp_path, monkeypatch, function):
     marker = tmp_path / "touched"
+    pickle.loads(pickle.dumps(Touch((os.system, (f"touch '{marker}'",)))))
+    marker.unlink()  # the attack is real
     (tmp_path / "trap.py").write_text(f"open({str(marker)!r}, 'w')\ndef go(x): open({str(marker)!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
     module, _, name = function.rpartition(".")
@@ -140,23 +131,13 @@ def test_a_pickle_cannot_change_how_the_next_file_is_read(tmp_path):
     assert_same_content(read_any(tmp_path / "sound.pt"), {**stored, "size": (1, 2)})
 
 
-def test_a_torchscript_archive_is_not_run(tmp_path):
-    """`torch.load` would open it with `torch.jit.load`."""
-    torch.jit.save(torch.jit.script(torch.nn.ReLU()), tmp_path / "x.pt")
-    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
-        assert any(name.endswith("constants.pkl") for name in archive.namelist())
-    assert isinstance(read_any(tmp_path / "x.pt"), StandIn)
-
-
 @pytest.mark.parametrize(
     "lie",
     [
         {"size": (2**40,), "stride": (1,), "count": 2**40},
-        {"size": (6,), "stride": (1,), "count": 6, "offset": 1},
         {"size": (2,), "stride": (-1,), "count": 6},
         {"size": (2, 2), "stride": (1,), "count": 6},
         {"size": (2,), "stride": (1,), "count": 6, "key": "../0"},
-        {"size": ("a",), "stride": (1,), "count": 6},
         {"size": (2,), "stride": (1,), "count": 6, "offset": -1},
     ],
 )

@@ -2,53 +2,39 @@
 
 import base64
 import contextlib
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
 
 import pytest
 
+from tests.helpers.http_server import serve
 from tests.helpers.messages import refused
 from utils.files.url import open_url, read_url
 
 
-class Server:
-    """An HTTP server that redirects or answers with ten bytes, and notes the logins that it gets."""
+@contextlib.contextmanager
+def running(redirect: str = "") -> Iterator[SimpleNamespace]:
+    """A server that redirects /first, or answers with ten bytes. Yields its host, the logins that it gets by path, and
+    the number of bytes that it announces."""
+    state = SimpleNamespace(logins={}, announced=10)
 
-    def __init__(self, redirect: str = "") -> None:
-        self.logins: dict[str, str | None] = {}
-        self.announced = 10  # bytes, in Content-Length
-        server = self
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.logins[self.path] = self.headers.get("Authorization")
+            self.send_response(302 if self.path == "/first" else 200)
+            if self.path == "/first":
+                self.send_header("Location", redirect)
+            self.send_header("Content-Length", str(state.announced))
+            self.end_headers()
+            self.wfile.write(b"0123456789")
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.logins[self.path] = self.headers.get("Authorization")
-                self.send_response(302 if self.path == "/first" else 200)
-                if self.path == "/first":
-                    self.send_header("Location", redirect)
-                self.send_header("Content-Length", str(server.announced))
-                self.end_headers()
-                self.wfile.write(b"0123456789")
+        def log_message(self, *args: object) -> None:
+            pass
 
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.http.server_address[1]}"
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator["Server"]:
-        thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.http.shutdown()
-            thread.join()
-            self.http.server_close()
+    with serve(Handler) as server:
+        state.host = f"127.0.0.1:{server.server_port}"
+        yield state
 
 
 @pytest.fixture(autouse=True)
@@ -58,19 +44,19 @@ def _no_proxy(monkeypatch):
 
 def test_a_login_is_not_sent_to_another_host():
     login = "Basic " + base64.b64encode(b"me:secret").decode()
-    with Server().running() as other, Server(f"http://{other.host}/second").running() as first:
+    with running() as other, running(f"http://{other.host}/second") as first:
         with open_url(f"http://me:secret@{first.host}/first") as response:
             assert response.read() == b"0123456789"
         assert first.logins == {"/first": login}
         assert other.logins == {"/second": None}
-    with Server("/second").running() as server:
+    with running("/second") as server:
         with open_url(f"http://me:secret@{server.host}/first") as response:
             assert response.read() == b"0123456789"
         assert server.logins == {"/first": login, "/second": login}
 
 
 def test_an_answer_is_whole_and_not_too_large():
-    with Server().running() as server:
+    with running() as server:
         address = f"http://{server.host}/file"
         assert read_url(address, max_bytes=10) == b"0123456789"
         with refused(f"{address}: is larger than 9 bytes"):
