@@ -280,7 +280,10 @@ def write_report(subject: Subject, evaluation: Evaluation, *, results: Path) -> 
     """
     path = subject.folder / FILE_NAME
     try:
-        write_page(path, report_content(subject, evaluation, ResultsTable.read(results).as_columns() if results.is_file() else {}))
+        write_page(
+            path,
+            report_content(subject, evaluation, ResultsTable.read(results).as_columns() if results.is_file() else {}),
+        )
         get_logger().info("report: %s", path)
         confidence = evaluation.result.shown_confidence
         write_preview(evaluation.preview, subject.validated.names, confidence, path.with_name("predictions.jpg"))
