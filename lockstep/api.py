@@ -90,14 +90,12 @@ def train(
         KeyboardInterrupt: if interrupted, once the run is saved; its text says how to continue.
     """
     own: dict[str, Any] = {"data": data}
-    if callbacks is not None:
-        own["callbacks"] = _callbacks_name(callbacks, is_alone=settings.get("spawn") in (None, 0, 1))
     keywords: dict[str, Any] = {**settings}
     if str(resume) == AUTO:
         own["resume"] = AUTO
     elif resume is not None:  # refused by `parse_keywords`, except False
         keywords["resume"] = resume
-    return _train(_parse("train", own, keywords))
+    return _train(own, callbacks, keywords)
 
 
 @lists_settings(TrainConfig, Hyperparameters)
@@ -120,10 +118,7 @@ def resume(
         raise UserError(
             f"lockstep.resume({AUTO!r}): names no run; write lockstep.train(DATA, name=..., resume={AUTO!r})"
         )
-    own: dict[str, Any] = {"resume": folder}
-    if callbacks is not None:
-        own["callbacks"] = _callbacks_name(callbacks, is_alone=settings.get("spawn") in (None, 0, 1))
-    return _train(_parse("train", own, settings))
+    return _train({"resume": folder}, callbacks, settings)
 
 
 @lists_settings(ValConfig)
@@ -142,7 +137,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     if data is not None:
         own["data"] = data
     parsed = _parse("val", own, settings)
-    return _run_of(call(partial(validate, parsed.config)))
+    return Run(call(partial(validate, parsed.config))["folder"])
 
 
 @lists_settings(ExportConfig)
@@ -224,27 +219,23 @@ def _write_yaml(content: dict[str, Any], folder: Path) -> str:
     return str(file)
 
 
-def _train(parsed: ParsedCommand[TrainConfig]) -> Run:
+def _train(own: dict[str, Any], callbacks: str | Callable | None, keywords: Mapping[str, Any]) -> Run:
     """Trains, and returns the run. The KeyboardInterrupt of a run that is saved says how to continue it."""
     from engine.commands.start import train as train_command
+
+    if callbacks is not None:
+        own["callbacks"] = _callbacks_name(callbacks, is_alone=keywords.get("spawn") in (None, 0, 1))
+    parsed: ParsedCommand[TrainConfig] = _parse("train", own, keywords)
 
     def how_to_continue(values: Mapping[str, Any]) -> str:
         run = Run(values.get("folder", ""))
         if "folder" not in values or not run.last.exists():
             return "stopped before there was anything to save"
-        callbacks = parsed.config.callbacks
-        again = f", callbacks={callbacks!r}" if callbacks else ""  # a stored name does not act
+        name = parsed.config.callbacks
+        again = f", callbacks={name!r}" if name else ""  # a stored name does not act
         return f"the run is saved; lockstep.resume({str(run.folder)!r}{again}) continues it"
 
-    return _run_of(call(partial(train_command, parsed), explain_stop=how_to_continue))
-
-
-def _run_of(values: Mapping[str, Any]) -> Run:
-    """Returns the run that a command has written. Raises UserError if its outcome is gone, such as by a cleaner of
-    temporary files."""
-    if "folder" not in values:
-        raise UserError("the command has ended, but its outcome was removed from the folder for temporary files")
-    return Run(values["folder"])
+    return Run(call(partial(train_command, parsed), explain_stop=how_to_continue)["folder"])
 
 
 def _callbacks_name(callbacks: str | Callable, *, is_alone: bool) -> str:

@@ -42,7 +42,7 @@ def call(
     """
     message = ""
     is_stopped = False
-    with _ONE_AT_A_TIME, _program_restored(), in_users_program() as program, collected_results() as results:
+    with _ONE_AT_A_TIME, _program_restored(), in_users_program() as received, collected_results() as results:
         # Errors leave this block without their tracebacks, which would keep the tensors of a run alive.
         try:
             work()
@@ -56,8 +56,8 @@ def call(
             if isinstance(error, PeerFailure):  # another process of the run has said why
                 message = results().get("error", line)
         values = results()
-    if program.received not in (0, signal.SIGINT):
-        signal.raise_signal(program.received)
+    if received and received[0] != signal.SIGINT:
+        signal.raise_signal(received[0])
     if message:
         raise UserError(message, whole=True)
     if is_stopped:
@@ -87,17 +87,15 @@ def _environment_restored() -> Iterator[None]:
     would join its store as the same rank."""
     before = dict(os.environ)
     visible = environment_of_child()
-    _set_environment(visible)
+    for name in before.keys() - visible.keys():
+        del os.environ[name]
+    os.environ.update(visible)
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(wanted: dict[str, str]) -> None:
-    for name in [name for name in os.environ if name not in wanted]:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

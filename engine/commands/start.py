@@ -16,7 +16,7 @@ from utils.logger import configure_logging
 from utils.machine.limits import limits_as_user_errors, memory_advice
 from utils.process.launch import is_eval_rank, read_launch
 from utils.process.signals import StopSignals
-from utils.process.spawn import check_processes, spawn
+from utils.process.spawn import spawn
 
 if TYPE_CHECKING:
     from engine.train.resume import TrainingOutcome
@@ -47,7 +47,6 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
         )
     launch = read_launch()
     if config.spawn > 1 and launch is None:
-        check_processes(config.spawn, config.device, threads=config.threads)
         spawn(train, config.spawn, (command,))
         return None
     from utils.distributed.agreement import check_same_start
@@ -83,7 +82,6 @@ def validate(config: ValConfig) -> None:
 
     launch = read_launch()
     if launch is None:
-        check_processes(config.spawn, config.device)
         check_weights(config.weights)
     if config.spawn > 1 and launch is None:
         spawn(validate, config.spawn, (config,))

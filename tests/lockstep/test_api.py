@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from contextlib import nullcontext
-from functools import partial
 
 import pytest
 
 import lockstep
 from tests.helpers.messages import refused
 from tests.lockstep.hooks import run_script
-from utils.process import child
 
 
 def test_a_run_is_started_or_continued_by_its_name(replaced):
@@ -45,11 +42,6 @@ def test_other_names_are_attribute_errors_and_submodules_are_found():
     from lockstep import run
 
     assert run.Run is lockstep.Run
-
-
-def test_more_processes_than_cores_are_refused():
-    with pytest.raises(lockstep.Error, match=r"^--spawn 999: 999 processes on \d+ CPU cores"):
-        lockstep.train("demo", spawn=999, device="cpu")
 
 
 def test_help_and_editors_know_the_settings():
@@ -111,12 +103,3 @@ def test_a_daemonic_process_loads_without_workers(data, tmp_path):
     assert lines[-1].startswith("results: True --spawn 2: a daemonic process"), done.stdout
     told = [line for line in lines if "loaded without workers" in line]
     assert [line.split(": ")[1] for line in told] == ["train", "val", "val"]
-
-
-@pytest.mark.parametrize("command", [lockstep.train, partial(lockstep.val, "best.pt")])
-def test_an_outcome_that_cannot_be_written_is_an_error(command, replaced, data, tmp_path, monkeypatch):
-    (tmp_path / "result.jsonl").mkdir()
-    monkeypatch.setattr(child, "program_temporary_folder", lambda purpose: nullcontext(tmp_path))
-    replaced()
-    with refused("...result.jsonl: is a directory; fix that or choose another folder"):
-        command(data=str(data))

@@ -4,8 +4,8 @@ A crash of the child does not end this process, and the child's memory is free a
 process, even if this process is killed.
 
 Each line of the result file is a JSON mapping; all processes of a run append to it, and the newest value of a key
-counts: ``folder`` of a training or validation, ``begun`` once it has it, ``files`` of export.py, and ``error``, the
-line of a command that failed.
+counts: ``folder`` of a training or validation, ``begun`` once the folder exists, ``files`` of export.py, and ``error``,
+the line of a command that failed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.errors import INTERRUPTED, REQUEUE, Stopped, UserError
+from utils.errors import Stopped, UserError
 from utils.files.temporary_folder import program_temporary_folder
 from utils.process.launch import environment_of_child
-from utils.process.signals import STOP_SIGNALS, end_with_parent, killed_by
+from utils.process.signals import end_with_parent, killed_by, stop_code
 
 RESULT_VARIABLE = "LOCKSTEP_RESULT"  # path of the result file of the process that is started with it
-# Exit statuses after a signal to stop, and their exit codes. Negative: the process was not handling it yet.
-STOP_CODES = {REQUEUE: REQUEUE, INTERRUPTED: INTERRUPTED} | {
-    -number: INTERRUPTED if number == signal.SIGINT else REQUEUE for number in STOP_SIGNALS
-}
-
 _path = ""  # the result file of this process, or "" if its result is not read
 
 
@@ -77,12 +72,12 @@ class Child:
     def wait(self) -> RunResult:
         """Waits for the command to end, and returns its result."""
         status = self.process.wait()
-        code = STOP_CODES.get(status, status)
+        code = stop_code(status) or status
         values = read_result(self.result_file)
         reason = ""
         if code < 0:
             reason = killed_by(-code)
-        elif code not in (0, REQUEUE, INTERRUPTED):
+        elif code and not stop_code(status):
             reason = values.get("error", f"exit status {code}")
         return RunResult(code, values, reason)
 

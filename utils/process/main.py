@@ -9,6 +9,7 @@ import contextlib
 import errno
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ from utils.machine.limits import DISK_FULL, explain_limit
 from utils.machine.malloc import keep_freed_memory
 from utils.process.child import claim_result_file, write_result
 from utils.process.launch import forget_copy_count, require_one_process, safe_path_variables
-from utils.process.signals import raise_on_interrupt
+from utils.process.signals import StopSignals
 from utils.program_folders import cache_folder
 
 SPIN_COUNT = "20000"
@@ -61,18 +62,17 @@ _REFUSED = frozenset(
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
     """Runs ``main(argv)``. Returns if it succeeds, else exits with a code of utils/errors.py."""
     _prepare_process()
-    raise_on_interrupt()
     try:
-        main(argv)
+        with StopSignals([signal.SIGINT]):
+            main(argv)
     except PeerFailure as error:
         # The failed process needs time to print why: launchers end all processes when the first one exits.
-        with contextlib.suppress(KeyboardInterrupt):
-            time.sleep(PEER_GRACE_S)
+        time.sleep(PEER_GRACE_S)
         _exit(error.code)
     except Stopped as stop:
         _exit(stop.code)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:  # of a library with a handler of its own, such as Ray
+        _exit(INTERRUPTED)
     except Exception as error:
         line = error_line(error)
         if line is None:

@@ -13,11 +13,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from utils.errors import INTERRUPTED, REQUEUE, ExplainedError, Stopped, first_line
 
@@ -29,57 +28,20 @@ STOP_SIGNALS = tuple(
 SAME_SIGNAL_S = 1.0
 _PR_SET_PDEATHSIG = 1  # option of prctl(2)
 
-
-@dataclass
-class UsersProgram:
-    """The process in which a command runs, if that is another program's."""
-
-    handled: tuple[signal.Signals, ...]  # signals that the command may handle
-    received: int = 0  # number of the signal that has stopped the command, or 0
-
-
-_users_program: UsersProgram | None = None  # None: the process is the command's own
+_received: list[int] | None = None  # signals to the command in a user's program; None: the process is the command's own
 
 
 @contextmanager
-def in_users_program() -> Iterator[UsersProgram]:
-    """Marks that a program of the user calls a command as a function during the block.
-
-    The command handles only the signals that the program leaves at their default, and none outside of the main thread,
-    where Python refuses handlers. A second signal raises KeyboardInterrupt.
-    """
-    global _users_program
-    handled: tuple[signal.Signals, ...] = ()
-    if threading.current_thread() is threading.main_thread():
-        defaults = (signal.SIG_DFL, signal.default_int_handler)
-        handled = tuple(number for number in STOP_SIGNALS if signal.getsignal(number) in defaults)
-    previous = _users_program
-    _users_program = UsersProgram(handled)
+def in_users_program() -> Iterator[list[int]]:
+    """Marks that a program of the user calls a command as a function during the block: a second signal raises
+    KeyboardInterrupt, and handlers are always restored. Yields the signals that the command receives."""
+    global _received
+    previous = _received
+    _received = []
     try:
-        yield _users_program
+        yield _received
     finally:
-        _users_program = previous
-
-
-def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Makes ``handler`` handle the signals that stop a command, except those that are ignored, such as SIGHUP under
-    nohup. Returns their previous handlers by number."""
-    numbers = STOP_SIGNALS if _users_program is None else _users_program.handled
-    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in handled}
-
-
-def note_signal(number: int) -> None:
-    """Records the first signal that stops the command, for the program that has called it."""
-    if _users_program is not None:
-        _users_program.received = _users_program.received or number
-
-
-def end_at_once(code: int) -> NoReturn:
-    """Ends the process, or only the command in a user's program, at a second signal."""
-    if _users_program is not None:
-        raise KeyboardInterrupt
-    os._exit(code)
+        _received = previous
 
 
 def exit_on_interrupt() -> None:
@@ -89,35 +51,53 @@ def exit_on_interrupt() -> None:
         signal.signal(signal.SIGINT, _exit)
 
 
-def raise_on_interrupt() -> None:
-    """Makes the first Ctrl-C raise KeyboardInterrupt after `exit_on_interrupt`; a second one ends the process."""
-    if signal.getsignal(signal.SIGINT) is _exit:
-        signal.signal(signal.SIGINT, _Interrupt())
+def _exit(_: int, __: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
 
 
 class StopSignals:
-    """While entered, a signal raises `Stopped` in the main thread. Inside `deferred` it only sets ``code``. A second
-    one ends the process at once (`end_at_once`).
+    """While entered, a signal raises `Stopped` in the main thread. Inside `deferred` it is only recorded. A second one
+    ends the process at once.
+
+    Signals that are ignored, such as SIGHUP under nohup, stay so, and so do handlers of the user's program.
 
     A bug after a signal is taken for its consequence, and becomes `Stopped`: a signal to all processes of a job also
     ends those of libraries, such as the compiler of ``--compile``.
+
+    Args:
+        numbers: signals to handle.
+        before_end: called before a second signal ends the process.
+
+    Attributes:
+        number: the signal that was received, or 0.
+        code: its exit code, or 0.
     """
 
-    def __init__(self) -> None:
-        self.code = 0  # exit code of the signal that was received, or 0
+    def __init__(
+        self, numbers: Sequence[int] = STOP_SIGNALS, *, before_end: Callable[[], object] = lambda: None
+    ) -> None:
+        self.number = 0
+        self.code = 0
+        self._numbers = numbers
+        self._before_end = before_end
         self._received_at = 0.0
         self._deferred = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self._previous = handle_stop_signals(self._handle)
+        is_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere, Python refuses handlers
+        for number in self._numbers if is_main_thread else ():
+            handler = signal.getsignal(number)
+            is_ours = isinstance(getattr(handler, "__self__", None), StopSignals)
+            if is_ours or handler in (signal.SIG_DFL, signal.default_int_handler, _exit):
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        # After a signal, a process of ours is ending: a launcher's next one must not interrupt that.
+        is_ending = self.code and _received is None
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._handle:  # another handler was set on purpose, and stays
-                # After a signal, a process of ours is ending: a launcher's next one must not interrupt that.
-                is_ending = self.code and _users_program is None
                 signal.signal(number, signal.SIG_IGN if is_ending else handler)
         if self.code and isinstance(error, Exception) and not isinstance(error, ExplainedError):
             from utils.logger import get_logger
@@ -140,37 +120,31 @@ class StopSignals:
             self._deferred = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self.code:
-            if time.monotonic() - self._received_at > SAME_SIGNAL_S:
-                end_at_once(self.code)
+            if now - self._received_at > SAME_SIGNAL_S:
+                self._before_end()
+                if _received is not None:
+                    raise KeyboardInterrupt
+                os._exit(self.code)
             return
-        note_signal(number)
-        self.code = INTERRUPTED if number == signal.SIGINT else REQUEUE
-        self._received_at = time.monotonic()
+        self.number = number
+        self.code = stop_code(-number)
+        self._received_at = now
+        if _received is not None:
+            _received.append(number)
         if not self._deferred:
             if _imports_torch(frame):
                 os._exit(self.code)
             raise Stopped(self.code)
 
 
-class _Interrupt:
-    """A handler of Ctrl-C, see `raise_on_interrupt`."""
-
-    def __init__(self) -> None:
-        self._received_at = 0.0
-
-    def __call__(self, _: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        is_first = not self._received_at
-        if _imports_torch(frame) or (not is_first and now - self._received_at > SAME_SIGNAL_S):
-            os._exit(INTERRUPTED)
-        if is_first:
-            self._received_at = now
-            raise KeyboardInterrupt
-
-
-def _exit(_: int, __: FrameType | None) -> None:
-    os._exit(INTERRUPTED)
+def stop_code(status: int) -> int:
+    """Returns the exit code of a command whose process a signal has stopped; 0 if none has. ``status``: exit status of
+    the process; negative: the signal, which the process did not handle yet."""
+    if status in (INTERRUPTED, -signal.SIGINT):
+        return INTERRUPTED
+    return REQUEUE if status == REQUEUE or -status in STOP_SIGNALS else 0
 
 
 def _imports_torch(frame: FrameType | None) -> bool:

@@ -23,7 +23,6 @@ STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "
         (LAUNCH | STEP, Launch(1, 2, 1, 2, 0, "127.0.0.1", 29500)),  # torchrun's processes under srun
         ({}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}, None),  # sbatch
-        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
         (STEP | {"SLURM_PTY_PORT": "4000", "SLURM_PROCID": "0"}, None),  # srun --pty bash
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
     ],
@@ -36,11 +35,7 @@ def test_positions_are_read_from_the_launcher_s_variables(environ, expected):
     ("environ", "message"),
     [
         (LAUNCH | {"RANK": "two"}, "RANK is 'two'; ..."),
-        (LAUNCH | {"RANK": "-1"}, "RANK is '-1'; ..."),
         (LAUNCH | {"RANK": "2"}, "...impossible...RANK=2..."),
-        (LAUNCH | {"MASTER_PORT": "99999"}, "...impossible...MASTER_PORT=99999..."),
-        (LAUNCH | {"LOCAL_RANK": "3"}, "...impossible...LOCAL_RANK=3..."),
-        ({"RANK": "1", "WORLD_SIZE": "1"}, "...LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT..."),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, "...RANK, WORLD_SIZE, LOCAL_RANK..."),
     ],
 )
@@ -54,7 +49,6 @@ def test_variables_of_no_launcher_are_one_line_that_names_them(environ, message)
     [
         (STEP, "srun has started 4 separate processes"),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "mpirun has started 3 separate processes"),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun has started 2 separate processes"),
     ],
 )
 def test_copies_of_one_process_are_one_line(monkeypatch, environ, message):

@@ -20,8 +20,7 @@ from utils.process.spawn import spawn
 # Rank 1 does what the argument says; rank 0 waits, unless there is nothing to wait for.
 PROGRAM = """
 import os, signal, sys, time
-from utils.errors import FailedCheck, UserError
-from utils.process import main as main_module
+from utils.errors import UserError
 from utils.process.main import run_main
 from utils.process.spawn import spawn
 
@@ -69,68 +68,42 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert time.monotonic() - started < 50
 
 
-def say() -> None:
-    configure_logging(os.environ["RANK"] == "0")
+DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print('deaf', flush=True); time.sleep(60)"
 
 
-def test_lines_that_wait_for_the_log_are_logged_by_the_first_process(capfd):
-    """Such as flags of other programs that are left out: the settings are parsed before the processes start."""
-    log_when_configured("--local-rank: left out")
-    spawn(say, 2)
-    configure_logging(True)
-    assert capfd.readouterr().out.count("--local-rank: left out\n") == 2  # here, and in the process of rank 0
-
-
-@pytest.mark.parametrize(("seconds", "number", "code"), [(0.0, signal.SIGINT, 130), (0.7, signal.SIGTERM, 75)])
-def test_a_signal_while_processes_start_ends_all_without_traceback(tmp_path, number, code, seconds):
-    """Each gets Ctrl-C twice, as from a terminal: also from the parent."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_all_processes_without_traceback(tmp_path, number):
+    """Ctrl-C reaches all while they start; SIGTERM the parent alone, a second time because a process does not end."""
     (tmp_path / "program.py").write_text(PROGRAM)
+    end = "time.sleep(60)" if number == signal.SIGINT else DEAF
     with Processes(tmp_path / "log", real=True) as launch:
-        launch.start([launch.python, str(tmp_path / "program.py"), "time.sleep(60)"], PYTHONPATH=str(ROOT))
-        launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
-        time.sleep(seconds)
-        for pid in launch.alive() if number == signal.SIGINT else [launch.started[0].pid]:
-            with contextlib.suppress(ProcessLookupError):  # its parent was faster
-                os.kill(pid, number)
-        assert launch.codes() == [code]
+        launch.start([launch.python, str(tmp_path / "program.py"), end], PYTHONPATH=str(ROOT))
+        if number == signal.SIGINT:
+            launch.until(lambda: len(launch.alive()) == 4)  # the parent, multiprocessing's tracker, and two
+            for pid in launch.alive():
+                with contextlib.suppress(ProcessLookupError):  # its parent was faster
+                    os.kill(pid, number)
+        else:
+            launch.until(lambda: "deaf" in launch.output())
+            for pause_s in (1.2, 0):
+                launch.started[0].send_signal(number)
+                time.sleep(pause_s)
+        assert launch.codes(timeout=25) == [130 if number == signal.SIGINT else 75]
         launch.wait_gone()
-        assert launch.output() == "begun\n"
+        assert set(launch.output().split()) <= {"begun", "deaf"}
 
 
-SLOW_STARTS = """
-from multiprocessing.process import BaseProcess
-start = BaseProcess.start
-
-def start_slowly(process):
-    start(process)
-    time.sleep(0.8)
-
-BaseProcess.start = start_slowly
-"""
-
-
-def test_signals_while_processes_start_end_the_command_before_all_have_started(tmp_path):
-    program = PROGRAM.replace("spawn(work, 2, argv)", "spawn(work, 8, argv)")
-    (tmp_path / "program.py").write_text(program.replace("def main", f"{SLOW_STARTS}\ndef main"))
-    with Processes(tmp_path / "log", real=True) as launch:
-        launch.start([launch.python, str(tmp_path / "program.py"), "time.sleep(60)"], PYTHONPATH=str(ROOT))
-        launch.until(lambda: len(launch.alive()) >= 3)  # the parent, multiprocessing's tracker, and one
-        for pause_s in (1.2, 0):
-            launch.started[0].send_signal(signal.SIGTERM)
-            time.sleep(pause_s)
-        started = time.monotonic()
-        assert launch.codes() == [75]
-        launch.wait_gone()
-        assert time.monotonic() - started < 3
-        assert launch.output() == "begun\n"
-
-
-def print_start_method() -> None:
+def report() -> None:
+    configure_logging(os.environ["RANK"] == "0")
     os.write(1, f"{multiprocessing.get_start_method()}\n".encode())  # at once: another process prints, too
 
 
-def test_spawned_processes_fork_their_loader_workers(capfd):
-    """Spawning would import torch again in each worker, which takes seconds."""
+def test_the_first_process_logs_what_waits_and_all_fork_their_loader_workers(capfd):
+    """Flags of other programs are left out before the processes start. Spawning would import torch in each worker."""
     usual = multiprocessing.get_context().get_start_method()
-    spawn(print_start_method, 2)
-    assert capfd.readouterr().out.split() == [usual, usual]
+    log_when_configured("--local-rank: left out")
+    spawn(report, 2)
+    configure_logging(True)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines.count("--local-rank: left out") == 2  # here, and in the process of rank 0
+    assert lines.count(usual) == 2
