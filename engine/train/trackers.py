@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
 import queue
 import re
 import shlex
 import threading
 import time
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +25,6 @@ from typing import TYPE_CHECKING
 from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
 from utils.address import as_address, full_address
 from utils.errors import UserError, first_line
-from utils.files.paths import is_inside
 from utils.files.safe_io import folder_below, open_direct
 from utils.logger import get_logger
 from utils.machine.packages import require_package
@@ -42,15 +39,25 @@ FINISH_S = 60.0  # longest wait at the end of a complete run, whose files are st
 FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
 EXPERIMENT = "lockstep"
 RUN_ID_TAG = "lockstep_run_id"  # tag of a run in MLflow
-MAX_PARAMETERS = 100  # MLflow's limit of parameters in a request; values have at most 6000 characters, names 250
+MAX_PARAMETERS = 100  # MLflow's limit of parameters in a request; values have at most 6000 characters
 
 
 class Mlflow:
-    """A run in MLflow, on the server that MLFLOW_TRACKING_URI names, or else in a SQLite file in the folder of runs. It
-    is found by its tag. `Tracker` calls the methods of a service in one thread; any may raise."""
+    """A run in MLflow: on the server that MLFLOW_TRACKING_URI names, or else, without files, in a SQLite file in the
+    folder of runs. It is found by its tag. `Tracker` calls the methods of a service in one thread; any may raise."""
 
     name = "MLflow"
     _client: MlflowClient
+    _id: str
+
+    def __init__(self) -> None:
+        """Raises UserError if a package is missing."""
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else a message for each step
+        # At the end of a run, MLflow prints the server's address, with its login.
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+        self._uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+        for package in ("mlflow",) if self._uri else ("mlflow", "sqlalchemy", "alembic"):
+            require_package(package, "--tracker mlflow", "leave out --tracker mlflow")
 
     def open(self, run: TrainingRun) -> int | None:
         """Continues the tracked run of ``run``, or creates it. Returns the last epoch that it has, 0 if none; None if
@@ -58,36 +65,24 @@ class Mlflow:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        project = run.folder.resolve().parent
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        location = as_address(uri or f"sqlite:///{project / 'mlflow.db'}")
-        artifacts = project / "mlartifacts"
-        if not uri:  # raises where a link leads elsewhere
-            open(project / "mlflow.db", "ab", opener=open_direct).close()
-            folder_below(project, artifacts.name)
+        folder = run.folder.resolve()
+        database = folder.parent / "mlflow.db"
+        if not self._uri:
+            open(database, "ab", opener=open_direct).close()  # raises where a link leads elsewhere
+        location = as_address(self._uri or f"sqlite:///{database}")
         self._client = client = MlflowClient(tracking_uri=full_address(location))
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = client.get_experiment_by_name(title)
-        if experiment is None:
-            location_of_files = None if uri else artifacts.as_uri()
-            experiment_id = client.create_experiment(title, artifact_location=location_of_files)
-        else:
-            experiment_id = experiment.experiment_id
+        experiment_id = client.create_experiment(title) if experiment is None else experiment.experiment_id
         run_id = run.run_id.replace("'", "''")  # a checkpoint has it
-        tracked_runs = client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'")
-        if tracked_runs:
-            tracked = tracked_runs[0]
+        found = client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'")
+        if found:
+            tracked = found[0]
         else:
-            name = os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name
+            name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
             tracked = client.create_run(experiment_id, tags={RUN_ID_TAG: run.run_id}, run_name=name)
             get_logger().info("MLflow: run %s in %s", name, location)
         self._id = tracked.info.run_id
-        place = urllib.parse.urlsplit(tracked.info.artifact_uri)
-        is_here = place.scheme == "file" and is_inside(urllib.parse.unquote(place.path), artifacts)
-        self._keeps_files = is_here or bool(uri)
-        if not self._keeps_files:  # the database may be of others, and name any server and folder
-            message = "MLflow: stores no files, because %s keeps them outside %s"
-            get_logger().warning(message, project / "mlflow.db", artifacts)
         client.update_run(self._id, status="RUNNING")
         # MLflow takes no new value for a parameter that it has.
         settings = {name: value for name, value in run.settings.by_name().items() if name not in tracked.data.params}
@@ -102,17 +97,13 @@ class Mlflow:
 
         now_ms = int(time.time() * 1000)
         # A name may contain that of a class (``--fitness``), with characters that MLflow refuses.
-        names = {name: posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:250].rstrip("/") for name in row}
-        metrics = [Metric(names[name], value, now_ms, epoch) for name, value in row.items()]
-        self._client.log_batch(self._id, metrics)
+        names = {name: re.sub(r"[^\w.\- :/]", "_", name) for name in row}
+        self._client.log_batch(self._id, [Metric(names[name], value, now_ms, epoch) for name, value in row.items()])
 
-    def store(self, path: Path) -> None:
-        """Stores a file of the complete run."""
-        if self._keeps_files:
+    def close(self, files: Sequence[Path], *, is_complete: bool) -> None:
+        """Stores ``files``, and ends the tracked run, for now if it is not complete."""
+        for path in files if self._uri else ():
             self._client.log_artifact(self._id, str(path))
-
-    def close(self, *, is_complete: bool) -> None:
-        """Ends the tracked run, for now if it is not complete."""
         self._client.set_terminated(self._id, "FINISHED" if is_complete else "KILLED")
 
 
@@ -121,6 +112,23 @@ class Wandb:
 
     name = "Weights & Biases"
     _run: WandbRun
+
+    def __init__(self) -> None:
+        """Raises UserError if the package is missing, or would ask for an account."""
+        os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # the settings of a repository may name programs
+        os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
+        wandb = require_package("wandb", "--tracker wandb", "leave out --tracker wandb")
+        try:  # asks neither a server nor the user
+            with contextlib.chdir(os.sep):  # a file wandb/settings in the working folder may name a server
+                settings = wandb.setup().settings
+            has_key = settings.mode != "online" or wandb.login(prompt=False, verify=False)
+        except Exception as error:  # a malformed key, or settings that it refuses
+            raise UserError(f"--tracker wandb: {first_line(error)}") from None
+        if not has_key:
+            raise UserError(
+                "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
+            )
 
     def open(self, run: TrainingRun) -> int | None:
         import wandb
@@ -147,14 +155,14 @@ class Wandb:
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._run.log(dict(row), step=epoch)
 
-    def store(self, path: Path) -> None:
-        self._run.save(str(path), base_path=str(path.parent), policy="now")
-
-    def close(self, *, is_complete: bool) -> None:
+    def close(self, files: Sequence[Path], *, is_complete: bool) -> None:
+        for path in files:
+            self._run.save(str(path), base_path=str(path.parent), policy="now")
         self._run.finish(exit_code=0 if is_complete else 1)
 
 
 Service = Mlflow | Wandb
+SERVICES = {"mlflow": Mlflow, "wandb": Wandb}
 
 
 class Tracker(Hook):
@@ -165,7 +173,7 @@ class Tracker(Hook):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._rows: queue.SimpleQueue[dict[int, dict[str, float]] | None] = queue.SimpleQueue()  # None: the end
+        self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an item for each epoch; False: the end
         self._thread = threading.Thread(target=self._work, name=service.name, daemon=True)
         self._is_complete = False
         self._has_failed = False
@@ -175,17 +183,17 @@ class Tracker(Hook):
         self._table = trainer.checkpointer.table
         self._first_epochs = trainer.progress.epoch  # of earlier starts
         self._thread.start()
-        self._rows.put(dict(self._table.rows))
+        self._wakes.put(True)
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
-        self._rows.put(dict(self._table.rows))
+        self._wakes.put(True)
 
     def finish(self, trainer: Trainer) -> None:
         self._is_complete = True
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._rows.put(None)
+            self._wakes.put(False)
             self._thread.join(FINISH_S if self._is_complete and not self._has_failed else CLOSE_S)
             if self._thread.is_alive() and not self._has_failed:
                 get_logger().warning("%s does not answer; results.csv has all epochs", self._service.name)
@@ -195,21 +203,18 @@ class Tracker(Hook):
         tracked: int | None = None  # the newest epoch that the service has; None: its run is not open
         is_running = True
         while is_running:
-            rows = self._rows.get()
-            is_running = rows is not None
+            is_running = self._wakes.get()
             try:
                 if tracked is None:
                     last_epoch = self._service.open(self._run)
                     tracked = self._first_epochs if last_epoch is None else last_epoch
-                for epoch, row in sorted((rows or dict(self._table.rows)).items()):
+                for epoch, row in sorted(dict(self._table.rows).items()):
                     if epoch > tracked:
                         self._service.log(epoch, {name: row[name] for name in row if name != "epoch"})
                         tracked = epoch
                 if not is_running:
-                    for path in (self._run.folder / name for name in FILES) if self._is_complete else ():
-                        if path.exists():
-                            self._service.store(path)
-                    self._service.close(is_complete=self._is_complete)
+                    files = [self._run.folder / name for name in FILES] if self._is_complete else []
+                    self._service.close([path for path in files if path.exists()], is_complete=self._is_complete)
             except BaseException as error:  # any error, even SystemExit: tracking must not end a run
                 if not self._has_failed:
                     message = "%s: %s; tried again after each epoch, and results.csv has all of them"
@@ -219,36 +224,5 @@ class Tracker(Hook):
 
 
 def open_services(names: Sequence[str]) -> list[Service]:
-    """Returns the services of ``--tracker``. Raises UserError for one whose package is not installed, or that would ask
-    for an account."""
-    services: list[Service] = []
-    for name in dict.fromkeys(names):
-        flag = f"--tracker {name}"
-        if name == "mlflow":
-            os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # else a message for each step
-            # At the end of a run, MLflow prints the server's address, with its login.
-            os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
-            require_package("mlflow", flag, f"leave out {flag}")
-            if not os.environ.get("MLFLOW_TRACKING_URI"):
-                for package in ("sqlalchemy", "alembic"):
-                    require_package(package, flag, "set MLFLOW_TRACKING_URI to a server's address")
-            services.append(Mlflow())
-        else:
-            os.environ.setdefault("WANDB_SILENT", "true")
-            os.environ.setdefault("WANDB_DISABLE_GIT", "true")  # the settings of a repository may name programs
-            with contextlib.suppress(UserError):  # there is no home folder
-                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
-            require_package("wandb", flag, f"leave out {flag}")
-            import wandb
-
-            try:  # asks neither a server nor the user
-                with contextlib.chdir(os.sep):  # a file wandb/settings in the working folder may name a server
-                    settings = wandb.setup().settings
-                has_key = settings.mode != "online" or wandb.login(prompt=False, verify=False)
-            except Exception as error:  # a malformed key, or settings that it refuses
-                raise UserError(f"{flag}: {first_line(error)}") from None
-            if not has_key:
-                way = "run wandb login, or set WANDB_MODE=offline, which needs none"
-                raise UserError(f"{flag}: there is no API key; {way}")
-            services.append(Wandb())
-    return services
+    """Returns the services of ``--tracker``. Raises UserError for one that cannot be used."""
+    return [SERVICES[name]() for name in dict.fromkeys(names)]

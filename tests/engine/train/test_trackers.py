@@ -142,12 +142,11 @@ def test_wandb_takes_no_address_from_the_working_folder(tmp_path, monkeypatch):
     wandb.teardown()
 
 
-@pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_a_missing_package_is_one_line_before_the_run_has_a_folder(name, tmp_path, monkeypatch, capsys, flags):
-    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    line = error_of(capsys, train.main, *flags, "--tracker", name)
-    assert f"--tracker {name}: " in line
-    assert f"pip install {name}" in line
+def test_a_missing_package_is_one_line_before_the_run_has_a_folder(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # as if it were not installed
+    line = error_of(capsys, train.main, *flags, "--tracker", "mlflow")
+    assert "--tracker mlflow: " in line
+    assert "pip install mlflow" in line
     assert not (tmp_path / "runs").exists()
 
 
@@ -186,4 +185,3 @@ def test_a_killed_and_resumed_training_is_one_run_in_mlflow(tmp_path, monkeypatc
     assert [metric.step for metric in history] == list(range(1, done + 4))
     assert run.info.status == "FINISHED"
     assert {"lr0", "imgsz", "tracker"} <= run.data.params.keys()
-    assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"results.csv", "settings.yaml"}
