@@ -136,7 +136,23 @@ def prepare_step(
     amp_dtype = resolve_amp(config.amp, ctx.device)
     copied = copy.deepcopy(model)
     step = build_step(ctx_here, settings_here, copied, criterion, steps, amp_dtype=amp_dtype, full_batch=images_here)
-    number = np.arange(BOXES * samples_per_image)
+    # The prefetcher keeps this step's batches and the next one's, and so does `take_step`.
+    batches = [_fake_batch(ctx, settings, model, samples, images=images_here) for _ in range(2 * steps.accumulate)]
+
+    def take_step() -> None:
+        used = batches[: min(steps.accumulate, 2)]  # gradients are accumulated from the second one on
+        step(used, [images_here] * len(used), updates=1)
+        step.reader.pop(leave=0)
+
+    return take_step
+
+
+def _fake_batch(
+    ctx: DistributedContext, settings: RunSettings, model: Detector, samples: AugmentedImages, *, images: int
+) -> Batch:
+    """Makes black images on the largest canvas, with `BOXES` boxes for each sample."""
+    config = settings.config
+    number = np.arange(BOXES * (4 if config.quad else 1))
     sizes = np.full(len(number), 0.05)
     centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]
     labels = np.stack([number % model.num_classes, *centers, sizes, sizes], 1)
@@ -145,22 +161,11 @@ def prepare_step(
         labels = np.append(labels, [[region_class, 0.5, 0.5, 1, 1]], axis=0)
     side = _largest_side(settings, model)
     pixels = samples.sample_index.pixels
-    shape = (images_here, side, side, pixels.channels)
-    # The prefetcher keeps this step's batches and the next one's, and so does `take_step`.
-    batches = [
-        Batch(
-            images=torch.zeros(shape, dtype=pixels.torch_dtype, device=ctx.device).permute(0, 3, 1, 2),
-            targets=Targets.from_labels([labels.astype(np.float32)] * images_here).to(ctx.device, non_blocking=False),
-            indices=torch.arange(images_here),
-            original_hw=torch.full((images_here, 2), side, dtype=torch.int32),
-            letterbox=torch.zeros((images_here, 4), dtype=torch.float64),
-        )
-        for _ in range(2 * steps.accumulate)
-    ]
-
-    def take_step() -> None:
-        used = batches[: min(steps.accumulate, 2)]  # gradients are accumulated from the second one on
-        step(used, [images_here] * len(used), updates=1)
-        step.reader.pop(leave=0)
-
-    return take_step
+    shape = (images, side, side, pixels.channels)
+    return Batch(
+        images=torch.zeros(shape, dtype=pixels.torch_dtype, device=ctx.device).permute(0, 3, 1, 2),
+        targets=Targets.from_labels([labels.astype(np.float32)] * images).to(ctx.device, non_blocking=False),
+        indices=torch.arange(images),
+        original_hw=torch.full((images, 2), side, dtype=torch.int32),
+        letterbox=torch.zeros((images, 4), dtype=torch.float64),
+    )
