@@ -53,9 +53,7 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
     if ctx.world_size == 1:
         return
     facts: dict[str, object] = {**program_facts(), "the device's type": ctx.device.type}
-    for name, value in asdict(config).items():
-        if name not in SCOPES["machine"]:
-            facts[f"--{name.replace('_', '-')}"] = value
+    facts |= {f"--{name.replace('_', '-')}": v for name, v in asdict(config).items() if name not in SCOPES["machine"]}
     facts["--stage"] = "given" if config.stage else "not given"
     check_agreement(ctx, facts)
 

@@ -3,7 +3,6 @@ does not belong to. The groups for two nodes of four processes:
 
     rank                     0   1   2   3   |   4   5   6   7
     node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
-    node groups            [ 0   1   2   3 ]   [ 4   5   6   7 ]     rank 6 is rank 2 of its group
     one-per-node groups    [0, 4]  [1, 5]  [2, 6]  [3, 7]            rank 6 is rank 1 of its group
 """
 
@@ -14,23 +13,13 @@ import torch.distributed as dist
 from utils.distributed.context import DistributedContext, all_objects
 
 
-def node_group(ctx: DistributedContext) -> dist.ProcessGroup | None:
-    """Returns the group of this node's processes, on gloo, or None in a run of one process."""
-    return _group_by(ctx, ctx.node_rank)
-
-
 def one_per_node_group(ctx: DistributedContext) -> dist.ProcessGroup | None:
     """Returns the group of all processes with this process's local rank, one per node, on gloo, or None in a run of one
     process. For local rank 0, these are the node leaders."""
-    return _group_by(ctx, ctx.local_rank)
-
-
-def _group_by(ctx: DistributedContext, value: int) -> dist.ProcessGroup | None:
-    """Groups the processes with equal values, and returns the group of this process."""
     if not ctx.is_distributed:
         return None
-    values = all_objects(ctx, value)
-    groups = [[rank for rank, other in enumerate(values) if other == each] for each in sorted(set(values))]
+    local_ranks = all_objects(ctx, ctx.local_rank)
+    groups = [[rank for rank, other in enumerate(local_ranks) if other == each] for each in sorted(set(local_ranks))]
     group, _ = dist.new_subgroups_by_enumeration(groups, backend="gloo")
     assert isinstance(group, dist.ProcessGroup), "every process belongs to one of the groups"
     return group

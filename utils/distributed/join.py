@@ -32,10 +32,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.distributed.context import DistributedContext, all_objects
+from utils.distributed.context import DistributedContext
 from utils.errors import LOST_PEER, PeerFailure, PeerLost, Stopped, UserError, first_line
 from utils.logger import get_logger
-from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
+from utils.machine.devices import devices_for_ranks, make_current, parse_devices
 from utils.machine.limits import require_posix
 from utils.process.launch import Launch
 from utils.process.main import error_line
@@ -154,12 +154,7 @@ def join_run(
             world_size=ctx.world_size,
             timeout=timeout,
         )
-        _check_own_gpu(ctx)
-    except (
-        RuntimeError,
-        ValueError,
-        OSError,
-    ) as error:  # raised by torch, and by gloo if another process exits meanwhile
+    except (RuntimeError, ValueError, OSError) as error:  # of torch, and of gloo if another process exits meanwhile
         hint = "is the port taken? choose another with --master-port"
         if "EADDRINUSE" not in str(error) and not isinstance(error, OSError):
             hint = "is it reachable, and are all processes started?"
@@ -177,7 +172,7 @@ def _place(launch: Launch, device: str, eval_ranks: int) -> DistributedContext:
     training_here = min(max(num_training - first_of_node, 0), launch.local_world_size)
     evaluates = launch.rank >= num_training
     own_device = torch.device("cpu")
-    if len(devices) == 1:  # or a launcher has made another GPU visible to each process: `_check_own_gpu`
+    if len(devices) == 1:  # or a launcher has made another GPU visible to each process
         own_device = devices[0]
     elif launch.local_rank < len(devices):
         own_device = devices[launch.local_rank]
@@ -218,61 +213,61 @@ def _launcher_identity(launch: Launch) -> str:
 
 def _open_store(launch: Launch, eval_ranks: int, timeout_s: float) -> dist.Store:
     """Connects to the run's store, waits until all processes have, and returns the part of the store for their keys.
-    Logs what it waits for.
 
     torchrun may keep its store, with the keys of ended processes, when it restarts them, and a change of membership
-    counts as no restart. So each process 0 begins a new part, closes it with the tickets of those that have arrived,
-    and a process whose ticket is not among them waits for the next part.
+    counts as no restart. So each process 0 begins a new part, and closes it with the tickets of those that have
+    arrived; a process whose ticket is not among them waits for the next part.
 
-    Raises PeerLost if they do not within ``timeout_s``, torch's errors if the store cannot be opened, and UserError on
-    process 0 if two processes have the same rank, or different numbers of processes.
+    Raises PeerLost if they do not arrive within ``timeout_s``, torch's errors if the store cannot be opened, and
+    UserError on process 0 if the processes expect different numbers of processes.
     """
     deadline = time.monotonic() + timeout_s
-    shared_store: dist.Store = _connect(launch, deadline, timeout_s)
+    store: dist.Store = _connect(launch, deadline, timeout_s)
     if launch.store_prefix:
-        shared_store = dist.PrefixStore(launch.store_prefix, shared_store)
-    ticket = secrets.token_hex(8)
+        store = dist.PrefixStore(launch.store_prefix, store)
     numbers = f"WORLD_SIZE {launch.world_size} and --eval-ranks {eval_ranks}"
-    is_first = launch.rank == 0
-    same_rank = "two processes were started as rank {}; each needs its own RANK"
-    part = 0
+    pause_s = 0.05 * max(1.0, launch.world_size / 32)  # bounds the load of the store
+    if launch.rank == 0:
+        return _begin_part(store, launch, numbers, deadline=deadline, pause_s=pause_s)
+    ticket = secrets.token_hex(8)
+    joined = 0
+    while time.monotonic() < deadline:
+        newest = store.add("lockstep/parts", 0)
+        part = dist.PrefixStore(f"lockstep/{newest}", store)
+        if newest != joined:
+            joined = newest
+            part.append("arrived", f"{launch.rank} {ticket} {numbers}\n")  # type: ignore[attr-defined]
+        if joined and part.check(["tickets"]) and ticket in part.get("tickets").decode():
+            return part
+        time.sleep(pause_s)
+    raise PeerLost(f"not all processes of the run have joined {launch.address}:{launch.port}; were they started?")
+
+
+def _begin_part(store: dist.Store, launch: Launch, numbers: str, *, deadline: float, pause_s: float) -> dist.Store:
+    """Begins a new part of the store on process 0, and returns it once all processes have arrived. Logs which it waits
+    for. Raises PeerLost and UserError as `_open_store` does."""
+    part = dist.PrefixStore(f"lockstep/{store.add('lockstep/parts', 1)}", store)
+    part.append("arrived", f"0 first {numbers}\n")  # type: ignore[attr-defined]  # torch's stubs lack this method
     next_log = time.monotonic() + LOG_AFTER_S
     while True:
-        newest = shared_store.add("lockstep/parts", 1 if is_first and part == 0 else 0)
-        store = dist.PrefixStore(f"lockstep/{newest}", shared_store)
-        if newest != part:
-            if is_first and part:
-                raise UserError(same_rank.format(0))
-            part = newest
-            # torch's stubs lack this method.
-            store.append("arrived", f"{launch.rank} {ticket} {numbers}\n")  # type: ignore[attr-defined]
-        missing = [0]
-        if is_first:
-            tickets: dict[int, str] = {}
-            for line in store.get("arrived").decode().splitlines():
-                rank, other_ticket, other_numbers = line.split(" ", 2)
-                if other_numbers != numbers:
-                    raise UserError(f"process 0 has {numbers}, process {rank} has {other_numbers}")
-                if int(rank) in tickets and not launch.run_id:  # torchrun may have restarted one that was waiting
-                    raise UserError(same_rank.format(rank))
-                tickets[int(rank)] = other_ticket
-            missing = [rank for rank in range(launch.world_size) if rank not in tickets]
-            if not missing:
-                store.set("tickets", " ".join(tickets.values()))
-                return store
-        elif part and store.check(["tickets"]):
-            if ticket in store.get("tickets").decode():
-                return store
-        elif part:
-            missing = []  # process 0 waits for the others, and names them
+        tickets: dict[int, str] = {}
+        for line in part.get("arrived").decode().splitlines():
+            rank, ticket, other_numbers = line.split(" ", 2)
+            if other_numbers != numbers:
+                raise UserError(f"process 0 has {numbers}, process {rank} has {other_numbers}")
+            tickets[int(rank)] = ticket
+        missing = [rank for rank in range(launch.world_size) if rank not in tickets]
+        if not missing:
+            part.set("tickets", " ".join(tickets.values()))
+            return part
         message = f"{rank_list(missing)} of {launch.world_size} did not join {launch.address}:{launch.port}"
         now = time.monotonic()
         if now > deadline:
-            raise PeerLost(f"{message}; were they started?" if missing else "not all processes of the run were started")
-        if missing and now > next_log and launch.local_rank == 0:
+            raise PeerLost(f"{message}; were they started?")
+        if now > next_log:
             get_logger().warning("still waiting: %s", message)
             next_log = now + 6 * LOG_AFTER_S
-        time.sleep(0.05 * max(1.0, launch.world_size / 32))
+        time.sleep(pause_s)
 
 
 def _connect(launch: Launch, deadline: float, timeout_s: float) -> dist.TCPStore:
@@ -312,17 +307,6 @@ def _keep_to_loopback() -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
             return
-
-
-def _check_own_gpu(ctx: DistributedContext) -> None:
-    """Raises UserError if two processes use the same GPU, for which NCCL would fail later."""
-    own_name = identities(ctx.devices)[0] if ctx.device.type == "cuda" else ""
-    names = all_objects(ctx, own_name)  # all ranks, also those without a GPU
-    ranks = [rank for rank, name in enumerate(names) if name == own_name]
-    if own_name and len(ranks) > 1:
-        raise UserError(
-            f"{rank_list(ranks)} use the same GPU: start one process for each (--nproc_per_node or --spawn)"
-        )
 
 
 def evaluation_store(store: dist.Store) -> dist.Store:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import torch
 
@@ -53,11 +52,6 @@ def devices_for_ranks(device: str) -> tuple[torch.device, ...]:
     if name in ("", "cuda"):
         devices = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
     return devices
-
-
-def identities(devices: Sequence[torch.device]) -> list[str]:
-    """Returns names of GPUs that do not depend on which GPUs are visible."""
-    return [str(torch.cuda.get_device_properties(device).uuid) for device in devices]
 
 
 def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import TypeGuard
 
 from utils.errors import ExplainedError, UserError, os_reason
 from utils.machine.packages import DISTRIBUTION_NAMES, requirement
@@ -40,7 +39,7 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     """Explains an error that is a machine limit in one line. Returns None for other errors. ``advice`` tells how to use
     less memory."""
-    if not _may_be_limit(error):
+    if not isinstance(error, Exception) or isinstance(error, ExplainedError):
         return None
     lines = (explain(error, advice) for explain in _RECOGNIZERS)
     return next((line for line in lines if line is not None), None)
@@ -58,17 +57,6 @@ def raise_if_limit(error: BaseException, path: str | os.PathLike) -> None:
         if isinstance(error, OSError):
             error.filename = os.fspath(path)
         raise error
-
-
-def _may_be_limit(error: BaseException) -> TypeGuard[Exception]:
-    """Returns whether the recognizers can read the error. They read its text, which a class of the user may refuse."""
-    if not isinstance(error, Exception) or isinstance(error, ExplainedError):
-        return False
-    try:
-        str(error)
-    except Exception:
-        return False
-    return True
 
 
 def _unmappable_library(error: Exception, advice: str) -> str | None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,61 +33,39 @@ def map_ahead(
     thread, which can deadlock.
     """
     threads = max(threads, 1)
-    calls = _OrderedCalls(function, threads)
+    failed: list[int] = []  # numbers of the calls that have raised
+
+    def call(number: int, item: T) -> R:
+        if failed and number > min(failed):  # an earlier call may still start
+            raise CancelledError
+        try:
+            return function(item)
+        except BaseException:
+            failed.append(number)
+            raise
+
+    pool = ThreadPoolExecutor(threads)
     waiting: deque[Future[R]] = deque()
     error_of_items: Exception | None = None
-    remaining = iter(items)
-    with calls:
-        while not calls.have_failed:
+    numbered = enumerate(items)
+    try:
+        while not failed:
             try:
-                item = next(remaining)
+                number, item = next(numbered)
             except StopIteration:
                 break
             except Exception as error:
                 error_of_items = error
                 break
-            waiting.append(calls.submit(item))
+            waiting.append(pool.submit(call, number, item))
             while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
         while waiting:  # a failed call raises its exception here, before any cancelled ones
             yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
     if error_of_items is not None:
         raise error_of_items
-
-
-class _OrderedCalls(Generic[T, R]):
-    """Calls a function in threads. Once a call has raised, no later call starts. At the end of the block, calls that
-    have not started are cancelled."""
-
-    def __init__(self, function: Callable[[T], R], threads: int) -> None:
-        self._function = function
-        self._pool = ThreadPoolExecutor(threads)
-        self._num_submitted = 0
-        self._failed: list[int] = []  # numbers of the calls that raised
-
-    def __enter__(self) -> _OrderedCalls[T, R]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    @property
-    def have_failed(self) -> bool:
-        return bool(self._failed)
-
-    def submit(self, item: T) -> Future[R]:
-        number = self._num_submitted
-        self._num_submitted += 1
-        return self._pool.submit(self._call, number, item)
-
-    def _call(self, number: int, item: T) -> R:
-        if self._failed and number > min(self._failed):  # an earlier call may still start
-            raise CancelledError
-        try:
-            return self._function(item)
-        except BaseException:
-            self._failed.append(number)
-            raise
 
 
 def iterate_ahead(items: Generator[T, None, None], ahead: Callable[[], int]) -> Generator[T, None, None]:

@@ -87,16 +87,3 @@ def test_parameters_without_a_gradient_do_not_change():
     for n, (p, (weight, momentum)) in enumerate(zip(parameters, before)):
         assert torch.equal(p, weight) == (n in absent)
         assert torch.equal(optimizer.state[p]["momentum_buffer"], momentum) == (n in absent)
-
-
-def test_gradients_may_have_another_memory_layout():
-    """A channels_last kernel with a contiguous gradient."""
-    a = make_parameters()
-    b = make_parameters()
-    for parameters in (a, b):
-        set_gradients(parameters, 0)
-    for p in b:
-        p.grad = p.grad.contiguous()
-    for parameters in (a, b):
-        Muon(parameters, **OPTIONS).step()
-    assert all(torch.equal(p, q) for p, q in zip(a, b))

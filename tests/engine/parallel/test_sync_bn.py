@@ -145,29 +145,6 @@ def test_a_group_without_an_image_keeps_its_statistics():
                 torch.testing.assert_close(state[key], expected[key], rtol=1e-10, atol=1e-12)
 
 
-def _mixed(ctx):
-    """bfloat16 in channels_last, as under autocast: with our operations, and with the kernels."""
-    images = torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(ctx.rank))
-    images = images.bfloat16().contiguous(memory_format=torch.channels_last)
-    results = []
-    for by_kernels in (False, True):
-        if by_kernels:
-            _as_on_a_gpu()
-        norm = convert_sync_bn(nn.BatchNorm2d(6))
-        x = images.clone().requires_grad_()
-        out = norm(x)
-        out.float().sin().sum().backward()
-        results.append((out.detach(), x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var))
-    return results
-
-
-def test_kernels_accept_autocast_inputs():
-    for ours, theirs in run_ranks(2, _mixed):
-        for a, b in zip(ours, theirs):
-            assert a.dtype == b.dtype
-            torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
-
-
 def _counted(ctx):
     norm = convert_sync_bn(nn.BatchNorm2d(6))
     waits = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from pathlib import Path
@@ -58,23 +57,11 @@ def copies(inputs: Path, folder: Path) -> list[Path]:
     return machines
 
 
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        (["--batch-size", "8"], "--batch-size is 4 on rank 0, but 8 on rank 1"),
-        pytest.param(
-            ["--model", "yolov5n"],
-            r'--model is (".*"|".*\.\.\. \(\w{8}\)) on rank 0, but "yolov5n" on rank 1',
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_two_processes_with_different_flags_end_with_one_line(inputs, tmp_path, changed, line):
+def test_two_processes_with_different_flags_end_with_one_line(inputs, tmp_path):
     given = flags(inputs, tmp_path)
-    (error,) = errors_of(tmp_path, [given, [*given, *changed]])
+    (error,) = errors_of(tmp_path, [given, [*given, "--batch-size", "8"]])
     assert error.startswith("error: the processes of this run differ: ")
-    assert re.search(line, error), error
+    assert "--batch-size is 4 on rank 0, but 8 on rank 1" in error
     assert not list(tmp_path.glob("exp*/*.pt"))
 
 
@@ -85,19 +72,15 @@ def test_two_machines_with_different_labels_end_with_one_line(inputs, tmp_path):
     assert "the train labels is " in error
 
 
-@pytest.mark.parametrize("broken", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_machines_compare_their_data_before_they_fill_a_cache_together(inputs, tmp_path, broken):
-    """A machine that the scan has refused, or that has other images, must not leave the others waiting for its part."""
+def test_machines_compare_their_data_before_they_fill_a_cache_together(inputs, tmp_path):
+    """A machine that has other images must not leave the others waiting for its part."""
     machines = copies(inputs, tmp_path)
-    for image in sorted((machines[1] / "set" / "images" / "train").iterdir())[: 4 if broken else 1]:
-        if broken:
-            image.write_bytes(b"")
-        else:
-            image.unlink()
-            (machines[1] / "set" / "labels" / "train" / f"{image.stem}.txt").unlink()
+    first = min((machines[1] / "set" / "images" / "train").iterdir())
+    first.unlink()
+    (machines[1] / "set" / "labels" / "train" / f"{first.stem}.txt").unlink()
     given = [*flags(inputs, tmp_path), "--data", "set/data.yaml", "--cache", "disk", "--cache-dir"]
     (error,) = errors_of(tmp_path, [[*given, str(machine / "cache")] for machine in machines], apart=True)
-    assert ("4 of 8 images and " if broken else "the number of train images is 8 on rank 0, but 7 on") in error
+    assert "the number of train images is 8 on rank 0, but 7 on" in error
     assert not list(tmp_path.glob("machine?/cache/*.lmdb"))
 
 

@@ -19,24 +19,6 @@ from utils.errors import UserError
 from utils.machine.limits import explain_limit
 from utils.process.main import run_main
 
-LIMITED = """
-import resource, sys
-import cv2, torch, torch._dynamo, torch.utils.tensorboard, train
-from utils.process.main import run_main
-
-held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-for limit, amount, *flags in (
-    (resource.RLIMIT_NOFILE, 16, "--workers", "2"),
-    (resource.RLIMIT_AS, held + (400 << 20), "--imgsz", "640", "--batch-size", "256"),
-):
-    usual = resource.getrlimit(limit)
-    resource.setrlimit(limit, (amount, usual[1]))
-    try:
-        run_main(train.main, [*sys.argv[1:], *flags])
-    except SystemExit as ended:
-        assert ended.code == 2
-    resource.setrlimit(limit, usual)
-"""
 KILLING = """
 import multiprocessing, os, signal, sys
 import train
@@ -107,7 +89,6 @@ def test_a_missing_package_is_reported_only_where_it_is_needed(inputs, tmp_path,
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ..."),
             "not enough memory on the GPU (2.50 GiB more was requested); ADVICE",
         ),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "on the GPU"),
         (
             RuntimeError(
                 "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -119,7 +100,6 @@ def test_a_missing_package_is_reported_only_where_it_is_needed(inputs, tmp_path,
             RuntimeError("CUDA error: no kernel image is available for execution on the device\nSearch for `cuda"),
             "torch or torchvision has no kernels for this GPU; install a build for it, or use --device cpu",
         ),
-        (MemoryError(), "not enough memory on this machine; ADVICE"),
         (OSError(12, "Cannot allocate memory"), "not enough memory on this machine; ADVICE"),
         (ImportError("libopenblas.so: failed to map segment from shared object", name="numpy"), "not enough memory"),
         (RuntimeError("received 0 items of ancdata"), "too many open files"),
@@ -136,9 +116,7 @@ def test_machine_errors_are_explained_in_one_line(error, line):
     "error",
     [
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
-        ValueError("not enough values to unpack"),
         ModuleNotFoundError("No module named 'engine.stepp'", name="engine.stepp"),
-        ImportError("cannot import name 'x' from 'utils'"),
         OSError(2, "No such file or directory"),
         UserError("--cache ram: Cannot allocate memory"),
     ],
