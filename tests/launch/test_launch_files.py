@@ -74,27 +74,6 @@ def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number, sta
     assert not (tmp_path / "scontrol").exists()  # a failure
 
 
-def test_the_kubernetes_resources_are_consistent():
-    documents = list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8")))
-    kinds = {d["kind"]: d for d in documents}
-    runtime = kinds["TrainingRuntime"]
-    job = kinds["TrainJob"]
-    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
-    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    pod = replicated["template"]["spec"]["template"]["spec"]
-    assert (replicated["name"], pod["containers"][0]["name"]) == ("node", "node")  # the names that the Trainer fills in
-    volumes = {v["name"]: v for v in pod["volumes"]}
-    mounts = {m["mountPath"]: m["name"] for m in pod["containers"][0]["volumeMounts"]}
-    assert set(mounts.values()) == set(volumes)
-    claim = volumes["shared"]["persistentVolumeClaim"]["claimName"]
-    assert claim == kinds["PersistentVolumeClaim"]["metadata"]["name"]
-    trainer = job["spec"]["trainer"]
-    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == trainer["numProcPerNode"]
-    (script,) = trainer["args"]
-    for path in re.findall(r"(?<=\s)/\w+", script):
-        assert path in mounts, path
-
-
 def kubernetes(folder: Path) -> tuple[list[str], dict[str, str], Path]:
     documents = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8"))
     (script,) = next(d for d in documents if d["kind"] == "TrainJob")["spec"]["trainer"]["args"]

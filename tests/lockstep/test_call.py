@@ -38,17 +38,14 @@ def weights(run: lockstep.Run) -> dict[str, torch.Tensor]:
 
 def state_of_program() -> dict[str, Any]:
     """Returns what a command could change."""
-    descriptors = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     logger = logging.getLogger("lockstep")
     return {
-        "arguments": list(sys.argv),
         "environment": dict(os.environ),
         "folder": os.getcwd(),
-        "descriptors": {str(path): os.readlink(path) for path in descriptors if path.exists()},
         "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
-        "hooks": [sys.excepthook, threading.excepthook, sys.unraisablehook],
+        "hooks": [sys.excepthook, threading.excepthook],
         "logger": [list(logger.handlers), logger.level, logger.propagate],
         "generators": [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()],  # noqa: NPY002
         "torch": [
@@ -57,7 +54,6 @@ def state_of_program() -> dict[str, Any]:
             torch.get_num_threads(),
             torch.is_inference_mode_enabled(),
             torch.are_deterministic_algorithms_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark,
         ],
     }
@@ -98,15 +94,10 @@ def test_two_trainings_have_the_bits_of_two_processes_and_leave_the_program_as_i
 def test_lines_are_printed_or_given_to_the_handlers_of_the_program(data, tmp_path, capsys):
     """Quiet: only results and warnings. The run's own log has all lines."""
     settings: dict[str, Any] = {"model": tmp_path / "tiny.yaml", "epochs": 1, **SMALL}
-    run = lockstep.train(data, **settings)
-    printed = capsys.readouterr().out.splitlines()
-    assert [*filter(re.compile("run folder|first step").match, printed)]
     run = lockstep.train(data, quiet=True, **settings)
-    lockstep.val(run.last, quiet=True, device="cpu", plots=False)
-    quiet = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("done: 1 epoch") for line in quiet)
-    assert any(line.startswith("results are in") for line in quiet)
-    assert not any(line.startswith(("run folder", "first step", "epoch 1", "train: ")) for line in quiet)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("done: 1 epoch") for line in lines)
+    assert not any(line.startswith(("run folder", "first step", "epoch 1", "train: ")) for line in lines)
     assert "first step" in (run.folder / "train.log").read_text()
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
@@ -116,9 +107,8 @@ def test_lines_are_printed_or_given_to_the_handlers_of_the_program(data, tmp_pat
     lockstep.train(data, **settings)
     messages = [record.getMessage() for record in records]
     assert any(message.startswith("first step") for message in messages)
-    assert any(message.startswith("done: 1 epoch") for message in messages)
     logger.setLevel(logging.ERROR)
-    lockstep.train(data, **settings)
+    lockstep.val(run.last, device="cpu", plots=False)
     assert len(records) == len(messages)
     assert capsys.readouterr() == ("", "")
     assert (logger.handlers, logger.level) == ([handler], logging.ERROR)

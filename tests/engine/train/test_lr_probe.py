@@ -99,9 +99,7 @@ def test_the_score_of_a_class_at_an_object_is_the_best_of_the_boxes_there(datase
 
 
 @pytest.mark.parametrize(("score", "epochs", "steps", "lr_mult"), [
-    (0.049, 100, 900, 0.125), (0.051, 20, 80, 0.078125), (0.399, 100, 900, 0.0625), (0.399, 100, 40, 0.125),
-    (0.401, 20, 40, 0.0625), (0.401, 300, 2700, 0.0625 / 3),
-    (float("nan"), 100, 10, 0.125), (0.2, 100, math.inf, 0.0625),
+    (0.049, 100, 900, 0.125), (0.051, 20, 80, 0.078125), (0.401, 300, 2700, 0.0625 / 3), (math.nan, 100, 10, 0.125),
 ])  # fmt: skip
 def test_known_objects_get_small_steps(score, epochs, steps, lr_mult):
     assert lr_mult_by_score(score, epochs, steps)[0] == pytest.approx(lr_mult)
@@ -139,7 +137,6 @@ def test_the_detector_that_is_scored_has_the_weights_of_the_file(dataset, tmp_pa
     ("part", "what"),
     [
         (lambda tensors: {k: v for k, v in tensors.items() if k.startswith("model.0.")}, "its class layers are not"),
-        (lambda tensors: {k: v for k, v in tensors.items() if not k.startswith("model.0.")}, "tensors are not in it"),
         (lambda tensors: tensors | {"model.0.conv.weight": torch.zeros(9, 3, 3, 3)}, "tensors are not in it"),
     ],
 )

@@ -123,8 +123,7 @@ def test_wandb_is_not_led_out_of_the_folder_of_the_run(tmp_path, monkeypatch, fl
     """SECURITY.md, "Writing": it prefers a folder .wandb to wandb."""
     folder = tmp_path / "runs" / "exp"
     folder.mkdir(parents=True)
-    (tmp_path / "outside").mkdir()
-    (folder / ".wandb").symlink_to(tmp_path / "outside")
+    (folder / ".wandb").symlink_to(tmp_path)
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     call(train.main, *flags, "--epochs", "1", "--exist-ok", "--tracker", "wandb")

@@ -60,39 +60,24 @@ def test_leaders_of_two_nodes_go_first(tmp_path):
     assert results[1][2] is None
 
 
-def _fail(ctx):
+def _raise(ctx, rank, error):
+    """Raises in one process, for which all others wait, and returns what each gets."""
     started = time.monotonic()
     try:
         with torch_distributed_zero_first(ctx):
-            if ctx.is_node_leader:
-                raise UserError("no such folder: x")
-    except (UserError, PeerFailure) as error:
-        return type(error).__name__, str(error), time.monotonic() - started
+            if ctx.rank == rank:
+                raise error
+    except (UserError, PeerFailure, Stopped) as raised:
+        assert time.monotonic() - started < 50  # the timeout of the group is 60
+        return type(raised), str(raised)
     return None
 
 
-def test_followers_raise_when_their_leader_raises():
-    results = run_ranks(3, _fail)
-    assert results[0][0] == "UserError"
-    for kind, message, seconds in results[1:]:
-        assert kind == "PeerFailure"
-        assert "no such folder: x" in message
-        assert seconds < 50  # the timeout of the group is 60
-
-
-def _stop(ctx):
-    """A signal stops the leader of node 1 while all others wait."""
-    try:
-        with torch_distributed_zero_first(ctx):
-            if ctx.rank == 2:
-                raise Stopped(75)
-    except Stopped as stop:
-        return stop.code
-    return None
-
-
-def test_a_signal_to_one_process_stops_those_that_wait_for_it():
-    assert run_ranks(4, _stop, local_world=2) == [75] * 4
+def test_those_that_wait_for_a_process_get_its_error_or_signal():
+    first, *others = run_ranks(3, _raise, 0, UserError("no such folder: x"))
+    assert first[0] is UserError
+    assert all(kind is PeerFailure and "no such folder: x" in message for kind, message in others)
+    assert run_ranks(4, _raise, 2, Stopped(75), local_world=2) == [(Stopped, "75")] * 4
 
 
 def _lose_host(ctx):

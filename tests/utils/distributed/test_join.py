@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
 from tests.helpers.repository import ROOT
 from utils.distributed import join
-from utils.distributed.context import DistributedContext
 from utils.errors import PeerLost
 from utils.process.launch import Launch, torchrun_variables
 from utils.process.spawn import free_port
@@ -125,24 +122,3 @@ def test_a_failure_of_a_run_is_one_line(tmp_path, launcher, code, line):
         (said,) = {text for text in run.output().splitlines() if text.startswith("error: ")}
         assert line in said
         assert "Traceback" not in run.output()
-
-
-def test_process_0_leaves_last_and_waits_for_evaluating_processes_too(monkeypatch):
-    """The store ends with it, and others may still read from it."""
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(join, "LEAVE_S", 60.0)
-    cpu = {"device": torch.device("cpu"), "devices": (torch.device("cpu"),)}
-    store = dist.HashStore()
-    first = DistributedContext(rank=0, local_rank=0, world_size=2, eval_ranks=1, store=store, **cpu)
-    second = DistributedContext(rank=1, local_rank=1, world_size=2, eval_ranks=1, store=store, **cpu)
-    evaluating = join.evaluation_store(store)
-    third = DistributedContext(rank=0, local_rank=0, world_size=1, first_rank=2, store=evaluating, **cpu)
-    leaving = threading.Thread(target=join.leave_run, args=(first,), daemon=True)
-    leaving.start()
-    for context in (second, third):
-        leaving.join(0.1)
-        assert leaving.is_alive()
-        join.leave_run(context)
-    leaving.join(20)
-    assert not leaving.is_alive()
