@@ -162,7 +162,7 @@ class Wandb:
 
 
 Service = Mlflow | Wandb
-SERVICES = {"mlflow": Mlflow, "wandb": Wandb}
+SERVICES: dict[str, type[Service]] = {"mlflow": Mlflow, "wandb": Wandb}
 
 
 class Tracker(Hook):
