@@ -1,6 +1,6 @@
 """Builds the wheel, in which all folders of this repository are one package. This is a build hook of hatchling.
 
-In the repository, modules are imported by the names of their folders (``from engine.train.trainer import Trainer``). A
+In the repository, modules are imported by the names of their folders (``from engine.train.loop import Trainer``). A
 user may have modules of the same names, so the wheel imports ``lockstep.engine...``. Messages and docstrings then name
 the command ``lockstep train`` instead of ``python train.py``. Line numbers stay the same.
 """

@@ -18,7 +18,8 @@ from data.findings import KINDS
 from data.folders import Folders
 from data.formats.table import FORMATS
 from engine.report.advice import ADVICE
-from engine.train import folder, trackers
+from engine.run import folder
+from engine.train import trackers
 from tests.helpers.repository import ROOT
 from tests.helpers.requirements import requirements
 from utils.config.commands import COMMANDS
@@ -288,7 +289,7 @@ def loaded_by(*names: str) -> int:
         (7, lambda _: len(FORMATS), "Labels are read in these formats."),
         (6, lambda _: len(EXPORT_FORMATS), "export.py writes these formats."),
         (13, files_of_a_run, "A run writes these files, which a new run removes or a tracker stores."),
-        (168, lambda _: loaded_by("engine.train.trainer"), "The training loop loads these files."),
+        (68, lambda _: loaded_by("engine.train.loop"), "The training loop loads these files."),
         (155, lambda _: loaded_by("val", "engine.commands.val"), "val.py loads these files to validate."),
     ],
 )

@@ -24,7 +24,7 @@ from engine.export.metadata import ExportMetadata
 from engine.export.parity import CPU, FLOAT16, FLOAT32, INT8, Reference
 from engine.inference.model import CheckpointModel, open_model
 from engine.inference.model_data import class_columns, open_model_data
-from engine.train.folder import lock_folder
+from engine.run.folder import lock_folder
 from models.postprocess.selection import DEFAULT_CONFIDENCE
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector

@@ -7,7 +7,8 @@ starts the others has all its memory for them.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NamedTuple
 
 from utils.config.parser import ParsedCommand
 from utils.config.settings import TrainConfig, ValConfig
@@ -18,8 +19,13 @@ from utils.process.launch import is_eval_rank, read_launch
 from utils.process.signals import StopSignals
 from utils.process.spawn import spawn
 
-if TYPE_CHECKING:
-    from engine.train.resume import TrainingOutcome
+
+class Outcome(NamedTuple):
+    """The result of a training on rank 0."""
+
+    folder: Path
+    config: TrainConfig
+    failure: UserError | None  # error of a callback's ``on_end``, to be raised once the processes have ended
 
 
 def train(command: ParsedCommand[TrainConfig]) -> None:
@@ -36,7 +42,7 @@ def train(command: ParsedCommand[TrainConfig]) -> None:
             export_best(outcome.folder, outcome.config)
 
 
-def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> TrainingOutcome | None:
+def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Outcome | None:
     """Trains, validates for the training processes (``--eval-ranks``), or starts the processes of ``--spawn``. Returns
     the outcome of a training on rank 0, else None."""
     config = command.config
@@ -53,27 +59,30 @@ def _train(command: ParsedCommand[TrainConfig], signals: StopSignals) -> Trainin
     from utils.distributed.join import joined_run
 
     if is_eval_rank(launch, config.eval_ranks):
-        from engine.train.eval_process import run_evaluating_process
+        from engine.run.eval_process import run_evaluating_process
 
         run_evaluating_process(launch, config, command.explicit_flags, signals)
         return None
     with joined_run(launch, config.device, eval_ranks=config.eval_ranks) as ctx, ExitStack() as stack:
         # Imported here so that only one process reports an import that fails.
-        from engine.train.resume import log_ended_run, plan_run
-        from engine.train.run import build_training
+        from engine.run.build import run_training
+        from engine.run.plan import log_ended_run, plan_run
+        from engine.run.starts import ContinuedRun
         from engine.train.scoring import release_evaluators
 
         stack.callback(release_evaluators, ctx)
         check_same_start(ctx, config)
-        plan = plan_run(ctx, config, command.explicit_flags, stack)
-        if plan.is_complete:
-            outcome = log_ended_run(ctx, plan)
+        planned = plan_run(ctx, config, command.explicit_flags, stack)
+        used = planned.settings.config
+        if isinstance(planned, ContinuedRun) and planned.is_complete:
+            log_ended_run(ctx, planned)
+            folder = planned.folder
+            failure = None
         else:
-            used = plan.settings.config
             advice = memory_advice(used.batch_size, used.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
             stack.enter_context(limits_as_user_errors(advice))
-            outcome = build_training(ctx, plan, signals, stack).fit()
-    return outcome if ctx.is_main else None
+            folder, failure = run_training(ctx, planned, signals, stack)
+    return Outcome(folder, used, failure) if ctx.is_main else None
 
 
 def validate(config: ValConfig) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.train.trainer import Epoch, Hook, Trainer
+from engine.train.ledger import Epoch
+from engine.train.loop import Hook, Trainer
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError, one_line
@@ -69,11 +70,11 @@ class UserCallbacks(Hook):
             raise UserError(f"{self._flag}: has {names}; callbacks are functions called {', '.join(POINTS)}")
 
     def start(self, trainer: Trainer) -> None:
-        rows = trainer.checkpointer.table.rows
+        rows = trainer.ledger.table.rows
         newest = rows[max(rows)] if rows else {}
         self._state = RunState(
-            folder=trainer.run.folder,
-            settings=trainer.run.settings.by_name(),
+            folder=trainer.saver.folder,
+            settings=trainer.settings.by_name(),
             rank=trainer.ctx.rank,
             world_size=trainer.ctx.world_size,
             is_main=trainer.ctx.is_main,
@@ -101,7 +102,7 @@ class UserCallbacks(Hook):
             return
         state = self._state
         state.epoch = trainer.progress.epoch
-        state.epochs = trainer.epochs
+        state.epochs = trainer.steps.epochs
         state.step = trainer.progress.updates
         state.steps_per_epoch = trainer.steps.per_epoch
         state.losses = trainer.progress.mean_losses(trainer.step.criterion.names)

@@ -1,4 +1,4 @@
-"""The checkpoint of a run: what it contains, how it is captured, written in the background, read and put in place.
+"""The checkpoint of a run: what it contains, how it is captured, read and put in place.
 
 last.pt is the one record of a run: weights, averaged weights, optimizer, position, settings, and the rows of
 results.csv, which is written from it. settings.yaml is written when the run begins, for people.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -18,19 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.index import DatasetIndex
 from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from models.modules import is_parallel, unwrap
 from utils.address import Address
 from utils.config.epochs import validates_after
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, gather_on_main
-from utils.errors import UserError, all_mistakes, os_reason
+from utils.errors import UserError, all_mistakes
 from utils.files.results_csv import ResultsTable
-from utils.files.torch_file import VERSION, read_checkpoint, write_checkpoint
-from utils.logger import get_logger, log_when_configured
-from utils.machine.limits import DISK_FULL
-from utils.program import resume_flag
+from utils.files.torch_file import VERSION, read_checkpoint
+from utils.logger import log_when_configured
 from utils.schema import Bounds, Count, build, check
 from utils.strings import counted
 
@@ -39,13 +35,7 @@ if TYPE_CHECKING:
     from engine.optim.optimizer_set import OptimizerSet
     from models.detector import Detector
 
-RESULTS_CSV = "results.csv"
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
-# Keys of best.pt: the averaged weights, their scores and description.
-_BEST_KEYS = (
-    "progress", "metrics", "run_id", "model_spec", "names", "used_classes", "imgsz", "bits", "config", "hyp", "data",
-    "identity", "val_images", "tile", "pretrained", "new_lr_mult", "origin", "ema"
-)  # fmt: skip
 
 
 @dataclass
@@ -90,15 +80,12 @@ class Progress:
         self.best_fitness = -1.0
         self.best_ap = -1.0
 
-    def has_stalled(self, patience: int) -> bool:
-        """Returns True if the newest completed epoch is at least ``patience`` epochs after the best one. Returns False
-        for a ``patience`` of 0, and before any epoch has a score."""
-        return patience > 0 and self.best_epoch >= 0 and self.epoch - self.best_epoch >= patience
-
     def stops_early(self, config: TrainConfig, epochs: int) -> bool:
-        """Returns True if a run of ``epochs`` ends here by its ``--patience``, because no later epoch was better."""
+        """Returns True if a run of ``epochs`` ends here by its ``--patience``: it has a best epoch, and none of the
+        following ones was better."""
         is_validated = self.batch == 0 and validates_after(self.epoch, epochs, config.val_every)
-        return is_validated and self.epoch < epochs and self.has_stalled(config.patience)
+        has_stalled = self.best_epoch >= 0 and 0 < config.patience <= self.epoch - self.best_epoch
+        return is_validated and self.epoch < epochs and has_stalled
 
     def count_step(self, micro_batches: int) -> None:
         """Counts a step of the optimizer over ``micro_batches``."""
@@ -130,10 +117,6 @@ class Progress:
         self.finite_steps = 0
 
 
-# Fields of `Progress` that follow from a validation.
-RESULT_FIELDS = ("best_fitness", "best_ap", "best_epoch", "confidence")
-
-
 @dataclass
 class UnscoredEpoch:
     """A complete epoch whose scores are still missing."""
@@ -142,25 +125,6 @@ class UnscoredEpoch:
     row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
     is_closing: bool = False  # see `models.losses.base.Criterion.set_no_mosaic`
     is_validated: bool = False  # it gets scores; otherwise ``--val-every`` leaves it out
-    has_own_file: bool = False  # steps have been taken since: its averaged weights are those in `weights_path`
-
-
-def weights_path(folder: Path, epoch: int) -> Path:
-    """Returns the file in a run's folder that holds the weights of an epoch until last.pt has its scores."""
-    return folder / f"unscored{epoch}.pt"
-
-
-def scores_path(folder: Path, epoch: int) -> Path:
-    """Returns the file into which other processes write the scores of an epoch (``--eval-ranks``)."""
-    return folder / f"unscored{epoch}.scores"
-
-
-def remove_unscored(folder: Path, *, keep: Collection[int] = ()) -> None:
-    """Removes the weights and scores of epochs that last.pt does not list as unscored. ``keep``: those that it does."""
-    for path in folder.glob("unscored*"):
-        number = path.stem.removeprefix("unscored")
-        if number.isdecimal() and int(number) not in keep:
-            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +146,8 @@ class CheckpointHeader:
     progress: Progress
     run: SaveContext
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
-    unscored: list[UnscoredEpoch] = field(default_factory=list)  # complete epochs without scores, the oldest first
+    # Complete epochs without scores, the oldest first: at most two, while training waits for those of the first one.
+    unscored: list[UnscoredEpoch] = field(default_factory=list)
     ended_by_callback: bool = False  # a callback has ended the run here (``stop()``)
 
 
@@ -194,13 +159,8 @@ class DataFingerprint:
     pixels in images of the same size are not noticed.
     """
 
-    train_labels: str  # `DatasetIndex.label_digest` of the training samples
+    train_labels: str  # `data.index.DatasetIndex.label_digest` of the training samples
     val_labels: str
-
-    @classmethod
-    def of(cls, train: DatasetIndex, val: DatasetIndex) -> DataFingerprint:
-        """Returns the fingerprint of two indexes; equal on all ranks, because `check_same_data` has compared them."""
-        return cls(train_labels=train.label_digest(), val_labels=val.label_digest())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +287,7 @@ class Checkpoint:
     def content(self) -> dict[str, Any]:
         """Returns the content of the file; `rank_buffers` and `unscored` only if there are any."""
         parts = (self.header, self.description, self.state)
-        content = {key: value for part in parts for key, value in _plain(part).items()} | {"rows": self.rows}
+        content = {key: value for part in parts for key, value in as_plain(part).items()} | {"rows": self.rows}
         return {key: value for key, value in content.items() if value is not None}
 
     @classmethod
@@ -347,6 +307,8 @@ class Checkpoint:
                 f"{path}: written by an earlier version, whose runs cannot continue; start a new one with "
                 f"--weights {shlex.quote(str(path))}"
             )
+        for epoch in check(content.get("unscored", []), list[dict], f"{path}: unscored"):
+            epoch.pop("has_own_file", None)  # written by an earlier version; the file itself tells it
         left_out: dict[str, Any] = {}  # settings that only another version of this program has
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters), ("command", TrainConfig)):
             if name in content:
@@ -393,177 +355,12 @@ def _put_means(values: Tensor, model: nn.Module, state: dict[str, Any]) -> None:
             state[name] = piece.view(buffer.shape)
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """Returns a dataclass as a dict of its fields, recursively. Unlike `asdict`, does not copy tensors."""
     if isinstance(value, Address):
         return str(value)
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [as_plain(item) for item in value]
     if not is_dataclass(value):
         return value
-    return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-
-
-def _content_of_best(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: content[key] for key in _BEST_KEYS}
-
-
-def copy_to_cpu(value: Any) -> Any:
-    """Copies plain data and tensors to the CPU, so that training does not change them. The host waits for the device
-    once: copies from CUDA are queued into pinned memory."""
-    copied = _copy(value)
-    if torch.cuda.is_initialized():
-        torch.cuda.current_stream().synchronize()
-    return copied
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        tensor = value.detach()
-        if not tensor.is_cuda:
-            return tensor.to("cpu", copy=True).contiguous()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copy(item) for item in value]
-    return value
-
-
-class Checkpointer:
-    """Writes the checkpoints of a run in a thread: last.pt, best.pt and periodic ones. Every rank has one and makes the
-    same calls; only rank 0 writes. A save waits until the files of the one before are written.
-
-    Attributes:
-        table: results.csv, which is written together with last.pt. Its newest rows are the trainer's.
-        save_period: epochN.pt is kept every ``save_period`` epochs; 0: never.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        ctx: DistributedContext,
-        description: RunDescription,
-        save_period: int = 0,
-        rows: Iterable[dict[str, float]] = (),
-    ) -> None:
-        self.folder = folder
-        self.ctx = ctx
-        self.description = description
-        self.save_period = save_period
-        self.table = ResultsTable.of(rows)
-        self.last = folder / "last.pt"
-        self.best = folder / "best.pt"
-        self._pool = ThreadPoolExecutor(1, "checkpoint writer")
-        self._writing: Future[None] | None = None
-
-    @property
-    def is_writing(self) -> bool:
-        """True until all files are written. May be read from any thread."""
-        writing = self._writing
-        return writing is not None and not writing.done()
-
-    def check(self) -> None:
-        """Raises the error of an earlier write, if any."""
-        if not self.is_writing:
-            self.flush()
-
-    def wait(self) -> None:
-        """Waits until no file is being written, whether or not the writes succeeded."""
-        if self._writing is not None:
-            self._writing.exception()
-
-    def flush(self) -> None:
-        """Waits until all files are written. Raises the error of a write, if any."""
-        writing = self._writing
-        if writing is not None:
-            self.wait()
-            self._writing = None
-            writing.result()
-
-    def set_epochs(self, epochs: int) -> None:
-        """Changes the number of epochs that checkpoints store."""
-        config = replace(self.description.config, epochs=epochs)
-        self.description = replace(self.description, config=config)
-
-    def save(
-        self,
-        state: TrainState,
-        header: CheckpointHeader,
-        *,
-        is_epoch_end: bool = False,
-        is_best: bool = False,
-        earlier_best: dict[str, Any] | None = None,
-    ) -> None:
-        """Saves the run in last.pt: copies its state, and writes in the background. Raises the error of an earlier
-        write. Then removes the files of epochs that have their scores now (`remove_unscored`).
-
-        Args:
-            is_epoch_end: epochN.pt is also written, if it is due.
-            is_best: best.pt is also written, with these weights.
-            earlier_best: content of best.pt, if the best weights are those of an earlier epoch.
-        """
-        content = self._copy_content(state, header)
-        if content is None:
-            return
-        files: dict[Path, dict[str, Any]] = {}
-        # last.pt comes last: a run that resumes from an older one writes the others again.
-        if is_best or earlier_best:
-            files[self.best] = earlier_best or _content_of_best(content)
-        epoch = header.progress.epoch
-        if is_epoch_end and self.save_period > 0 and epoch % self.save_period == 0:
-            files[self.folder / f"epoch{epoch}.pt"] = content
-        files[self.last] = content
-        self._submit(files)
-
-    def save_weights(self, state: TrainState, header: CheckpointHeader, epoch: int) -> None:
-        """Writes, on rank 0, what best.pt would contain if this ``epoch`` were the best, for the processes that score
-        it, in the background. Raises the error of an earlier write."""
-        if self.ctx.is_main:
-            content = _plain(header) | _plain(self.description) | {"ema": state.ema.module.state_dict()}
-            self._submit({weights_path(self.folder, epoch): copy_to_cpu(_content_of_best(content))})
-
-    def _copy_content(self, state: TrainState, header: CheckpointHeader) -> dict[str, Any] | None:
-        """Returns a copy of a checkpoint's content on the CPU of rank 0; None on other ranks. Every rank must call
-        this."""
-        checkpoint = Checkpoint.capture(self.ctx, state, header, self.description, self.table.as_rows())
-        return None if checkpoint is None else copy_to_cpu(checkpoint.content())
-
-    def _submit(self, files: dict[Path, dict[str, Any]]) -> None:
-        self.flush()
-        self._writing = self._pool.submit(self._write, files)
-
-    def _write(self, files: dict[Path, dict[str, Any]]) -> None:
-        for path, content in files.items():
-            averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]
-            if not all(bool(torch.isfinite(tensor).all()) for tensor in averages):
-                kept = f"{self.last} holds the last good ones" if self.last.exists() else "there are no good ones yet"
-                raise UserError(f"the averaged weights are not finite; not saved, and {kept}")
-            try:
-                write_checkpoint(content, path)
-                if path == self.last:
-                    remove_unscored(self.folder, keep={one["number"] for one in content["unscored"]})
-            except OSError as error:
-                raise self.write_failure(path, error) from None
-            if path == self.last and content["rows"]:
-                self._write_results(content["rows"])
-
-    def _write_results(self, rows: list[dict[str, float]]) -> None:
-        """Writes results.csv, whose rows last.pt has, too: without it the run goes on."""
-        path = self.folder / RESULTS_CSV
-        try:
-            ResultsTable.of(rows).write(path)
-        except OSError as error:
-            message = "%s: cannot be written (%s; does another program have it open?); the next epoch tries again"
-            get_logger().warning(message, path, os_reason(error))
-
-    def write_failure(self, path: Path, error: OSError) -> UserError:
-        """Returns the error about a file of the run that could not be written, which says how to continue."""
-        is_full = error.errno in DISK_FULL
-        reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
-        remedy = "free some space" if is_full else "check the disk"
-        advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
-        if self.last.exists():
-            advice = f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(self.last)}"
-        return UserError(f"{path}: could not be written ({reason}); {advice}")
+    return {item.name: as_plain(getattr(value, item.name)) for item in fields(value)}

@@ -27,7 +27,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.program_folders import private_folder
 
-_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # without it, torch takes a folder in /tmp, whoever has made it
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # without it, torch takes a folder in /tmp, even another user's
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import faulthandler
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -62,12 +62,14 @@ class RunControl:
     the run's store.
     """
 
-    def __init__(self, ctx: DistributedContext, signals: StopSignals) -> None:
+    def __init__(self, ctx: DistributedContext, signals: StopSignals, *, ended_by_callback: bool = False) -> None:
+        """``ended_by_callback``: a callback has ended the run in an earlier start, and this one takes no steps."""
         self.exit_code = 0  # exit code of the signal that has stopped the ranks, or 0
         self.has_stopped = False  # the ranks have saved and stopped for a signal or a request
-        self.stopped_by_callback = False  # the ranks have followed `request_stop`, and no callback has failed
+        self.stopped_by_callback = ended_by_callback  # by `request_stop`; no callback has failed
         self._ctx = ctx
         self._signals = signals
+        self._flags = NO_FLAGS  # requests of all ranks that are not followed yet
         # Requests of this rank:
         self._save_requested = False
         self._stop_requested = False
@@ -97,7 +99,7 @@ class RunControl:
         faulthandler.dump_traceback_later(STALL_S, repeat=True, file=2)
 
     def receive(self, code: int) -> None:
-        """Follows a signal to a process outside of this group as one to this rank. ``code``: its exit code."""
+        """Treats the signal of a process outside of this group as this rank's. ``code``: its exit code."""
         self._received = code
 
     def request_save(self) -> None:
@@ -126,31 +128,29 @@ class RunControl:
         self._save_requested = False  # a save is requested once, a stop in every step until the run ends
         return flags
 
-    def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
-        """Returns the action to take after a step. If a hook ends the run, it is also saved.
+    def add_flags(self, flags: StepFlags) -> None:
+        """Adds the requests of all ranks in a step whose values have been read."""
+        self._flags |= flags
 
-        Args:
-            flags: requests of all ranks, read after this step.
-            action: combined actions of the hooks; the same on all ranks.
-            read_newest: reads the flags of the steps that have not been read yet; called before a save.
-        """
+    def after_step(self, action: Action) -> Action:
+        """Returns the action to take after a step: what the ranks have requested, or ``action``, the combined actions
+        of the hooks, which are the same on all ranks. If a hook ends the run, it is also saved."""
         self._beat()
-        if not any(flags) and action is Action.CONTINUE:
-            return action
-        flags |= read_newest()
-        if flags.stop:  # a signal to any rank, or else a request
-            exit_code = max_over_ranks(self._ctx, self._code)
-            return self._stop(exit_code) if exit_code else self._follow_request()
-        return action | Action.SAVE
+        flags = self._flags
+        self._flags = NO_FLAGS
+        if flags.stop:
+            return self.agree()
+        return action | Action.SAVE if flags.save or action else action
 
     def agree(self) -> Action:
-        """Returns `Action.STOP` if a signal has reached any rank, or any has requested a stop. Called at the start and
-        after an epoch."""
+        """Returns `Action.STOP` if a signal has reached any rank, or any has requested a stop. Called at the start,
+        after an epoch, and after a step in which a rank has asked for it."""
         code = max_over_ranks(self._ctx, self._code)
         if code:
             return self._stop(code)
         if max_over_ranks(self._ctx, int(self._stop_requested)):
-            return self._follow_request()
+            self.stopped_by_callback |= not self._agree_on_failure()
+            return self._stop(0)
         return Action.CONTINUE
 
     def should_stop(self) -> bool:
@@ -205,11 +205,6 @@ class RunControl:
         error = _failure_error(messages[0], continuation)
         error.__cause__ = self._cause
         return error
-
-    def _follow_request(self) -> Action:
-        """Stops the run as a rank has requested, or because a callback has failed on one. Every rank must call this."""
-        self.stopped_by_callback |= not self._agree_on_failure()
-        return self._stop(0)
 
     def _agree_on_failure(self) -> bool:
         return max_over_ranks(self._ctx, int(bool(self._failure))) > 0

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import format_table, result_rows
 from engine.optim.schedule import epochs_in_time
 from engine.train.control import Action
-from engine.train.trainer import Epoch, Hook, Trainer
+from engine.train.ledger import Epoch
+from engine.train.loop import Hook, Trainer
 from utils.config.flags import as_flag
 from utils.distributed.context import broadcast_object
 from utils.errors import first_line
@@ -35,14 +34,15 @@ class EarlyStopping(Hook):
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> Action | None:
         progress = trainer.progress
-        if trainer.has_unscored or not progress.stops_early(trainer.run.config, trainer.epochs):
+        config = trainer.settings.config
+        if trainer.ledger.unscored or not progress.stops_early(config, trainer.steps.epochs):
             return None
         get_logger().info(
             "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
             self._fitness,
             counted(progress.epoch - progress.best_epoch, "epoch"),
             progress.best_epoch,
-            trainer.run.config.patience,
+            config.patience,
         )
         return Action.END
 
@@ -60,23 +60,20 @@ class TimeLimit(Hook):
         # An epoch ends with a validation and a save, which took as long after the epoch before.
         between_s = trainer.epoch_started - self._trained_at if self._trained_at else 0.0
         self._trained_at = time.monotonic()
-        epochs = epochs_in_time(epoch.number, trainer.seconds() + between_s, self._hours * 3600)
+        epochs = epochs_in_time(epoch.number, trainer.ledger.seconds() + between_s, self._hours * 3600)
         epochs = broadcast_object(trainer.ctx, epochs)
-        if epochs != trainer.epochs:
+        if epochs != trainer.steps.epochs:
             get_logger().info("--time %g: %s", self._hours, counted(epochs, "epoch"))
             trainer.set_epochs(epochs)
 
 
 class ClassWeights(Hook):
-    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often. ``loader``:
-    its weights are those before the first validation."""
+    """``--image-weights``: images of classes with a low AP in the newest validation are drawn more often."""
 
     decides_next_epoch = True
 
-    def __init__(self, loader: InfiniteDataLoader) -> None:
-        self._base = np.array(loader.class_weights)
-
     def start(self, trainer: Trainer) -> None:
+        self._base = np.array(trainer.loader.class_weights)  # before the first validation
         if trainer.progress.class_weights:  # a resumed run has them
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
 
@@ -92,19 +89,18 @@ class TensorBoard(Hook):
 
     on_rank_0 = True
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
 
     def start(self, trainer: Trainer) -> None:
-        first_epoch = trainer.next_row
+        first_epoch = trainer.ledger.next_row
         try:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._folder), purge_step=first_epoch)
+            self._writer = SummaryWriter(str(trainer.saver.folder), purge_step=first_epoch)
         except Exception as error:
             self._turn_off(error)
-        settings = trainer.run.settings.by_name()
+        settings = trainer.settings.by_name()
         text = "\n".join(f"    {name}: {value}" for name, value in settings.items())  # preformatted Markdown
         self.write(lambda writer: writer.add_text("config", text, first_epoch))
 
@@ -169,15 +165,15 @@ class EndLog(Hook):
                 log.info("%s", line)
             log.info("P, R and F1 at confidence %.3f, which detect.py uses", self._result.shown_confidence)
         done = counted(progress.epoch, "epoch")
-        best = trainer.checkpointer.best
+        best = trainer.saver.best
         if progress.best_epoch < 0 or not best.is_file():
             reason = "no epoch has a score" if progress.best_epoch < 0 else "best.pt is no longer there"
-            log.info("done: %s, %s; weights: %s", done, reason, trainer.checkpointer.last)
+            log.info("done: %s, %s; weights: %s", done, reason, trainer.saver.last)
             return
         score = f"best {self._fitness} {progress.best_fitness:.4f} in epoch {progress.best_epoch}"
         log.info("done: %s; %s: %s", done, score, best)
         if self._compared_with:
-            config = trainer.run.config
+            config = trainer.settings.config
             flags = {"weights": self._compared_with, "data": config.data, "imgsz": config.imgsz}
             words = " ".join(as_flag(name, value) for name, value in flags.items())
             log.info("to compare with the weights that it started from: %s %s", typed_command("val"), words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +14,8 @@ from engine.report.advice import Subject
 from engine.report.content import FILE_NAME, report_content
 from engine.report.images import draw_batch, write_preview
 from engine.train.hooks import TensorBoard
-from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
+from engine.train.ledger import Epoch
+from engine.train.loop import Hook, Trainer
 from utils.drawing.draw import write_image
 from utils.drawing.page import write_page
 from utils.errors import first_line
@@ -24,30 +25,36 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PICTURED_BATCHES = 3
-TIME_BUDGET = 0.05  # largest fraction of the run's time that is spent after epochs
+TIME_BUDGET = 0.05  # largest fraction of the time that drawing after epochs takes; else it waits for a later epoch
 
 
 class Plots(Hook):
     """Draws the plots: the first batches of a run as they are trained on, the rest after epochs. A plot that fails, as
-    on a full disk, causes only a warning. ``tensorboard`` also receives the pictures."""
+    on a full disk, causes only a warning.
+
+    Args:
+        subject: what the report says of the run.
+        tensorboard: also receives the pictures.
+    """
 
     on_rank_0 = True
 
-    def __init__(self, tensorboard: TensorBoard) -> None:
+    def __init__(self, subject: Subject, tensorboard: TensorBoard) -> None:
+        self._subject = subject
         self._tensorboard = tensorboard
         self._warnings: set[str] = set()  # warnings that have been logged
-
-    def start(self, trainer: Trainer) -> None:
-        run = trainer.run
-        self._report = run.folder / FILE_NAME
-        self._table = trainer.checkpointer.table
-        self._names = trainer.step.ema.module.names
-        self._subject = subject_of(run)
         self._shown: Epoch | None = None  # the best epoch; the newest if the best was in an earlier process
         self._pictured: Epoch | None = None  # the last one whose predictions were drawn
+        self._is_due = False  # an epoch has ended since the report was drawn
+        self._drawn_at = time.monotonic()
+        self._cost_s = 0.0  # of drawing, the last time
+
+    def start(self, trainer: Trainer) -> None:
+        self._report = trainer.saver.folder / FILE_NAME
+        self._table = trainer.ledger.table
+        self._names = trainer.step.ema.module.names
         self._is_continued = trainer.progress.updates > 0
         self._next_batch = PICTURED_BATCHES if self._is_continued else 0
-        self._drawing = TimeBudget(self._draw, TIME_BUDGET)
 
     def after_step(self, trainer: Trainer) -> None:
         """Draws the data in the report, and train_batch0.jpg to train_batch2.jpg, augmented, as the model sees them."""
@@ -69,16 +76,27 @@ class Plots(Hook):
             self._shown = epoch
         self._subject = replace(
             self._subject,
-            config=replace(trainer.run.config, epochs=trainer.epochs),  # which hooks may change
+            config=replace(trainer.settings.config, epochs=trainer.steps.epochs),  # which hooks may change
             epoch=0 if self._shown is None else self._shown.number,
             best_epoch=best_epoch,
         )
-        self._drawing.after_epoch()
+        self._is_due = True
+        if time.monotonic() - self._drawn_at >= self._cost_s / TIME_BUDGET:
+            self._draw_in_time()
 
     def finish(self, trainer: Trainer) -> None:
-        self._drawing.catch_up()
+        if self._is_due:
+            self._draw_in_time()
         if self._report.is_file():
             get_logger().info("report: %s", self._report)
+
+    def _draw_in_time(self) -> None:
+        """Draws, and measures how long it takes."""
+        started = time.monotonic()
+        self._draw()
+        self._is_due = False
+        self._drawn_at = time.monotonic()
+        self._cost_s = self._drawn_at - started
 
     def _draw(self) -> None:
         """Draws the report, and val_predictions.jpg of an epoch that it newly shows. The page of an earlier process
@@ -111,50 +129,6 @@ class Plots(Hook):
             if warning not in self._warnings:
                 get_logger().warning("%s", warning)
             self._warnings.add(warning)
-
-
-def subject_of(run: TrainingRun) -> Subject:
-    """Returns what a report says of a run."""
-    feed = run.feed
-    return Subject(
-        title=f"Training run {run.folder.name}",
-        folder=run.folder,
-        config=run.config,
-        hyp=run.hyp,
-        stride=run.step.ema.module.stride,
-        train=feed.loader.index,
-        validated=feed.val_loader.index,
-        split="val",
-        is_held_out=bool(run.description.val_images),
-        command=run.description.command,
-        batches=len(feed.loader),
-    )
-
-
-class TimeBudget:
-    """Calls ``work`` after an epoch, or after a later one if it would take more than ``share`` of the time since its
-    last call."""
-
-    def __init__(self, work: Callable[[], None], share: float) -> None:
-        self._work = work
-        self._share = share
-        self._done_at = time.monotonic()
-        self._cost_s = 0.0
-        self._is_due = False
-
-    def after_epoch(self) -> None:
-        self._is_due = True
-        if time.monotonic() - self._done_at >= self._cost_s / self._share:
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        """Calls ``work`` if there was an epoch since its last call."""
-        if self._is_due:
-            started = time.monotonic()
-            self._work()
-            self._is_due = False
-            self._done_at = time.monotonic()
-            self._cost_s = self._done_at - started
 
 
 def add_image(writer: SummaryWriter, tag: str, image: np.ndarray, step: int) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.train.trainer import Epoch, Hook, Trainer
+from engine.train.ledger import Epoch
+from engine.train.loop import Hook, Trainer
 from utils.logger import get_logger, terminal_bars, terminal_columns
 from utils.program import seconds_since_start
 from utils.strings import format_duration
@@ -71,7 +72,7 @@ class ProgressBar(Hook):
         if self._trained_at:
             self._between_s = trainer.epoch_started - self._trained_at
         self._epoch = trainer.progress.epoch + 1
-        self._title = f"epoch {self._epoch}/{trainer.epochs}"
+        self._title = f"epoch {self._epoch}/{trainer.steps.epochs}"
         self._steps = trainer.steps.per_epoch
         self._done = math.ceil(trainer.progress.batch / trainer.steps.accumulate) - 1  # with those of an earlier start
         self._taken = 0  # steps of this process
@@ -125,7 +126,7 @@ class ProgressBar(Hook):
         step_s = self._pace.step_s
         if math.isnan(step_s):
             step_s = (self._shown_at - self._started) / self._taken
-        epochs_left = trainer.epochs - self._epoch
+        epochs_left = trainer.steps.epochs - self._epoch
         steps_left = self._steps - self._done + epochs_left * self._steps
         left_s = steps_left * step_s + (epochs_left + 1) * self._between_s
         losses = trainer.progress.mean_losses(trainer.step.criterion.names)

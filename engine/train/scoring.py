@@ -1,10 +1,10 @@
 """Who scores the epochs of a run: its training processes, or with ``--eval-ranks`` the last processes of the job, while
-the others train the next epochs.
+the others train the next epoch.
 
 The two sides have process groups of their own, and meet in the run's folder. The training processes write last.pt, from
-which the evaluating processes build themselves (`engine.train.eval_process`), and the averaged weights of an epoch
-into ``unscoredN.pt``. These write its scores into ``unscoredN.scores``, which the training processes read at the end of
-a later epoch. The run's store only has messages (`evaluation_store`):
+which the evaluating processes build themselves (`engine.run.eval_process`), and the averaged weights of an epoch
+into ``unscoredN.pt``. These write its scores into ``unscoredN.scores``, and the training processes wait for them at the
+end of the next epoch. The run's store only has messages (`evaluation_store`):
 
     run         [folder, id of the run, `program_facts`]: last.pt describes it
     epoch/K     [N, whether it is a closing epoch]: the K-th epoch to score
@@ -19,10 +19,8 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -30,8 +28,9 @@ from data.loading.loader import ValidationLoader
 from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.result import Evaluation
 from engine.evaluation.stored import read_evaluation
-from engine.train.checkpoint import scores_path, weights_path
+from engine.train.checkpoint import UnscoredEpoch
 from engine.train.control import STOP_KEY, RunControl
+from engine.train.saver import Saver, scores_path, weights_path
 from engine.train.step import TrainStep
 from utils.distributed.agreement import program_facts
 from utils.distributed.context import MAX_WAIT_S, DistributedContext, broadcast_object
@@ -41,81 +40,50 @@ from utils.files.torch_file import read_checkpoint
 from utils.logger import get_logger
 from utils.strings import rank_list
 
-MAX_PENDING = 4  # epochs whose scores other processes may still owe when the next one begins
 POLL_S = 0.05  # seconds between checks for a message
 
 
-class Scorer(Protocol):
-    """Scores the averaged weights of epochs. Every training process has one and makes the same calls."""
-
-    max_pending: int  # epochs whose scores the run does not wait for; 0: scores are there at once
-
-    def open(self) -> None:
-        """Begins, once last.pt describes the run."""
-
-    def submit(self, epoch: int, *, is_closing: bool) -> None:
-        """Begins to score an epoch, whose weights are in `weights_path`, or will be soon. Not called if `max_pending`
-        is 0."""
-
-    def is_ready(self, epoch: int) -> bool:
-        """Returns whether the scores of an epoch are there."""
-
-    def read(
-        self, epoch: int, *, is_closing: bool, is_newest: bool, should_stop: Callable[[], bool]
-    ) -> Evaluation | None:
-        """Returns the scores of an epoch on rank 0, for which it may have to wait; None on the others, and once
-        ``should_stop`` returns True.
-
-        Args:
-            is_closing: see `models.losses.base.Criterion.set_no_mosaic`.
-            is_newest: the averaged weights of the run are still those of the epoch.
-        """
-
-
+@dataclass(frozen=True)
 class LocalScorer:
-    """The training processes validate an epoch when its scores are read."""
+    """The training processes validate an epoch, see `engine.train.ledger.Scorer`. One that an earlier start has left to
+    other processes may have its scores or weights in a file."""
 
-    max_pending = 0
-
-    def __init__(self, folder: Path, step: TrainStep, evaluator: Evaluator, loader: ValidationLoader) -> None:
-        self._folder = folder
-        self._step = step
-        self._evaluator = evaluator
-        self._loader = loader
+    saver: Saver
+    control: RunControl
+    step: TrainStep
+    evaluator: Evaluator
+    loader: ValidationLoader
+    lag = 0
 
     def open(self) -> None: ...
 
-    def submit(self, epoch: int, *, is_closing: bool) -> None: ...
+    def submit(self, epoch: UnscoredEpoch) -> None: ...
 
-    def is_ready(self, epoch: int) -> bool:
-        return True
-
-    def read(
-        self, epoch: int, *, is_closing: bool, is_newest: bool, should_stop: Callable[[], bool]
-    ) -> Evaluation | None:
-        ctx = self._step.ctx
-        model = self._step.ema.module
-        scores = scores_path(self._folder, epoch)  # a run with --eval-ranks continues without
-        if broadcast_object(ctx, ctx.is_main and scores.exists()):
+    def score(self, epoch: UnscoredEpoch) -> Evaluation | None:
+        ctx = self.step.ctx
+        model = self.step.ema.module
+        scores = scores_path(self.saver.folder, epoch.number)
+        weights = weights_path(self.saver.folder, epoch.number)
+        has_scores, has_weights = broadcast_object(ctx, (scores.exists(), weights.exists()))
+        if has_scores:
             return read_evaluation(scores) if ctx.is_main else None
-        if not is_newest:
-            content = read_checkpoint(weights_path(self._folder, epoch)) if ctx.is_main else {}
+        if has_weights:
+            content = read_checkpoint(weights) if ctx.is_main else {}
             model = copy.deepcopy(model)
             model.load_state_dict(broadcast_object(ctx, content.get("ema")))
-        self._step.criterion.set_no_mosaic(is_closing)
-        return self._evaluator.run(model, self._loader, should_stop=should_stop)
+        self.step.criterion.set_no_mosaic(epoch.is_closing)
+        return self.evaluator.run(model, self.loader, should_stop=self.control.should_stop)
 
 
 class RemoteScorer:
-    """Other processes of the job validate an epoch while the training goes on."""
+    """Other processes of the job validate an epoch while the next one is trained, see `engine.train.ledger.Scorer`."""
 
-    max_pending = MAX_PENDING
+    lag = 1
 
-    def __init__(self, ctx: DistributedContext, folder: Path, run_id: str, control: RunControl) -> None:
+    def __init__(self, ctx: DistributedContext, saver: Saver, control: RunControl) -> None:
         assert ctx.store is not None, "the evaluating processes have joined the run"
         self._ctx = ctx
-        self._folder = folder
-        self._run_id = run_id
+        self._saver = saver
         self._control = control
         self._store = evaluation_store(ctx.store)
         self._submitted = 0
@@ -123,33 +91,31 @@ class RemoteScorer:
     def open(self) -> None:
         ctx = self._ctx
         if ctx.is_main:
-            self._store.set("run", json.dumps([str(self._folder), self._run_id, program_facts()]))
+            message = [str(self._saver.folder), self._saver.description.run_id, program_facts()]
+            self._store.set("run", json.dumps(message))
             ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(ranks))
 
-    def submit(self, epoch: int, *, is_closing: bool) -> None:
+    def submit(self, epoch: UnscoredEpoch) -> None:
         self._submitted += 1
         if self._ctx.is_main:
-            self._store.set(f"epoch/{self._submitted}", json.dumps([epoch, is_closing]))
+            if not weights_path(self._saver.folder, epoch.number).exists():  # an earlier start may have written them
+                self._saver.save_weights(epoch.number)
+            self._store.set(f"epoch/{self._submitted}", json.dumps([epoch.number, epoch.is_closing]))
 
-    def is_ready(self, epoch: int) -> bool:
-        if self._store.check(["failed"]):
-            raise UserError(f"--eval-ranks: {self._store.get('failed').decode()}")
-        if self._store.check([STOP_KEY]):
-            self._control.receive(int(self._store.get(STOP_KEY)))
-        return self._store.check([f"scored/{epoch}"])
-
-    def read(
-        self, epoch: int, *, is_closing: bool, is_newest: bool, should_stop: Callable[[], bool]
-    ) -> Evaluation | None:
+    def score(self, epoch: UnscoredEpoch) -> Evaluation | None:
         deadline = time.monotonic() + MAX_WAIT_S
-        while not self.is_ready(epoch):
+        while not self._store.check([f"scored/{epoch.number}"]):
+            if self._store.check(["failed"]):
+                raise UserError(f"--eval-ranks: {self._store.get('failed').decode()}")
+            if self._store.check([STOP_KEY]):
+                self._control.receive(int(self._store.get(STOP_KEY)))
             if time.monotonic() > deadline:
-                raise UserError(f"--eval-ranks: no scores of epoch {epoch} in {MAX_WAIT_S / 3600:g} hours")
-            if should_stop():
+                raise UserError(f"--eval-ranks: no scores of epoch {epoch.number} in {MAX_WAIT_S / 3600:g} hours")
+            if self._control.should_stop():
                 return None
             time.sleep(POLL_S)
-        return read_evaluation(scores_path(self._folder, epoch)) if self._ctx.is_main else None
+        return read_evaluation(scores_path(self._saver.folder, epoch.number)) if self._ctx.is_main else None
 
 
 def release_evaluators(ctx: DistributedContext) -> None:

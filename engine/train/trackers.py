@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.train.trainer import Epoch, Hook, Trainer, TrainingRun
+from engine.train.ledger import Epoch
+from engine.train.loop import Hook, Trainer
 from utils.address import as_address, full_address
 from utils.errors import UserError, first_line
 from utils.files.safe_io import folder_below, open_direct
@@ -59,13 +60,14 @@ class Mlflow:
         for package in ("mlflow",) if self._uri else ("mlflow", "sqlalchemy", "alembic"):
             require_package(package, "--tracker mlflow", "leave out --tracker mlflow")
 
-    def open(self, run: TrainingRun) -> int | None:
-        """Continues the tracked run of ``run``, or creates it. Returns the last epoch that it has, 0 if none; None if
-        the service cannot tell."""
+    def open(self, trainer: Trainer) -> int | None:
+        """Continues the tracked run, or creates it. Returns the last epoch that it has, 0 if none; None if the service
+        cannot tell."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        folder = run.folder.resolve()
+        folder = trainer.saver.folder.resolve()
+        own_id = trainer.saver.description.run_id
         database = folder.parent / "mlflow.db"
         if not self._uri:
             open(database, "ab", opener=open_direct).close()  # raises where a link leads elsewhere
@@ -74,18 +76,19 @@ class Mlflow:
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = client.get_experiment_by_name(title)
         experiment_id = client.create_experiment(title) if experiment is None else experiment.experiment_id
-        run_id = run.run_id.replace("'", "''")  # a checkpoint has it
+        run_id = own_id.replace("'", "''")  # a checkpoint has it
         found = client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'")
         if found:
             tracked = found[0]
         else:
             name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
-            tracked = client.create_run(experiment_id, tags={RUN_ID_TAG: run.run_id}, run_name=name)
+            tracked = client.create_run(experiment_id, tags={RUN_ID_TAG: own_id}, run_name=name)
             get_logger().info("MLflow: run %s in %s", name, location)
         self._id = tracked.info.run_id
         client.update_run(self._id, status="RUNNING")
         # MLflow takes no new value for a parameter that it has.
-        settings = {name: value for name, value in run.settings.by_name().items() if name not in tracked.data.params}
+        known = tracked.data.params
+        settings = {name: value for name, value in trainer.settings.by_name().items() if name not in known}
         parameters = [Param(name, str(value)[:6000]) for name, value in settings.items()]
         for start in range(0, len(parameters), MAX_PARAMETERS):
             client.log_batch(self._id, params=parameters[start : start + MAX_PARAMETERS])
@@ -130,18 +133,18 @@ class Wandb:
                 "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
             )
 
-    def open(self, run: TrainingRun) -> int | None:
+    def open(self, trainer: Trainer) -> int | None:
         import wandb
 
-        folder = run.folder.resolve()
+        folder = trainer.saver.folder.resolve()
         folder_below(folder, ".wandb" if os.path.lexists(folder / ".wandb") else "wandb")  # as wandb chooses
         self._run = tracked = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or folder.name,
-            id=run.run_id,
+            id=trainer.saver.description.run_id,
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or folder,
-            config=run.settings.by_name(),
+            config=trainer.settings.by_name(),
             allow_val_change=True,
             # Without its record of the machine, which has the command line, and in it whole addresses.
             settings=wandb.Settings(silent=True, console="off", save_code=False, x_disable_meta=True),
@@ -179,8 +182,8 @@ class Tracker(Hook):
         self._has_failed = False
 
     def start(self, trainer: Trainer) -> None:
-        self._run = trainer.run
-        self._table = trainer.checkpointer.table
+        self._trainer = trainer
+        self._table = trainer.ledger.table
         self._first_epochs = trainer.progress.epoch  # of earlier starts
         self._thread.start()
         self._wakes.put(True)
@@ -206,14 +209,15 @@ class Tracker(Hook):
             is_running = self._wakes.get()
             try:
                 if tracked is None:
-                    last_epoch = self._service.open(self._run)
+                    last_epoch = self._service.open(self._trainer)
                     tracked = self._first_epochs if last_epoch is None else last_epoch
                 for epoch, row in sorted(dict(self._table.rows).items()):
                     if epoch > tracked:
                         self._service.log(epoch, {name: row[name] for name in row if name != "epoch"})
                         tracked = epoch
                 if not is_running:
-                    files = [self._run.folder / name for name in FILES] if self._is_complete else []
+                    folder = self._trainer.saver.folder
+                    files = [folder / name for name in FILES] if self._is_complete else []
                     self._service.close([path for path in files if path.exists()], is_complete=self._is_complete)
             except BaseException as error:  # any error, even SystemExit: tracking must not end a run
                 if not self._has_failed:

@@ -45,7 +45,7 @@ _PRELOADED = (
     "tqdm",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
-    "engine.train.run",
+    "engine.run.build",
     "engine.commands.val",
     "engine.inference.detect",
     "engine.commands.export",

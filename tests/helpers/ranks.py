@@ -27,7 +27,7 @@ from utils.process.launch import read_launch, torchrun_variables
 from utils.process.spawn import free_port
 
 # Modules that most of the functions use. The process that forks the ranks imports them once.
-_PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.train.run", "engine.evaluation.evaluator"]
+_PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.run.build", "engine.evaluation.evaluator"]
 START_TIMEOUT_S = 60  # in which all ranks must be running
 
 

@@ -72,7 +72,7 @@ def inject_step_fault(kind: str, *args: str) -> None:
 def save_every(steps: int) -> None:
     """Saves a checkpoint whenever the number of steps is a multiple of ``steps``."""
     from engine.train.control import Action
-    from engine.train.trainer import Trainer
+    from engine.train.loop import Trainer
 
     ask = Trainer._ask_hooks
 

@@ -141,7 +141,7 @@ def test_a_terminal_that_closes_stops_a_run_unless_nohup_has_started_it(inputs, 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(inputs, whole, tmp_path, is_killed):
     """They are saved before validation, if they took at least a minute (here: a second)."""
-    killed = "slow:0.2;slowval:30;set:engine.train.trainer:SAVE_BEFORE_VALIDATION_S:1"
+    killed = "slow:0.2;slowval:30;set:engine.train.loop:SAVE_BEFORE_VALIDATION_S:1"
     faults = killed if is_killed else "slowval:3"
     with Processes(tmp_path / "log.txt", faults=faults) as run:
         run.ranks(2, *flags(inputs, tmp_path, *(["--save-minutes", "10"] if is_killed else [])))

@@ -378,7 +378,7 @@ class TrainConfig(DataFlags):
 class RunSettings:
     """All settings of a run."""
 
-    config: TrainConfig  # paths are absolute (`engine.train.resume.resolve`)
+    config: TrainConfig  # paths are absolute (`engine.run.plan.resolve`)
     hyp: Hyperparameters
 
     @property

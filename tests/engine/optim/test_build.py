@@ -17,7 +17,7 @@ from engine.optim.build import (
 )
 from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import Schedule, step_plan
-from engine.train.checkpoint import copy_to_cpu
+from engine.train.saver import copy_to_cpu
 from utils.config.settings import TrainConfig
 
 

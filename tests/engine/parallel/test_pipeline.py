@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from engine.train.starting_model import freeze_layers
+from engine.run.sources import freeze_layers
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks
 from tests.helpers.repository import ROOT

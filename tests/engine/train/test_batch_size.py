@@ -13,8 +13,8 @@ from data.load import load_index
 from data.read_spec import load_dataset_spec
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
+from engine.run.sources import freeze_layers
 from engine.train.batch_size import prepare_step
-from engine.train.starting_model import freeze_layers
 from models.detector import build_detector
 from tests.helpers.tiny import TINY_MODEL, write_dataset
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig

@@ -11,9 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from engine.evaluation.fitness import Fitness
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
-from engine.train.checkpoint import Checkpoint, Checkpointer, CheckpointHeader, Progress, SaveContext
+from engine.train.checkpoint import Checkpoint, Progress, SaveContext
+from engine.train.control import RunControl
+from engine.train.ledger import Epoch, EpochLedger, LedgerState
+from engine.train.saver import Saver
+from tests.engine.train.watched_run import Scores
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.run_checkpoints import checkpoint_of
@@ -22,9 +27,12 @@ from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, max_over_ranks
 from utils.errors import UserError
 from utils.files.torch_file import read_checkpoint, write_checkpoint
+from utils.process.signals import StopSignals
 
 SINGLE = DistributedContext.single()
-DESCRIPTION = replace(checkpoint_of().description, names=["a", "b"], config=TrainConfig(epochs=3, batch_size=4))
+DESCRIPTION = replace(
+    checkpoint_of().description, names=["a", "b"], config=TrainConfig(epochs=3, batch_size=4, save_period=2)
+)
 CONDITIONS = SaveContext(world_size=1, device="cpu", seconds=1.0, epoch_batches=4, images=16)
 ROWS = [{"epoch": 1, "time": 1.0, "metrics/AP": float("nan")}, {"epoch": 2, "time": 2.0, "metrics/AP": 0.5}]
 
@@ -40,12 +48,16 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
     return SimpleNamespace(model=wrap(model), ema=ema, optimizer=optimizer, scaler=scaler)
 
 
-def save(folder: Path, state: SimpleNamespace, *, ctx: DistributedContext = SINGLE, **progress: int) -> Checkpointer:
-    checkpointer = Checkpointer(folder, ctx=ctx, description=DESCRIPTION, save_period=2, rows=ROWS)
-    header = CheckpointHeader(progress=Progress(**{"epoch": 2, **progress}), run=CONDITIONS, metrics={"AP": 0.5})
-    checkpointer.save(state, header, is_epoch_end=True, is_best=True)
-    checkpointer.flush()
-    return checkpointer
+def save(
+    folder: Path, state: SimpleNamespace, *, ctx: DistributedContext = SINGLE, batch: int = 0
+) -> tuple[Saver, EpochLedger]:
+    progress = Progress(epoch=2, batch=batch)
+    saver = Saver(folder, ctx=ctx, state=state, progress=progress, description=DESCRIPTION, context=CONDITIONS)
+    control = RunControl(ctx, StopSignals())
+    ledger = EpochLedger(ctx, progress, Fitness.parse("AP", []), Scores(), control, LedgerState(ROWS, {"AP": 0.5}))
+    saver.save(ledger, best=Epoch(2))
+    saver.flush()
+    return saver, ledger
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, nn.DataParallel], ids=["plain", "parallel"])
@@ -57,7 +69,8 @@ def test_what_is_saved_is_restored(tmp_path, wrap):
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert (tmp_path / "results.csv").read_text() == "epoch,time,metrics/AP\n1,1,\n2,2,0.5\n"
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
-    assert (checkpoint.description, checkpoint.header.run) == (DESCRIPTION, CONDITIONS)
+    assert (checkpoint.description, checkpoint.header.metrics) == (DESCRIPTION, {"AP": 0.5})
+    assert replace(checkpoint.header.run, seconds=1.0) == CONDITIONS
     assert_same_content(checkpoint.rows, ROWS)
     fresh = parts(seed=7)
     checkpoint.restore(SINGLE, fresh)
@@ -120,19 +133,18 @@ def test_the_state_of_another_optimizer_is_one_line(tmp_path):
 def test_a_failed_write_keeps_the_old_files_and_ends_the_run(tmp_path, monkeypatch, number, line):
     """The next save raises it."""
     state = parts()
-    checkpointer = save(tmp_path, state)
+    saver, ledger = save(tmp_path, state)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(*_: object) -> None:
         raise OSError(number, "Input/output error")
 
     monkeypatch.setattr("utils.files.torch_file.torch.save", fail)
-    header = CheckpointHeader(progress=Progress(epoch=2), run=CONDITIONS)
-    checkpointer.save(state, header)
-    checkpointer.wait()
+    saver.save(ledger)
+    saver.wait()
     with pytest.raises(UserError) as error:
-        checkpointer.save(state, header)
-    assert f"last.pt: could not be written {line}" in str(error.value)
+        saver.save(ledger)
+    assert f".pt: could not be written {line}" in str(error.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

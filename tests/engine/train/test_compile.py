@@ -46,22 +46,6 @@ def compiled_step(backend, plan: Compilation, **options):
     return step, model
 
 
-@pytest.mark.parametrize(
-    ("ctx", "flags", "dynamic", "cuda_graphs"),
-    [
-        (CPU, {}, False, False),
-        (GPU, {"deterministic": True}, False, True),
-        (GPU, {"multi_scale": 0.5}, True, False),
-        (replace(GPU, local_rank=1, rank=1, world_size=4), {"sync_bn": -1}, False, False),
-    ],
-)
-def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_graphs):
-    plan = plan_compilation(TrainConfig(compile=True, **flags), ctx, images=16, shards=4)
-    assert (plan.images, plan.dynamic, plan.cuda_graphs) == (16, dynamic, cuda_graphs)
-    # A deterministic run adds gradients of the loss in a fixed order.
-    assert plan.loss is (ctx.device.type == "cuda" and "deterministic" not in flags)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("has_regions", [True, False])
 def test_full_batches_share_one_version_of_model_and_loss_and_others_need_none(monkeypatch, has_regions):

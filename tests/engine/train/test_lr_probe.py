@@ -17,8 +17,8 @@ from data.read_spec import load_dataset_spec
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from engine.optim.schedule import StepPlan
+from engine.run.choices import choose_lr_mult
 from engine.train import lr_probe
-from engine.train.choices import choose_lr_mult
 from engine.train.lr_probe import lr_mult_by_score, probe_weights, score_on_objects
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector

@@ -9,37 +9,21 @@ import pytest
 from engine.evaluation.result import Evaluation
 from engine.report.advice import Subject
 from engine.train import plots
-from engine.train.hooks import TensorBoard
-from engine.train.plots import add_image
-from engine.train.trainer import Epoch
-from tests.engine.train.watched_trainer import build
+from engine.train.ledger import Epoch
+from tests.engine.train.watched_run import build
 from tests.helpers.scoring import evaluation_of, make_result
 from tests.helpers.tiny import make_batch
 from utils.config.settings import TrainConfig
 from utils.drawing.page import Content
 
 
-def test_tensorboard_shows_images(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    tracker = TensorBoard(tmp_path)
-    tracker.start(build())
-    tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
-    tracker.close()  # also after an error
-    tracker.close()
-    events = EventAccumulator(str(tmp_path), size_guidance={"images": 0}).Reload()
-    assert events.Images("mosaic")[0].width == 4
-
-
-@pytest.fixture(autouse=True)
-def known_subject(tmp_path, monkeypatch):
+@pytest.fixture
+def subject(tmp_path) -> Subject:
     """A page says little of a watched trainer, which has no data."""
-    subject = Subject("run", tmp_path, TrainConfig(), None, stride=32, train=None, validated=Mock(), split="val")
-    monkeypatch.setattr(plots, "subject_of", lambda _: subject)
+    return Subject("run", tmp_path, TrainConfig(), None, stride=32, train=None, validated=Mock(), split="val")
 
 
-def test_the_report_stays_with_the_best_epoch(tmp_path, monkeypatch):
+def test_the_report_stays_with_the_best_epoch(tmp_path, monkeypatch, subject):
     shown = []
 
     def content(subject: Subject, evaluation: Evaluation | None, history: dict[str, np.ndarray]) -> Content:
@@ -48,8 +32,8 @@ def test_the_report_stays_with_the_best_epoch(tmp_path, monkeypatch):
 
     monkeypatch.setattr(plots, "report_content", content)
     monkeypatch.setattr(plots, "TIME_BUDGET", np.inf)  # after each epoch
-    hook = plots.Plots(Mock())
-    trainer = build(folder=tmp_path)
+    hook = plots.Plots(subject, Mock())
+    trainer = build(tmp_path)
     hook.start(trainer)
     evaluations = [evaluation_of(make_result()) for _ in range(4)]
     for epoch, (best_epoch, evaluation) in enumerate(zip((1, 2, 2, 4), evaluations), 1):
@@ -58,14 +42,14 @@ def test_the_report_stays_with_the_best_epoch(tmp_path, monkeypatch):
     assert shown == [(best, best, evaluations[best - 1]) for best in (1, 2, 2, 4)]
 
 
-def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, caplog):
+def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, caplog, subject):
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for name in ("write_image", "write_preview", "report_content"):
         monkeypatch.setattr(plots, name, fail)
-    hook = plots.Plots(Mock())
-    trainer = build(folder=tmp_path)
+    hook = plots.Plots(subject, Mock())
+    trainer = build(tmp_path)
     hook.start(trainer)
     trainer.batches = [make_batch(2)]
     hook.after_step(trainer)

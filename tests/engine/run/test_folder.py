@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.train.folder import claim_folder, run_started_by
+from engine.run.folder import claim_folder, run_started_by
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -18,7 +18,8 @@ from utils.errors import UserError
 def claim(project: Path, launcher: str, stack: ExitStack, *, is_kept: bool = True, exist_ok: bool = False) -> Path:
     ctx = replace(DistributedContext.single(), launcher_identity=launcher)
     settings = RunSettings(TrainConfig(project=str(project), exist_ok=exist_ok), Hyperparameters())
-    folder, run_id = claim_folder(ctx, None, settings, stack, is_kept=lambda: is_kept)
+    run_id = f"of {launcher}"
+    folder = claim_folder(ctx, None, settings, stack, run_id=run_id, asked_name="exp", is_kept=lambda: is_kept)
     stored = yaml.safe_load((folder / "settings.yaml").read_text())
     assert (stored["run_id"], stored["config"]["project"]) == (run_id, str(project))
     return folder

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from data.spec import DatasetSpec, class_names
-from engine.train.checkpoint import RunDescription
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
@@ -36,6 +35,7 @@ class TeacherFile:
 
     detector: Detector  # on the CPU
     flag: str  # the flag that requested it
+    source: str  # its name in the settings
     path: str  # absolute
     sha256: str  # checksum of its tensors
     origin: Origin
@@ -92,17 +92,11 @@ class TeacherFile:
             )
 
 
-def open_teacher(
-    ctx: DistributedContext, config: TrainConfig, weights: StoredWeights | None, stored: RunDescription | None
-) -> TeacherFile | None:
-    """Opens the teacher of a run; None if it has none.
+def open_teacher(ctx: DistributedContext, config: TrainConfig, weights: StoredWeights | None) -> TeacherFile | None:
+    """Opens the teacher of a run; None if it has none. Raises UserError for a model that cannot teach, and on all
+    processes if their teachers differ.
 
-    Args:
-        weights: those of ``--weights``, which teach with ``--keep-old``; None: not read.
-        stored: of a run that continues.
-
-    Raises UserError for a model that cannot teach or is not the one that the run began with, and on all processes if
-    their teachers differ.
+    ``weights``: those of ``--weights``, which teach with ``--keep-old``; None: not read.
     """
     if not config.teacher and not config.keep_old:
         return None
@@ -121,11 +115,7 @@ def open_teacher(
         digest.update(tensor.contiguous().numpy().tobytes())
     sha256 = digest.hexdigest()
     check_agreement(ctx, {"the checksum of the teacher's weights": sha256})
-    if stored is not None and not stored.teacher:
-        raise UserError(f"{flag}: this run began without a teacher; leave out {flag}")
-    if stored is not None and stored.teacher.get("sha256") != sha256:
-        raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored.teacher.get('path')})")
-    return TeacherFile(detector, flag, str(teacher.path.resolve()), sha256, origin_of_run(teacher))
+    return TeacherFile(detector, flag, source, str(teacher.path.resolve()), sha256, origin_of_run(teacher))
 
 
 def _check_distills(model: Detector, location: str, role: str) -> None:

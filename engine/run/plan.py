@@ -16,18 +16,21 @@ decides for all; each rank reads the checkpoint from its own disk.
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from data.open import known_by_name
-from data.spec import DEMO, DataSource
+from data.spec import DEMO
 from engine.optim.schedule import epochs_in_time
-from engine.train.checkpoint import RESULTS_CSV, Checkpoint, RunDescription
-from engine.train.folder import find_folder, is_read_only
+from engine.run.folder import find_folder, is_read_only
+from engine.run.starts import ContinuedRun, NewRun, RunStart
+from engine.train.checkpoint import Checkpoint
+from engine.train.saver import RESULTS_CSV
 from utils.config.flags import as_flag
 from utils.config.recipes import given_hyperparameters, read_recipe
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, ON_RESUME, PATHS, SCOPES, RunSettings, TrainConfig
@@ -44,68 +47,13 @@ from utils.program import resume_flag
 from utils.strings import counted, format_duration
 
 # Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
-_OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
+_UNDECIDED = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto"}
 _LENGTH = ("epochs", "time", "patience")  # how long a run trains
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """What a command trains, decided before data and model are opened. Equal on all ranks, except for the settings in
-    ``local`` and those of scope "machine".
-
-    The settings of a new run may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open.
-    """
-
-    settings: RunSettings
-    given: frozenset[str] = frozenset()  # hyper-parameters of a new run that a file of ``--hyp`` or ``--set`` gives
-    folder: Path | None = None  # locked; None: `claim_folder` makes it
-    checkpoint: Checkpoint | None = None  # None: a new run
-    end_reason: str = ""  # why no step is left, and how to train on; "" if steps are left
-    is_complete: bool = False  # at most exports are left
-    local: frozenset[str] = frozenset()  # settings whose values are each process's own
-    messages: tuple[str, ...] = ()  # written to the log before anything else
-
-    @property
-    def takes_steps(self) -> bool:
-        """Whether steps are left; otherwise a start only scores the last epochs."""
-        return not self.end_reason
-
-    @property
-    def stored(self) -> RunDescription | None:
-        """What the checkpoint of a run that continues says of it."""
-        return None if self.checkpoint is None else self.checkpoint.description
-
-    @property
-    def started_from(self) -> Checkpoint | None:
-        """The checkpoint, without its tensors."""
-        return None if self.checkpoint is None else self.checkpoint.record()
-
-    @property
-    def rows(self) -> list[dict[str, float]]:
-        """The rows of results.csv so far."""
-        return [] if self.checkpoint is None else self.checkpoint.rows
-
-    @property
-    def data_source(self) -> DataSource:
-        config = self.settings.config
-        output = str(self.folder or config.folder) if config.plots else ""
-        stored_in = "" if self.checkpoint is None or "data" in self.local else str(self.checkpoint.path)
-        source = DataSource.of_training(config)
-        return replace(source, output=output, continues_output=self.folder is not None, stored_in=stored_in)
-
-
-@dataclass(frozen=True)
-class TrainingOutcome:
-    """The result of a training: its folder and flags, and the failure of ``on_end``, if any."""
-
-    folder: Path
-    config: TrainConfig
-    failure: UserError | None  # error of a callback's ``on_end``, on rank 0: to be raised once the processes have ended
 
 
 def plan_run(
     ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
-) -> RunPlan:
+) -> RunStart:
     """Plans the run of a command line. Every rank must call this.
 
     Args:
@@ -120,44 +68,55 @@ def plan_run(
     if command.resume == "" and "name" in explicit_flags:
         command = replace(command, resume=str(command.folder))
     launchers = all_objects(ctx, ctx.launcher_identity)
-    plan = None
+    planned: RunStart | None = None
     checkpoint = None
     with torch_distributed_zero_first(ctx):  # an error of rank 0 reaches the others
         if ctx.is_main:
             folder = find_folder(command, launchers, stack)
             if folder is not None and (folder / "last.pt").exists():
                 checkpoint = Checkpoint.read(folder / "last.pt")
-            plan = plan_start(ctx, command, explicit_flags, folder, checkpoint)
-    plan = broadcast_object(ctx, plan)
-    if plan.checkpoint is not None:
-        checkpoint = checkpoint or Checkpoint.read(plan.checkpoint.path)
-        facts = {
-            "the run of the checkpoint": checkpoint.description.run_id,
-            "the checkpoint's progress": asdict(checkpoint.progress),
-        }
-        check_agreement(ctx, facts)
-    own = {name: getattr(command, name) for name in plan.local}
-    settings = replace(plan.settings, config=replace(plan.settings.config, **own))
-    return replace(plan, checkpoint=checkpoint, settings=settings)
+                planned = _plan_continued(ctx, command, explicit_flags, checkpoint)
+            else:
+                planned = _plan_new(command, folder)
+    start: RunStart = broadcast_object(ctx, planned)
+    own = {name: getattr(command, name) for name in start.per_machine}
+    settings = replace(start.settings, config=replace(start.settings.config, **own))
+    if isinstance(start, NewRun):
+        return replace(start, settings=settings)
+    checkpoint = checkpoint or Checkpoint.read(start.checkpoint.path)
+    facts = {
+        "the run of the checkpoint": checkpoint.description.run_id,
+        "the checkpoint's progress": asdict(checkpoint.progress),
+    }
+    check_agreement(ctx, facts)
+    return replace(start, settings=settings, checkpoint=checkpoint)
 
 
-def plan_start(
-    ctx: DistributedContext,
-    command: TrainConfig,
-    explicit_flags: Collection[str],
-    folder: Path | None,
-    checkpoint: Checkpoint | None,
-) -> RunPlan:
-    """Returns what a command trains: a new run, or what is left of the run of a checkpoint.
+def _plan_new(command: TrainConfig, folder: Path | None) -> NewRun:
+    """Plans a run from the beginning, in ``folder`` if that is locked already."""
+    messages: list[str] = []
+    if folder is None:
+        check_run_dir(command.project, command.name, command.exist_ok or command.resume == AUTO)
+    else:
+        messages.append(f"{folder}: nothing has been saved yet; the run starts from the beginning")
+    hyp = read_recipe(
+        command.hyp, command.override, pretrained=bool(command.weights), keep_old=command.keep_old, lines=messages
+    )
+    return NewRun(
+        settings=RunSettings(command, hyp),
+        run_id=secrets.token_hex(8),  # does not depend on the seed or advance a generator
+        given=given_hyperparameters(command.hyp, command.override),
+        folder=folder,
+        per_machine=SCOPES["machine"].union(PATHS),
+        messages=tuple(messages),
+    )
 
-    Args:
-        folder: the locked folder of a run that continues, or has begun without saving; None: there is none yet.
-        checkpoint: the last.pt in it.
 
-    Raises UserError for a setting that the run cannot have.
-    """
-    if checkpoint is None:
-        return _plan_new(command, folder)
+def _plan_continued(
+    ctx: DistributedContext, command: TrainConfig, explicit_flags: Collection[str], checkpoint: Checkpoint
+) -> ContinuedRun:
+    """Plans what is left of the run of a checkpoint, which is returned without its tensors. Raises UserError for a
+    setting that the run cannot have."""
     config, messages = merge_settings(checkpoint, command, explicit_flags)
     last = checkpoint.path
     end_reason = _end_reason(checkpoint, command, config)
@@ -176,32 +135,13 @@ def plan_start(
             messages.append(f"resume: device {before.device} -> {ctx.device.type}")
     given = ON_RESUME["machine"].intersection(explicit_flags)
     own = ON_RESUME["again"] & SCOPES["machine"]
-    return RunPlan(
+    return ContinuedRun(
         settings=RunSettings(config, checkpoint.description.hyp),
         folder=last.parent,
         checkpoint=checkpoint.record(),
         end_reason=end_reason,
         is_complete=is_complete,
-        local=given | own | {"device"},
-        messages=tuple(messages),
-    )
-
-
-def _plan_new(command: TrainConfig, folder: Path | None) -> RunPlan:
-    """Plans a run from the beginning, in ``folder`` if that is locked already."""
-    messages: list[str] = []
-    if folder is None:
-        check_run_dir(command.project, command.name, command.exist_ok or command.resume == AUTO)
-    else:
-        messages.append(f"{folder}: nothing has been saved yet; the run starts from the beginning")
-    hyp = read_recipe(
-        command.hyp, command.override, pretrained=bool(command.weights), keep_old=command.keep_old, lines=messages
-    )
-    return RunPlan(
-        settings=RunSettings(command, hyp),
-        given=given_hyperparameters(command.hyp, command.override),
-        folder=folder,
-        local=SCOPES["machine"].union(PATHS),
+        per_machine=given | own | {"device"},
         messages=tuple(messages),
     )
 
@@ -215,7 +155,7 @@ def merge_settings(
     stored = checkpoint.description.config
     last = checkpoint.path
     folder = normal_path(last).parent
-    given = {name for name in explicit_flags if name not in _OPEN or getattr(command, name) != _OPEN[name]}
+    given = {name for name in explicit_flags if name not in _UNDECIDED or getattr(command, name) != _UNDECIDED[name]}
     if command.time:
         given.discard("epochs")  # the time decides on their number
     if command.resume not in (None, AUTO):
@@ -307,21 +247,20 @@ def _end_reason(checkpoint: Checkpoint, command: TrainConfig, config: TrainConfi
     return ""
 
 
-def log_ended_run(ctx: DistributedContext, plan: RunPlan) -> TrainingOutcome:
-    """Logs why a run has ended, and how to draw its report, which a kill may have prevented. Returns its outcome. Every
-    rank must call this."""
-    configure_logging(ctx.is_main, quiet=plan.settings.config.quiet)
-    folder = plan.folder or Path()
-    if ctx.is_main and plan.checkpoint is not None and not is_read_only(folder):  # a kill may have lost the last row
-        ResultsTable.of(plan.checkpoint.rows).write(folder / RESULTS_CSV)
+def log_ended_run(ctx: DistributedContext, run: ContinuedRun) -> None:
+    """Logs why a run has ended, and how to draw its report, which a kill may have prevented. Every rank must call
+    this."""
+    configure_logging(ctx.is_main, quiet=run.settings.config.quiet)
+    folder = run.folder
+    if ctx.is_main and not is_read_only(folder):  # a kill may have lost the last row
+        ResultsTable.of(run.checkpoint.rows).write(folder / RESULTS_CSV)
     write_result(folder=str(folder))
-    for message in plan.messages:
+    for message in run.messages:
         get_logger().info("%s", message)
-    get_logger().info("%s: complete: %s", folder, plan.end_reason)
+    get_logger().info("%s: complete: %s", folder, run.end_reason)
     best = folder / "best.pt"
     if best.exists():
         get_logger().info("to draw its report again: val.py --weights %s", shlex.quote(str(best)))
-    return TrainingOutcome(folder, plan.settings.config, failure=None)
 
 
 def resolve(config: TrainConfig) -> TrainConfig:

@@ -1,35 +1,28 @@
-"""Decides what the settings of a run leave open, in the order in which the choices depend on each other.
-
-A run that continues keeps what it has chosen: its settings leave nothing open, and its checkpoint has the rest.
-"""
+"""Decides what the settings of a new run leave open. `engine.run.starts` makes the choices in the order in which they
+depend on each other; a run that continues keeps them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from data.index import DatasetIndex
-from data.loading.build import count_train_batches
 from engine.optim.build import SHORT_RUN, LoadedParameters, resolve_optimizer
 from engine.optim.optimizer_set import OptimizerSet
-from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan
+from engine.optim.schedule import StepPlan
+from engine.run.inputs import Inputs, StartingModel
 from engine.train.batch_size import find_batch_size
-from engine.train.checkpoint import RunDescription
 from engine.train.lr_probe import REFERENCE_EPOCHS, WeightsProbe, lr_mult_by_score
-from engine.train.resume import RunPlan
-from engine.train.sources import RunData, Sources
-from engine.train.starting_model import StartingModel
 from models.autoanchor import fitted_anchors
 from models.detector import Detector
 from models.losses.base import class_weights
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger
-from utils.machine.devices import resolve_amp
 from utils.mirrored_classes import mirrored_classes
 from utils.strings import counted, listed
 
@@ -48,67 +41,8 @@ class Choices:
     reasons: dict[str, str]  # by choice: a sentence of the log, or why; none or "": nothing was left open
 
 
-def decide(ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData, start: StartingModel) -> Choices:
-    """Makes all choices of a run. Every rank must call this. Raises UserError if no batch fits on the GPUs."""
-    if plan.stored is None:
-        return _new_choices(ctx, plan, sources, data, start)
-    return _stored_choices(ctx, plan.settings, plan.stored, data, start)
-
-
-def _stored_choices(
-    ctx: DistributedContext, settings: RunSettings, stored: RunDescription, data: RunData, start: StartingModel
-) -> Choices:
-    """Returns the choices of a run that continues, from its settings and its checkpoint."""
-    config = settings.config
-    hyp = settings.hyp
-    lr_mult = 1.0 if hyp.lr_mult is None else hyp.lr_mult
-    if stored.class_weights:  # those of the data with which the run began
-        weights: Tensor | None = torch.tensor(stored.class_weights)
-    else:  # all are equal, or the checkpoint is of a version that did not store them
-        weights, _ = choose_class_weights(config, start.model, data.samples.reader.image_index)
-    return Choices(
-        settings=RunSettings(config, replace(hyp, lr_mult=lr_mult)),
-        steps=step_plan(config, count_train_batches(config, data.samples)),
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
-        anchors=None,
-        class_weights=weights,
-        loaded=LoadedParameters(new_rows=start.pretrained, lr_mult=lr_mult, new_lr_mult=stored.new_lr_mult),
-        reasons={"optimizer": "as when the run began"},
-    )
-
-
-def _new_choices(
-    ctx: DistributedContext, plan: RunPlan, sources: Sources, data: RunData, start: StartingModel
-) -> Choices:
-    """Makes the choices of a run that begins."""
-    config = plan.settings.config
-    hyp = plan.settings.hyp
-    train = data.samples.reader.image_index
-    reasons: dict[str, str] = {}
-    flips, reasons["flips"] = choose_flips(hyp, sources.names, plan.given)
-    hyp = replace(hyp, **flips)
-    batch_size, reasons["batch size"] = choose_batch_size(ctx, RunSettings(config, hyp), data, start)
-    config = replace(config, batch_size=batch_size)
-    steps = step_plan(config, count_train_batches(config, data.samples))
-    optimizer, reasons["optimizer"] = choose_optimizer(config, steps)
-    lr_mult, reasons["lr_mult"] = choose_lr_mult(config, hyp, steps, start.probe)
-    anchors, reasons["anchors"] = choose_anchors(ctx, config, hyp, start.model, train, start.probe)
-    weights, reasons["class weights"] = choose_class_weights(config, start.model, train)
-    return Choices(
-        settings=RunSettings(replace(config, optimizer=optimizer), replace(hyp, lr_mult=lr_mult)),
-        steps=steps,
-        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
-        anchors=anchors,
-        class_weights=weights,
-        loaded=LoadedParameters(
-            new_rows=start.pretrained, lr_mult=lr_mult, new_lr_mult=new_layers_lr_mult(steps.planned_steps)
-        ),
-        reasons=reasons,
-    )
-
-
 def choose_flips(hyp: Hyperparameters, names: Sequence[str], given: Collection[str]) -> tuple[dict[str, Any], str]:
-    """Returns the flips to turn off, and what is said about flips: by default those are off that exchange two of the
+    """Returns the flips to turn off, and a log line about flips: by default those are off that exchange two of the
     classes ``names``, such as "left arrow" and "right arrow", unless the user has ``given`` their probability."""
     off: dict[str, Any] = {}
     reasons = []
@@ -128,15 +62,15 @@ def choose_flips(hyp: Hyperparameters, names: Sequence[str], given: Collection[s
 
 
 def choose_batch_size(
-    ctx: DistributedContext, settings: RunSettings, data: RunData, start: StartingModel
+    ctx: DistributedContext, settings: RunSettings, inputs: Inputs, starting: StartingModel
 ) -> tuple[int, str]:
     """Returns the batch size of the settings, or for -1 the largest that fits on the GPUs."""
     config = settings.config
     if config.batch_size != FIND_BATCH_SIZE:
         return config.batch_size, ""
-    head = start.model.head
-    loss = head.build_loss(settings.hyp, teacher=start.teacher, label_smoothing=config.label_smoothing)
-    batch_size = find_batch_size(ctx, settings, start.model, loss.to(ctx.device), data.samples)
+    head = starting.model.head
+    loss = head.build_loss(settings.hyp, teacher=starting.teacher, label_smoothing=config.label_smoothing)
+    batch_size = find_batch_size(ctx, settings, starting.model, loss.to(ctx.device), inputs.samples)
     return batch_size, f"--batch-size -1: {batch_size}, the largest that fits"
 
 
@@ -174,7 +108,7 @@ def choose_anchors(
     probe: WeightsProbe | None,
 ) -> tuple[Tensor | None, str]:
     """Returns anchors that replace the model's, if it has any and they fit the boxes of the training split badly, and
-    what is said about its anchors.
+    a log line about its anchors.
 
     Loaded weights predict boxes relative to their anchors, so weights that detect the objects keep them. All ranks use
     the anchors of rank 0: the search compares sums of floats, which other processors may round differently.
@@ -242,8 +176,8 @@ def log_choices(choices: Choices, optimizer: OptimizerSet) -> None:
 
 
 def loaded_weights_text(factor: float, new_factor: float, reason: str) -> str:
-    """Says how fast loaded weights learn, in words, and why, if there is a ``reason``: ``factor`` and ``new_factor``
-    multiply the learning rate of loaded and of new ones."""
+    """Formats the relative learning rate of loaded weights, with the ``reason`` if there is one: ``factor`` and
+    ``new_factor`` multiply the learning rate of loaded and of new ones."""
     if factor == 0:
         text = "loaded weights do not learn"
     elif factor > new_factor:

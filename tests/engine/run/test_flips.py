@@ -59,9 +59,3 @@ def test_flips_that_are_asked_for_are_kept_and_warned_of(trained, more):
     if "--hyp" in more:
         call(train.main, "--resume", folder / "last.pt", "--epochs", "2")
         assert fliplr(folder) == 0.5
-
-
-def test_vertical_flips_of_up_and_down_are_warned_of(trained):
-    folder = trained("ud", ["up", "down"], "--set", "flipud=0.5")
-    assert "--set flipud=0 " in (folder / "train.log").read_text()
-    assert fliplr(folder) == 0.5

@@ -14,11 +14,9 @@ import yaml
 
 import export
 import val
-from engine.report.advice import advise
-from engine.train.plots import subject_of
-from engine.train.resume import plan_run
-from engine.train.run import build_training
-from engine.train.trainer import Trainer
+from engine.run.build import build_training
+from engine.run.plan import plan_run
+from engine.train.loop import Trainer
 from models.detector import Detector, build_detector
 from models.losses.base import class_weights
 from models.weights.load import load_detector
@@ -52,15 +50,6 @@ def built(*flags: str, model: str = "tiny.yaml") -> Iterator[Trainer]:
         yield build_training(ctx, plan_run(ctx, command.config, command.explicit_flags, stack), StopSignals(), stack)
 
 
-def test_classes_without_an_object_are_named(folder, capsys):
-    data = folder / "set/data.yaml"
-    data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": ["light", "blue", "dark"]}))
-    for labels in folder.glob("set/labels/*/*.txt"):
-        labels.write_text(labels.read_text().replace("1 ", "2 "))
-    with built():
-        assert "warning: train: no object of 1 of 3 classes, which cannot be learned: blue\n" in capsys.readouterr().out
-
-
 def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(folder):
     far_too_large = [[300.0] * 6] * 3
     write_model(folder / "tiny.yaml", {**TINY_ANCHOR_MODEL, "anchors": far_too_large})
@@ -74,27 +63,25 @@ def test_the_loss_has_the_weights_of_the_training_classes_and_the_final_anchors(
 
 def check_told_settings(trainer: Trainer, data: Path) -> None:
     """Checks that settings.yaml, checkpoints, and what trackers and callbacks get name what the run has chosen."""
-    stored = yaml.safe_load((trainer.run.folder / "settings.yaml").read_text())
-    described = trainer.checkpointer.description
+    stored = yaml.safe_load((trainer.saver.folder / "settings.yaml").read_text())
+    described = trainer.saver.description
     assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
     assert stored["config"]["data"] == str(data)
     parts = {name: asdict(getattr(described, name)) for name in ("config", "hyp")}
     assert stored == {"run_id": described.run_id, **parts}
-    assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
+    assert trainer.settings.by_name() == stored["config"] | stored["hyp"]
 
 
 def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     with built("--epochs", "2") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
-        run_id = trainer.run.run_id
+        run_id = trainer.saver.description.run_id
         trainer.control.request_stop()
         trainer.fit()
     with built("--resume", "runs/exp/last.pt", "--optimizer", "auto") as trainer:
         check_told_settings(trainer, folder / "set" / "data.yaml")
-        assert trainer.run.run_id == run_id != ""
-        (longer,) = (line for line in advise(subject_of(trainer.run)) if "longer" in line.sentence)
-        assert "--model" in longer.command
-        assert "--optimizer" not in longer.command  # the run has chosen it, not the user
+        assert trainer.saver.description.run_id == run_id != ""
+        assert trainer.saver.description.command.optimizer == "auto"  # advice does not repeat what the run has chosen
     with built("--resume", "runs/exp/last.pt", "--epochs", "20000") as trainer:  # so long a new run would have SGD
         check_told_settings(trainer, folder / "set" / "data.yaml")
 
@@ -104,33 +91,33 @@ def test_all_that_tell_the_settings_of_a_run_tell_the_same(folder):
     [
         (
             ["--batch-size", "-1"],
-            "open_sources",
+            "engine.run.build.open_inputs",
             "--batch-size -1: searches on a GPU only, and this run is on cpu; use a number",
         ),
         (
             ["--callbacks", "user_absent:x"],
-            "open_sources",
+            "engine.run.build.open_inputs",
             "--callbacks user_absent:x: ModuleNotFoundError: No module named 'user_absent'",
         ),
         (
             ["--keep-old", "--weights", "weights.pt", "--rect", "--pipeline", "2"],
-            "open_sources",
+            "engine.run.build.open_inputs",
             "3 mistakes: (1) --pipeline 2 and --keep-old: ...; (2) --keep-old and --model: ...; (3) --pipeline 2: ...",
         ),
         (
             ["--fitness", "AP:lihgt"],
-            "open_run_data",
+            "engine.run.sources.open_train_samples",
             "--fitness lihgt: the data set has no class of this name (did you mean 'light'?)",
         ),
-        (["--freeze", "6"], "open_run_data", "--freeze 6: leaves no layer to train"),
+        (["--freeze", "6"], "engine.run.sources.open_train_samples", "--freeze 6: leaves no layer to train"),
         (
             ["--weights", "other.pt"],
-            "open_run_data",
+            "engine.run.sources.open_train_samples",
             ".../other.pt: no tensor matches this model; wrong family or size?",
         ),
         (
             ["--fitness", "AP:other", "--data", "set/three.yaml"],
-            "build_starting_model",
+            "engine.run.build.build_starting_model",
             "--fitness AP:other: the validation images have no object of this class to score",
         ),
     ],
@@ -146,7 +133,7 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("was called")
 
-    monkeypatch.setattr(f"engine.train.run.{not_called}", fail)
+    monkeypatch.setattr(not_called, fail)
     with refused(message), built(*flags):
         pass
     assert not (folder / "runs").exists()

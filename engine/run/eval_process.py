@@ -21,10 +21,11 @@ from data.open import open_data
 from data.spec import DataSource
 from engine.evaluation.result import Evaluation
 from engine.evaluation.stored import write_evaluation
-from engine.train.checkpoint import Checkpoint, scores_path, weights_path
+from engine.run.build import choose_kernels, open_evaluation
+from engine.run.plan import resolve
+from engine.train.checkpoint import Checkpoint
 from engine.train.control import Action, RunControl
-from engine.train.resume import resolve
-from engine.train.run import choose_kernels, open_evaluation
+from engine.train.saver import scores_path, weights_path
 from engine.train.scoring import POLL_S
 from models.detector import build_detector
 from utils.config.settings import SCOPES, RunSettings, TrainConfig
@@ -152,7 +153,7 @@ def serve(ctx: DistributedContext, store: dist.Store, folder: Path, score: Score
     """Scores what the training processes submit, until the run ends. After a signal it only waits for that: if this
     process ended before they have saved the run, the launcher would kill them."""
 
-    def comes(is_there: Callable[[], bool]) -> bool:
+    def wait_until(is_there: Callable[[], bool]) -> bool:
         """Waits. Returns False, on all evaluating processes, if the run ends or a signal comes before."""
         try:
             while True:
@@ -166,12 +167,12 @@ def serve(ctx: DistributedContext, store: dist.Store, folder: Path, score: Score
 
     with control.training():
         for turn in itertools.count(1):
-            if not comes(partial(store.check, [f"epoch/{turn}"])):
+            if not wait_until(partial(store.check, [f"epoch/{turn}"])):
                 break
             number, is_closing = json.loads(store.get(f"epoch/{turn}"))
             weights = weights_path(folder, number)
             scores = scores_path(folder, number)
-            if not comes(weights.exists):
+            if not wait_until(weights.exists):
                 break
             if not broadcast_object(ctx, scores.exists()):  # an earlier start may have scored it
                 evaluation = score(weights, is_closing)

@@ -10,10 +10,7 @@ import pytest
 import torch
 
 import train
-from engine.train.check_settings import check_settings, unused_settings_of_run
-from models.heads.anchor import AnchorHead
-from models.heads.anchor_free import AnchorFreeHead
-from models.heads.base import DetectionHead
+from engine.run.check_settings import check_settings, unused_settings_of_run
 from models.heads.yolox import YOLOXHead
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
@@ -64,12 +61,8 @@ def test_settings_that_exclude_each_other_are_refused_in_one_line(processes, set
 
 
 def lines(ctx: DistributedContext, *override: str, **settings) -> list[str]:
-    return lines_with(YOLOXHead(*LEVELS, 8), ctx, *override, **settings)  # its loss changes in the last epochs
-
-
-def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **settings) -> list[str]:
     config = TrainConfig(override=list(override), **settings)
-    model: Any = SimpleNamespace(head=head, channels=3)
+    model: Any = SimpleNamespace(head=YOLOXHead(*LEVELS, 8), channels=3)  # its loss changes in the last epochs
     run = RunSettings(config, with_overrides(Hyperparameters(), override))
     return unused_settings_of_run(ctx, run, model, tile=0)
 
@@ -80,6 +73,10 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
         (ONE, "", {"zero": True}, "--zero does nothing"),
         (ONE, "", {"sync_bn": -1}, "--sync-bn does nothing"),
         (ONE, "", {"patience": 4, "epochs": 5}, "--patience 4 does nothing"),
+        (ONE, "anchor_t=3 box=5", {}, "--set anchor_t does nothing: the model's loss does not use it"),
+        (ONE, "", {"autoanchor": False}, "--no-autoanchor does nothing: the model has no anchors"),
+        (ONE, "distill=2", {"weights": "a.pt"}, "--set distill does nothing: there is no --teacher or --keep-old"),
+        (ONE, "distill=2", {"weights": "a.pt", "keep_old": True}, None),
         (ONE, "mosaic=0.5", {"rect": True}, "--set mosaic does nothing"),
         (ONE, "lr_mult=0.1", {}, "--set lr_mult does nothing"),
         (ONE, "scale=0 close_scale=3", {}, "--set close_scale does nothing: scale is 0"),
@@ -97,24 +94,6 @@ def test_each_setting_without_effect_gets_one_line(ctx, override, settings, expe
     messages = lines(ctx, *override.split(), **settings)
     assert len(messages) == (expected is not None)
     assert "".join(messages).startswith(expected or "")
-
-
-def test_settings_that_a_head_does_not_read_get_one_line():
-    anchors = AnchorHead(*LEVELS, 3)
-    given = ("obj=2", "anchor_t=3", "box=5")
-    assert len(lines_with(AnchorFreeHead(*LEVELS), ONE, *given, autoanchor=False)) == 2
-    assert lines_with(anchors, ONE, *given, autoanchor=False) == []
-    assert set(lines(ONE, *given, autoanchor=False)) == {
-        "--set anchor_t does nothing: the model's loss does not use it",
-        "--no-autoanchor does nothing: the model has no anchors",
-    }
-    single = AnchorFreeHead(*LEVELS[:2], 1)
-    assert lines_with(single, ONE, cls_pw=1.0) == ["--cls-pw 1.0 does nothing: the model has one class"]
-    assert lines_with(anchors, ONE, cls_pw=1.0) == []
-    assert lines(ONE, "distill=2", weights="a.pt") == [
-        "--set distill does nothing: there is no --teacher or --keep-old"
-    ]
-    assert lines(ONE, "distill=2", weights="a.pt", keep_old=True) == []
 
 
 def test_lines_about_unused_settings_are_logged(tmp_path, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shlex
 import shutil
 import traceback
@@ -17,7 +16,7 @@ from types import TracebackType
 
 import yaml
 
-from engine.train.checkpoint import RESULTS_CSV, RunDescription
+from engine.train.saver import RESULTS_CSV
 from utils.config.settings import AUTO, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
@@ -34,7 +33,7 @@ REPORT = "report.html"
 STARTED_BY = ".started-by"  # in the run's folder: its --name, then the torchrun processes that have started it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
-# What a run writes, and ``--exist-ok`` removes: none of it may be taken for the new run's.
+# What a run writes, and ``--exist-ok`` removes, so that stale files are not mistaken for the new run's.
 _FILES_OF_RUN = ("last.pt", "best.pt", RESULTS_CSV, SETTINGS_YAML, STARTED_BY, REPORT)
 _NUMBERED_FILES = re.compile(r"epoch\d+\.pt|unscored\d+\.(pt|scores)|events\.out\.tfevents\..+")
 
@@ -99,12 +98,13 @@ def claim_folder(
     settings: RunSettings,
     stack: ExitStack,
     *,
-    stored: RunDescription | None = None,
+    run_id: str,
+    asked_name: str,
     is_kept: Callable[[], bool],
-) -> tuple[Path, str]:
+) -> Path:
     """Sets up the run's folder, with its settings and log: the first thing that a run writes. Every rank must call
     this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing
-    behind. Returns the folder, and the id of the run.
+    behind. Returns the folder.
 
     Args:
         folder: the folder of a run that continues or restarts, which is locked; None: `project/name` is made, or taken
@@ -112,14 +112,13 @@ def claim_folder(
         settings: the run's settings; none of them is left open.
         stack: when it is closed, a new folder is removed if the run has failed, unless ``is_kept``, and the folder is
             unlocked.
-        stored: what the checkpoint says of the run; None for a new one.
+        run_id: written into settings.yaml.
+        asked_name: of the command that has begun the run.
         is_kept: returns whether the run has taken a step, or was told to stop and save.
 
     Raises UserError when the folder cannot be made, and when another process trains there.
     """
     launchers = all_objects(ctx, ctx.launcher_identity)
-    run_id = stored.run_id if stored else secrets.token_hex(8)  # does not depend on the seed or advance a generator
-    command = (stored and stored.command) or settings.config
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
             if folder is None:
@@ -127,15 +126,15 @@ def claim_folder(
             open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a link leads elsewhere
             # A restart by any of these torchrun processes finds its folder before it knows its run.
             if any(launchers):
-                lines = [command.folder.name, *dict.fromkeys(filter(None, launchers))]
+                lines = [asked_name, *dict.fromkeys(filter(None, launchers))]
                 write_whole(folder / STARTED_BY, "\n".join(lines), durable=True)
             content = yaml.safe_dump({"run_id": run_id, **plain_value("settings", asdict(settings))}, sort_keys=False)
             write_whole(folder / SETTINGS_YAML, content)
             continue_in_file(folder / "train.log")
-    folder, run_id = broadcast_object(ctx, (folder, run_id))
+    folder = broadcast_object(ctx, folder)
     report_started(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return folder, run_id
+    return folder
 
 
 def run_started_by(parent: Path, launchers: Sequence[str], name: str = "") -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.train.sources import check_kernels
+from engine.run.sources import check_kernels
 from models.detector import build_detector
 from tests.engine.gpu_cases import CUDA
 from tests.helpers.tiny import TINY_MODEL
