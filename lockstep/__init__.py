@@ -16,7 +16,7 @@ from utils.errors import UserError as Error
 from utils.program import VERSION as __version__
 
 if TYPE_CHECKING:
-    from engine.inference.predictor import load
+    from engine.inference.predict import load
     from lockstep.api import check, export, resume, train, val
     from lockstep.run import Run
     from models.postprocess.tiles import Tiles
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
             return Run
         case "load":
-            from engine.inference.predictor import load
+            from engine.inference.predict import load
 
             return load
         case "Tiles":

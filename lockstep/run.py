@@ -18,7 +18,7 @@ from utils.schema import check
 if TYPE_CHECKING:
     import numpy as np
 
-    from engine.inference.predictor import Predictor
+    from engine.inference.predict import Predictor
 
 # Numbers of results.json that `Run.metrics` has in addition to the metrics.
 _OTHER_SCORES = ("best_confidence", "ap_small", "ap_medium", "ap_large")
@@ -127,7 +127,7 @@ class Run:
     def load(self, **settings: Any) -> Predictor:
         """Loads the best weights, or the newest if there was no validation, as a model for detection, like
         `lockstep.load`."""
-        from engine.inference.predictor import load
+        from engine.inference.predict import load
 
         return load(self.best if self.best.exists() else self.last, **settings)
 

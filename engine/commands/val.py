@@ -27,9 +27,9 @@ from engine.evaluation.analysis import split_errors
 from engine.evaluation.coco_classes import coco_category_ids
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.result import Evaluation
-from engine.inference.detector import unused_detection_settings
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type, open_model, resolve_imgsz
 from engine.inference.model_data import class_columns, open_model_data
+from engine.inference.predict import unused_detection_settings
 from engine.report.advice import Subject
 from engine.report.content import FILE_NAME, error_sentences, report_content, verdict
 from engine.report.images import write_preview

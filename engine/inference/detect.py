@@ -8,22 +8,14 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-
-from engine.inference.detect_files import ResultFiles
-from engine.inference.detector import (
-    DetectionSettings,
-    FrameResult,
-    ImageDetector,
-    open_detection,
-    unused_detection_settings,
-)
-from engine.inference.model import InferenceModel, autocast_type, open_model
+from engine.inference.model import InferenceModel, open_model
+from engine.inference.predict import Predictor, unused_detection_settings
 from engine.inference.results import Results, Window, describe_counts, written_suffix
-from engine.inference.sources import FileProblem, Frame, ReadAhead
+from engine.inference.sources import FileProblem, ReadAhead, open_source
 from engine.inference.tracks import ObjectTracks
+from engine.inference.writers import Drawn, OutputFolder, open_writers
 from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
 from utils.config.settings import DetectConfig
@@ -36,8 +28,6 @@ from utils.machine.threads import map_ahead
 from utils.machine.torch_threads import torch_threads
 from utils.strings import counted
 
-# A frame with its result, or a problem; the drawing, uint8 (H, W, 3) RGB; and the drawing as an image file.
-DrawnFrame: TypeAlias = tuple[FrameResult | FileProblem, np.ndarray | None, bytes]
 LOGGED_FRAMES = 5  # each of the first frames gets a line; the later ones share one
 
 
@@ -51,7 +41,10 @@ def detect(config: DetectConfig) -> Path | None:
     check_run_dir(config.project, config.name, config.exist_ok)
     configure_logging(True, quiet=config.quiet)
     model = open_model(config.weights, device=config.device, nms=config.nms, offline=config.offline, trust=config.trust)
-    settings = DetectionSettings(
+    predictor = Predictor(
+        model,
+        amp=config.amp,
+        tiles=Tiles.from_config(config, model.tile),
         imgsz=config.imgsz,
         conf=config.conf_thres,
         iou=config.iou_thres,
@@ -59,93 +52,89 @@ def detect(config: DetectConfig) -> Path | None:
         max_det=config.max_det,
         classes=typed_classes(config.classes),
         agnostic=config.agnostic_nms,
-    ).resolve(model)
+    )
+    settings = predictor.settings.resolve(model)
     threshold = settings.selection.conf_thres
-    detector = ImageDetector(model, autocast_type(model, config.amp), Tiles.from_config(config, model.tile))
-    log_settings(config, model, detector, threshold)
+    log_threshold(config, model, threshold)
+    for line in unused_detection_settings(config, model, predictor.tiles):
+        get_logger().warning("%s", line)
     # The window shows a frame before the next one is processed.
-    ahead = ReadAhead(0 if config.view_img else detector.images_at_once())
+    ahead = ReadAhead(0 if config.view_img else predictor.images_at_once)
     tracks = ObjectTracks(config.track, threshold) if config.track else None
+    options = predictor.source_options(ahead, tracks, vid_stride=config.vid_stride, max_frames=config.max_frames)
+    frames = open_source(config.source, options)
+    output = OutputFolder(config)
+    writers = open_writers(output)
+    log = FrameLog(predictor.names, config)
     paths: set[str] = set()  # of all files
     skipped: list[FileProblem] = []
-    found = open_detection(
-        config.source,
-        detector,
-        settings,
-        ahead=ahead,
-        tracks=tracks,
-        vid_stride=config.vid_stride,
-        max_frames=config.max_frames,
-    )
-    names = dict(enumerate(model.names))
-    files = ResultFiles(names, config)
-    log = FrameLog(names, config)
 
-    def write(drawn: DrawnFrame) -> DrawnFrame:
+    def write(item: Drawn | FileProblem) -> Drawn | FileProblem:
         """Logs and writes the next frame, or notes the problem."""
-        item, drawing, encoded = drawn
         if isinstance(item, FileProblem):
             item.log()
             paths.add(item.path)
             if item.is_skipped:
                 skipped.append(item)
-        else:
-            paths.add(item.frame.path)
-            log.add(*item)
-            files.add(*item, drawing, encoded)
-        return item, drawing, b""
+            return item
+        paths.add(item.result.path)
+        log.add(item.result)
+        for writer in writers:
+            writer.write(item)
+        return item._replace(encoded=b"")
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_threads(available_cores() - 1))  # one core reads, draws and writes meanwhile
         # On exit, the last one first: waits for the files that are being written, then completes them.
+        found = predictor.detect_frames(frames, settings, ahead=ahead, tracks=tracks)
         stack.enter_context(contextlib.closing(found))
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
         stack.enter_context(contextlib.closing(log))
-        stack.enter_context(contextlib.closing(files))
+        for writer in writers:
+            stack.enter_context(contextlib.closing(writer))
         draw = partial(draw_frame, config)
-        drawn = stack.enter_context(contextlib.closing(map_ahead(draw, found, threads=detector.threads, ahead=ahead)))
+        drawn = stack.enter_context(contextlib.closing(map_ahead(draw, found, threads=predictor.threads, ahead=ahead)))
         written = stack.enter_context(contextlib.closing(map_ahead(write, drawn, threads=1, ahead=ahead)))
-        for item, drawing, _ in written:
-            if window is None or drawing is None or isinstance(item, FileProblem):
+        for item in written:
+            if window is None or isinstance(item, FileProblem) or item.drawing is None:
                 continue
-            if not window.show(drawing, wait=not item.frame.is_video):
+            if not window.show(item.drawing, wait=not item.result.frame.is_video):
                 break
     log.summarize()
-    if files.folder is not None:
-        get_summary_logger().info("results are in %s%s", files.folder, files.note)
+    if output.path is not None:
+        get_summary_logger().info("results are in %s%s", output.path, output.note)
     if skipped:
-        first = skipped[0].reason
         num_skipped = sum(problem.number for problem in skipped)
         num_files = len(paths) + num_skipped - len(skipped)
-        raise UserError(f"{num_skipped} of {num_files} files could not be used (first: {first})")
-    return files.folder
+        raise UserError(f"{num_skipped} of {num_files} files could not be used (first: {skipped[0].reason})")
+    return output.path
 
 
-def log_settings(config: DetectConfig, model: InferenceModel, detector: ImageDetector, threshold: float) -> None:
-    """Logs the confidence threshold that was chosen, and the settings that have no effect."""
-    if config.conf_thres is None:
-        reason = "chosen by F1 in validation"
-        if model.confidence is None:
-            reason = "the weights store no better one"
-        elif threshold != model.confidence:
-            reason = f"the weights store {model.confidence:.4g} for detections with box voting"
-        get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
-    for line in unused_detection_settings(config, model, detector.tiles):
-        get_logger().warning("%s", line)
+def log_threshold(config: DetectConfig, model: InferenceModel, threshold: float) -> None:
+    """Logs the confidence threshold, if the user has not set it."""
+    if config.conf_thres is not None:
+        return
+    reason = "chosen by F1 in validation"
+    if model.confidence is None:
+        reason = "the weights store no better one"
+    elif threshold != model.confidence:
+        reason = f"the weights store {model.confidence:.4g} for detections with box voting"
+    get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
 
 
-def draw_frame(config: DetectConfig, item: FrameResult | FileProblem) -> DrawnFrame:
+def draw_frame(config: DetectConfig, item: Results | FileProblem) -> Drawn | FileProblem:
     """Draws the detections of a frame, and encodes the drawing if it is an image's and is saved."""
-    if isinstance(item, FileProblem) or (config.nosave and not config.view_img):
-        return item, None, b""
-    frame, result = item
-    drawing = result.drawn(conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness)
-    if config.nosave or frame.is_video:
-        return item, drawing, b""
+    if isinstance(item, FileProblem):
+        return item
+    if config.nosave and not config.view_img:
+        return Drawn(item, None, b"")
+    drawing = item.drawn(conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness)
+    if config.nosave or item.frame.is_video:
+        return Drawn(item, drawing, b"")
     try:
-        return item, drawing, encode_image(drawing, written_suffix(frame.path), frame.path)
+        return Drawn(item, drawing, encode_image(drawing, written_suffix(item.path), item.path))
     except UserError as error:
-        return FileProblem(frame.path, str(error), is_skipped=True), None, b""
+        return FileProblem(item.path, str(error), is_skipped=True)
 
 
 class FrameLog:
@@ -163,8 +152,9 @@ class FrameLog:
         self._unit = "image"
         self._bar: Any = None  # the line of the terminal
 
-    def add(self, frame: Frame, result: Results) -> None:
+    def add(self, result: Results) -> None:
         """Counts and shows a frame."""
+        frame = result.frame
         milliseconds = sum(result.speed.values())
         self._counts += Counter(result.boxes.classes)
         self._tracks.update((frame.sequence, track) for track in result.boxes.track_ids or ())
@@ -173,10 +163,8 @@ class FrameLog:
         name = frame.path
         if frame.is_video:
             self._unit = "frame"
-            name += f" frame {frame.index} at {frame.time_s:.2f}"  # as in predictions.json
-            if frame.duration_s is not None:
-                name += f" of {frame.duration_s:.2f}"
-            name += " s"
+            duration = "" if frame.duration_s is None else f" of {frame.duration_s:.2f}"
+            name += f" frame {frame.index} at {frame.time_s:.2f}{duration} s"  # as in predictions.json
         line = f"{name}: {result.verbose()} ({milliseconds:.1f} ms)"
         if self._frames <= LOGGED_FRAMES:
             get_logger().info("%s", line)

@@ -11,7 +11,7 @@ import torch
 
 from engine.inference.images import Source
 from engine.inference.model import open_model
-from engine.inference.predictor import Predictor
+from engine.inference.predict import DetectionSettings, Predictor
 from engine.inference.results import ResultList
 from utils.errors import UserError
 
@@ -24,7 +24,8 @@ def _setting(name: str, resolved_name: str) -> property:
         return getattr(model.settings.resolve(model.model).selection, resolved_name)
 
     def write(model: HubModel, value: Any) -> None:
-        settings = replace(model.settings, **{name: value})
+        default = getattr(DetectionSettings, name)  # which None restores
+        settings = replace(model.settings, **{name: default}).changed({name: value})
         settings.resolve(model.model)
         model.settings = settings
 
@@ -34,6 +35,7 @@ def _setting(name: str, resolved_name: str) -> property:
 class HubModel(Predictor):
     """A predictor whose settings are attributes, as those of YOLOv5's models."""
 
+    __slots__ = ()
     conf = _setting("conf", "conf_thres")
     iou = _setting("iou", "iou_thres")
     classes = _setting("classes", "classes")
@@ -82,7 +84,7 @@ def load_from_hub(
         autoshape, pretrained: must be True.
         _verbose: without effect; nothing is printed about the model.
         device: None: the best available one.
-        nms, trust, options: see `engine.inference.predictor.load`.
+        nms, trust, options: see `engine.inference.predict.load`.
 
     Raises UserError for a file, name, device or settings that cannot be used.
     """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -27,11 +26,9 @@ Color: TypeAlias = Literal["rgb", "bgr"]
 _ORIENTATION_TAG = 0x0112
 
 
-def as_images(
-    source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8, *, first_number: int = 0
-) -> list[Frame]:
-    """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named by their numbers,
-    from ``first_number`` on: image0.jpg, image1.jpg, ...
+def as_images(source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8) -> list[Frame]:
+    """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named by their numbers:
+    image0.jpg, image1.jpg, ...
 
     - A path names an image file, decoded as `data.images.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The last two are in the order ``color``.
@@ -44,29 +41,8 @@ def as_images(
     An alpha channel is dropped. An RGB array that needs no conversion is not copied. Raises UserError for anything
     else, and for files that cannot be read.
     """
-    if color not in (None, "rgb", "bgr"):
-        raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
-    frames: list[Frame] = []
     items: Sequence[Source] = source if isinstance(source, list | tuple) else [cast(Source, source)]
-    for item in items:
-        number = first_number + len(frames)
-        name = f"image{number}.jpg"
-        if isinstance(item, str | os.PathLike):
-            path = os.fspath(item)
-            frames.append(Frame(path, _read(path, pixels)))
-        elif isinstance(item, np.ndarray):
-            frames.append(Frame(name, _from_array(item, name, color, pixels)))
-        elif isinstance(item, Tensor):
-            for place, array in enumerate(_from_tensor(item, name, pixels), number):
-                name = f"image{place}.jpg"
-                frames.append(Frame(name, _from_array(array, name, "rgb", pixels)))
-        elif _is_pillow(item):
-            name = str(getattr(item, "filename", "")) or name
-            frames.append(Frame(name, _from_pillow(item, name, pixels)))
-        else:
-            kinds = "a path, numpy array, PIL image or torch tensor, or one list of these"
-            raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
-    return frames
+    return list(_frames(items, color, pixels))
 
 
 def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> FrameStream:
@@ -75,15 +51,33 @@ def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat
     if is_one or not isinstance(images, Iterable):
         kind = "one image" if is_one else type(images).__name__
         raise UserError(f"a video, a stream, a folder or an iterable of images is needed, not {kind}")
+    return _frames(images, color, pixels)
 
-    def frames() -> FrameStream:
-        number = 0
-        for item in images:
-            for frame in as_images(item, color, pixels, first_number=number):
-                yield replace(frame, index=number)
-                number += 1
 
-    return frames()
+def _frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat) -> Generator[Frame, None, None]:
+    """Yields images as `as_images` describes them."""
+    if color not in (None, "rgb", "bgr"):
+        raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
+    number = 0
+    for item in images:
+        file = ""
+        name = f"image{number}.jpg"
+        if isinstance(item, str | os.PathLike):
+            file = os.fspath(item)
+            arrays = [_read(file, pixels)]
+        elif isinstance(item, np.ndarray):
+            arrays = [_from_array(item, name, color, pixels)]
+        elif isinstance(item, Tensor):
+            arrays = [_from_array(array, name, "rgb", pixels) for array in _from_tensor(item, name, pixels)]
+        elif _is_pillow(item):
+            file = str(getattr(item, "filename", ""))
+            arrays = [_from_pillow(item, file or name, pixels)]
+        else:
+            kinds = "a path, numpy array, PIL image or torch tensor, or one list of these"
+            raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
+        for array in arrays:
+            yield Frame(file or f"image{number}.jpg", array, number)
+            number += 1
 
 
 def _is_pillow(value: object) -> bool:

@@ -42,7 +42,6 @@ class InferenceModel(nn.Module):
     """A detector for inference. Several threads may call one model."""
 
     path: Path  # file or folder
-    format: str  # "checkpoint", or the key of `EXPORT_FORMATS`
     device: torch.device  # device of inputs and outputs
     info: dict[str, Any]  # the checkpoint's content, or the metadata of an exported file
     spec: Mapping[str, Any]  # identity of the model: the detector's spec, or the metadata of an exported file
@@ -53,11 +52,10 @@ class InferenceModel(nn.Module):
     input_hw: tuple[int, int] | None  # the only canvas that the model takes, pixels; None: any multiple of ``stride``
     batch: int | None  # number of images that the file takes at once; None: any. `forward` takes any number
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
-    validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares
     confidence: float | None  # threshold chosen by F1 for what detect.py finds; None: unknown
     is_unscored_branch: bool = False  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
-    _warned_sizes: frozenset[int] = frozenset()
+    _warned: frozenset[str] = frozenset()  # messages
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Computes raw outputs, which `decode` takes, from images float32 (B, C, H, W) in [0, 1], RGB or of other
@@ -74,11 +72,6 @@ class InferenceModel(nn.Module):
         places = (self.info, self.info.get("config", {}), self.info.get("details", {}))
         return next((entries[key] for entries in places if entries.get(key) is not None), None)
 
-    def stored_words(self, key: str) -> list[str]:
-        """Returns the strings in the list that `stored` returns."""
-        words = self.stored(key)
-        return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-
     @property
     def tile(self) -> int:
         """Side of the tiles on which the model was trained, pixels; 0: whole images."""
@@ -88,7 +81,8 @@ class InferenceModel(nn.Module):
     @property
     def trained_classes(self) -> list[str]:
         """Names of the classes that ``--classes`` of the training chose; empty: all."""
-        return self.stored_words("used_classes")
+        names = self.stored("used_classes")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     @property
     def has_merged_classes(self) -> bool:
@@ -116,12 +110,22 @@ class InferenceModel(nn.Module):
         return self.confidence
 
     def warn_of_size(self, imgsz: int) -> None:
-        """Warns, once for each size, that ``threshold`` was measured at another size than ``imgsz``, pixels."""
-        if self.confidence is None or imgsz == self.imgsz or imgsz in self._warned_sizes:
-            return
-        self._warned_sizes |= {imgsz}
-        message = "%s: its confidence threshold was measured at %d pixels; at %d another may be better: set one"
-        get_logger().warning(message, self.path, self.imgsz, imgsz)
+        """Warns that ``threshold`` was measured at another size than ``imgsz``, pixels."""
+        if self.confidence is not None and imgsz != self.imgsz:
+            message = "its confidence threshold was measured at %d pixels; at %d another may be better: set one"
+            self._warn_once(message % (self.imgsz, imgsz))
+
+    def warn_of_nan(self, consequence: str) -> None:
+        """Warns that the model's outputs are not numbers."""
+        self._warn_once(
+            f"its outputs are not numbers (NaN), so {consequence}; its weights are damaged, or too large for half "
+            "precision: export without --half, or use --amp off"
+        )
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned |= {message}
+            get_logger().warning("%s: %s", self.path, message)
 
 
 class CheckpointModel(InferenceModel):
@@ -132,7 +136,6 @@ class CheckpointModel(InferenceModel):
         super().__init__()
         self.detector = detector.to(device).to(memory_format=torch.channels_last)
         self.path = path
-        self.format = "checkpoint"
         self.device = device
         self.info = info
         self.spec = detector.spec
@@ -144,7 +147,6 @@ class CheckpointModel(InferenceModel):
         self.input_hw = None
         self.batch = None
         self.nms_iou = detector.nms_iou
-        self.validation_iou = detector.head.validation_iou
         self.squares = detector.head.square_letterbox
         self.is_unscored_branch = bool(detector.spec.get("end2end")) and self.nms_iou is not None
         # Training stores the threshold of the branch that it validates.
@@ -172,7 +174,6 @@ class ExportedModel(InferenceModel):
         self._metadata = metadata
         self._reopen: Callable[[], InferenceModel] = partial(open_model, path.absolute(), device=device, trust=True)
         self.path = path
-        self.format = format_of(path) or "unknown"
         self.device = device
         self.info = self.spec = asdict(metadata)
         self.names = metadata.names
@@ -188,7 +189,6 @@ class ExportedModel(InferenceModel):
         self.input_hw = shape if height or width else None
         self.imgsz = max(shape)
         self.nms_iou = metadata.nms_iou if metadata.needs_nms else None
-        self.validation_iou = metadata.validation_iou
         self.squares = metadata.squares
         self.confidence = metadata.confidence
 
@@ -306,7 +306,7 @@ def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
     """
     if amp not in AMP_TYPES:
         raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
-    if model.format != "checkpoint":
+    if not isinstance(model, CheckpointModel):
         if amp in ("bf16", "fp16"):
             raise UserError(f"--amp {amp}: {model.path} computes in the type it was exported with; leave it out")
         return None

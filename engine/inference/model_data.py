@@ -9,7 +9,7 @@ from typing import Any
 
 from data.open import open_data, with_classes
 from data.spec import DatasetSpec, DataSource, class_names
-from engine.inference.model import InferenceModel
+from engine.inference.model import CheckpointModel, InferenceModel
 from models.weights.read import read_weights
 from utils.class_names import class_difference, class_key
 from utils.distributed.context import DistributedContext
@@ -57,7 +57,7 @@ def open_model_data(
 def _checkpoint_of(model: InferenceModel) -> tuple[Path, Mapping[str, Any]]:
     """Returns the model's checkpoint and its content. Exported files do not say where their data set is: theirs is the
     one beside them whose name begins theirs, and whose sha256 they state. If it is not there, the content is {}."""
-    if model.format == "checkpoint":
+    if isinstance(model, CheckpointModel):
         return model.path, model.info
     for path in sorted(model.path.parent.glob("*.pt")):
         if model.path.name.startswith(path.stem) and sha256_of(path) == model.stored("weights_sha256"):

@@ -22,6 +22,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
+from engine.inference.sources import Frame
 from utils.boxes import scale_boxes, xyxy_to_cxcywh
 from utils.config.words import attribute_error
 from utils.drawing.draw import class_colors, draw_boxes, write_image
@@ -30,6 +31,7 @@ from utils.files.new_folder import increment_path
 from utils.files.safe_io import folder_below, write_whole
 from utils.files.url import url_path
 from utils.machine.packages import require_package
+from utils.pixels import as_rgb8
 from utils.strings import counted
 
 Rows: TypeAlias = "Tensor | np.ndarray"
@@ -142,31 +144,22 @@ class Boxes:
 class Results:
     """The detections of one image, uint8 (H, W, 3) RGB, on the CPU.
 
-    ``path``: path of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference,
-    postprocess); times of a batch are divided by its size. ``time_s``: seconds from the first frame of a video or
-    stream; None for images.
+    ``frame``: the image as it was read. ``path``: path of the file, or a name by position. ``speed``: milliseconds by
+    stage (preprocess, inference, postprocess); times of a batch are divided by its size. ``time_s``: seconds from the
+    first frame of a video or stream; None for images.
     """
 
     masks = keypoints = probs = obb = None  # a detector of boxes finds none of these
 
-    def __init__(
-        self,
-        image: np.ndarray,
-        path: str,
-        names: Mapping[int, str],
-        boxes: Boxes,
-        speed: Mapping[str, float],
-        *,
-        time_s: float | None = None,
-    ) -> None:
-        self.image = image
-        self.path = path
+    def __init__(self, frame: Frame, names: Mapping[int, str], boxes: Boxes, speed: Mapping[str, float]) -> None:
+        self.frame = frame
+        self.image = as_rgb8(frame.image)
+        self.path = frame.path
+        self.time_s = frame.time_s if frame.is_video else None
         self.names = dict(names)
         self.boxes = boxes
-        height, width = image.shape[:2]
-        self.orig_shape = (height, width)
+        self.orig_shape = boxes.orig_shape
         self.speed = dict(speed)
-        self.time_s = time_s
 
     @cached_property
     def orig_img(self) -> np.ndarray:
@@ -182,7 +175,7 @@ class Results:
         return self._with(self.boxes.numpy())
 
     def _with(self, boxes: Boxes) -> Results:
-        return Results(self.image, self.path, self.names, boxes, self.speed, time_s=self.time_s)
+        return Results(self.frame, self.names, boxes, self.speed)
 
     def __len__(self) -> int:
         return len(self.boxes)

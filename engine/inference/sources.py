@@ -47,11 +47,9 @@ MAX_AHEAD_BYTES = 1 << 27
 DEFAULT_FPS = 25.0  # for videos and streams that state no rate
 MAX_FPS = 100.0  # of a variable frame rate; GIF's times are hundredths of a second
 RATE_PACKETS = 300  # frames at the beginning of a video whose times show its frame rate
-MAX_STEP_S = 3600.0  # a larger step of a container's clock, or one back by more than JITTER_S, is a clock that was set
-JITTER_S = 1.0
+MAX_STEP_S = 3600.0  # a larger step of a container's clock, or one back, is a clock that was set
 STREAM_TIMEOUT_S = 30.0  # a live source without a frame for so long is lost
-LOST_SOURCE_S = 60.0  # how long a lost live source is opened again before that is an error
-RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each attempt to open it; the last one repeats
+RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before each attempt to open it again
 MIN_READ_FRACTION = 0.95  # of the duration that the container states; a video that ends before that is damaged
 
 
@@ -62,8 +60,8 @@ class Frame:
     path: str  # file, URL without user and password, or number of a webcam
     image: np.ndarray  # uint8 (H, W, 3) RGB, or of another `PixelFormat`; upright, C-contiguous
     index: int = 0  # position in its sequence
-    time_s: float = 0.0  # seconds since the first frame: a file's container says it, a live stream's is that of arrival
-    end_s: float = 0.0  # when the next frame is shown, or the video ends; of a live stream an estimate
+    time_s: float = 0.0  # seconds since the first frame: container timestamp, or time of arrival of a live stream
+    end_s: float = 0.0  # when the next frame is shown, or the video ends; ``time_s`` in live streams
     fps: float = 0.0  # constant frame rate at which each frame of the video or stream can be shown in time
     is_video: bool = False
     duration_s: float | None = None  # of the video, as its container states it; None if unknown
@@ -102,7 +100,7 @@ class ReadAhead:
         return min(self._count, MAX_AHEAD_BYTES // self._largest_bytes)
 
     def note(self, frame: Frame) -> None:
-        """Learns from the newest frame."""
+        """Updates the largest size of a frame, and whether the source is live."""
         self._largest_bytes = max(self._largest_bytes, frame.image.nbytes)
         self._is_live = frame.is_live
 
@@ -218,10 +216,12 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
     if is_image:  # OpenCV would read it as a video of one frame
         content = EncodedImage.from_data(read_url(source, max_bytes=MAX_IMAGE_BYTES), source)
         return _one(Frame(str(source), decode_image(content, pixels=options.pixels), sequence=str(source)))
-    capture = _open_stream(source)
+    capture = _open_capture(source)
+    if not capture.isOpened():
+        raise UserError(f"webcam {source}: not found, or in use" if is_webcam(source) else f"{source}: no stream")
     if _duration_s(capture) is None:
         return _live_frames(source, capture, options)
-    return _video_frames(source, capture, options)
+    return _video_frames(source, capture, _fps(capture), options)
 
 
 def _one(item: Frame | FileProblem) -> FrameStream:
@@ -246,26 +246,23 @@ def _by_number(path: Path) -> list[tuple[str, int]]:
 def _file_frames(files: list[Path], source: str, options: SourceOptions) -> FrameStream:
     """Yields the frames of files, and their problems."""
     counts = defaultdict[str, Iterator[int]](itertools.count)
+    numbers = [next(counts[sequence_of(path)]) for path in files]
 
-    def numbered() -> Iterator[tuple[Path, str, int]]:
-        for path in files:
-            sequence = sequence_of(path)
-            yield path, sequence, next(counts[sequence])
-
-    def read(item: tuple[Path, str, int]) -> FrameStream:
+    def read(item: tuple[Path, int]) -> FrameStream:
         """Reads an image. A video is opened when the files before it are finished."""
-        path, sequence, number = item
+        path, number = item
         if is_video(path):
             return _video_file_frames(path, options)
         try:
-            return _one(Frame(str(path), read_image(path, options.pixels), number, sequence=sequence))
+            return _one(Frame(str(path), read_image(path, options.pixels), number, sequence=sequence_of(path)))
         except UserError as error:
             return _one(FileProblem(str(path), str(error), is_skipped=True))
 
     if not Path(os.path.expanduser(source)).is_file():
         yield from _unread_files(source)
     is_empty = True
-    with contextlib.closing(map_ahead(read, numbered(), threads=options.threads, ahead=options.ahead)) as contents:
+    items_of_files = map_ahead(read, zip(files, numbers), threads=options.threads, ahead=options.ahead)
+    with contextlib.closing(items_of_files) as contents:
         for items in contents:
             with contextlib.closing(items):
                 for item in items:
@@ -284,18 +281,15 @@ def _video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
         reason = f"{path}: cannot be opened as a video (missing, damaged, or a codec that this OpenCV lacks)"
         yield FileProblem(str(path), reason, is_skipped=True)
         return
-    yield from _video_frames(str(path), capture, options)
+    yield from _video_frames(str(path), capture, _shortest_rate(str(path), capture), options)
 
 
-def _video_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
+def _video_frames(source: str, capture: cv2.VideoCapture, fps: float, options: SourceOptions) -> FrameStream:
     """Yields every n-th frame, read ahead in a thread. A video without a frame, or that ends early, is a problem."""
     name = str(source)
 
     def read() -> FrameStream:
-        stated_fps = capture.get(cv2.CAP_PROP_FPS)
-        num_stated = capture.get(cv2.CAP_PROP_FRAME_COUNT)
         duration_s = _duration_s(capture)
-        fps = _constant_fps(source, capture)
         newest: Frame | None = None  # it is yielded when its end is known
         taken = 0
         index = -1
@@ -313,10 +307,9 @@ def _video_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions
                 if not is_decoded:
                     newest = None
                     break
-                image = to_format(pixels, name, options.pixels)
                 newest = Frame(
                     name,
-                    image,
+                    to_format(pixels, name, options.pixels),
                     index,
                     time_s=time_s,
                     fps=fps / options.vid_stride,
@@ -325,16 +318,16 @@ def _video_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions
                     sequence=name,
                 )
                 taken += 1
-            # Matroska's duration counts from 0, the time from the first frame, which may be later.
-            position_s = capture.get(cv2.CAP_PROP_PTS) / stated_fps if stated_fps > 0 else 0.0
+            stated_frames = capture.get(cv2.CAP_PROP_FRAME_COUNT)
         finally:
             capture.release()
         end_s = time_s + 1 / fps
-        if duration_s is None or end_s >= MIN_READ_FRACTION * duration_s or index + 1 >= MIN_READ_FRACTION * num_stated:
-            end_s = max(end_s, duration_s or 0.0)  # the last frame may be shown for long
-            is_whole = is_decoded
-        else:
-            is_whole = is_decoded and position_s >= MIN_READ_FRACTION * duration_s
+        is_whole = is_decoded
+        if duration_s is not None:
+            if max(end_s / duration_s, (index + 1) / stated_frames) >= MIN_READ_FRACTION:
+                end_s = max(end_s, duration_s)  # the last frame may be shown for long
+            else:
+                is_whole = False
         if newest is not None:
             yield replace(newest, end_s=end_s)
         if not is_whole or not taken:
@@ -354,27 +347,23 @@ def _grabbed_times(capture: cv2.VideoCapture, interval_s: float) -> Iterator[flo
     follows the one before after ``interval_s``.
     """
     time_s = -interval_s
-    offset_s: float | None = None  # of the time to the container's clock
+    start_s: float | None = None  # the container's clock at time 0
     while capture.grab():
         clock_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
-        if offset_s is None:
-            offset_s = -clock_s
-        step_s = clock_s + offset_s - time_s
-        if 0 < step_s <= MAX_STEP_S:
-            time_s += step_s
-        else:
-            time_s += interval_s
-            if abs(step_s) > JITTER_S:
-                offset_s = time_s - clock_s
+        if start_s is None:
+            start_s = clock_s
+        if not 0 < clock_s - start_s - time_s <= MAX_STEP_S:
+            start_s = clock_s - time_s - interval_s
+        time_s = clock_s - start_s
         yield time_s
 
 
-def _constant_fps(source: str, capture: cv2.VideoCapture) -> float:
-    """Returns the constant frame rate at which each frame of a video can be shown in time: the rate that its container
+def _shortest_rate(path: str, capture: cv2.VideoCapture) -> float:
+    """Returns the constant frame rate at which each frame of a video file can be shown in time: the rate that it
     states, or, if the frames at its beginning follow each other at another one, the highest of theirs."""
     fps = _fps(capture)
     # Encoded frames are not decoded, so that this takes milliseconds.
-    packets = _open_capture(source, [cv2.CAP_PROP_FORMAT, -1])
+    packets = _open_capture(path, [cv2.CAP_PROP_FORMAT, -1])
     times_ms = {packets.get(cv2.CAP_PROP_POS_MSEC) for _ in range(RATE_PACKETS) if packets.grab()}
     packets.release()
     if len(times_ms) < 2:
@@ -384,7 +373,8 @@ def _constant_fps(source: str, capture: cv2.VideoCapture) -> float:
 
 
 def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
-    """Yields every n-th of the newest frames. A video of unknown length just ends."""
+    """Yields every n-th of the newest frames. A source that is lost is opened again, `RETRY_PAUSES_S`; a video of
+    unknown length just ends."""
     name = str(source)
     is_file = "://" in source and os.path.splitext(url_path(source))[1].lower() in VIDEO_SUFFIXES
     fps = _fps(capture)
@@ -392,26 +382,25 @@ def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions)
     due = 0  # index of the next frame to yield
     taken = 0
     first_at = 0.0
-    lost_at: float | None = None
+    retries = 0  # since the newest frame
     while True:
         first = index + 1
         with contextlib.closing(_newest_frames(capture)) as frames:
             for number, arrived_at, pixels in frames:
-                if lost_at is not None:
-                    get_logger().info("%s: is back after %.0f s", name, time.monotonic() - lost_at)
-                    lost_at = None
+                if retries:
+                    get_logger().info("%s: is back", name)
+                    retries = 0
                 index = first + number
                 if index < due:
                     continue
                 if not taken:
                     first_at = arrived_at
-                time_s = arrived_at - first_at
                 yield Frame(
                     name,
                     to_format(pixels, name, options.pixels),
                     index,
-                    time_s=time_s,
-                    end_s=time_s + options.vid_stride / fps,
+                    time_s=arrived_at - first_at,
+                    end_s=arrived_at - first_at,
                     fps=fps / options.vid_stride,
                     is_video=True,
                     is_live=True,
@@ -425,21 +414,14 @@ def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions)
             raise UserError(f"{name}: sends no frame")
         if is_file:
             return
-        if lost_at is None:
-            lost_at = time.monotonic()
-            message = "%s: has ended, or sent no frame for %g s; trying to open it again for %g s"
-            get_logger().warning(message, name, STREAM_TIMEOUT_S, LOST_SOURCE_S)
-        capture = _open_again(source, lost_at + LOST_SOURCE_S)
-
-
-def _open_again(source: str, deadline: float) -> cv2.VideoCapture:
-    """Opens a lost source. Raises UserError if that has not succeeded by ``deadline``, of `time.monotonic`."""
-    pauses = itertools.chain(RETRY_PAUSES_S, itertools.repeat(RETRY_PAUSES_S[-1]))
-    while (remaining := deadline - time.monotonic()) > 0:
-        time.sleep(min(next(pauses), remaining))
-        with contextlib.suppress(UserError):
-            return _open_stream(source)
-    raise UserError(f"{source}: was lost, and is not back after {LOST_SOURCE_S:g} s")
+        if retries == len(RETRY_PAUSES_S):
+            raise UserError(f"{name}: was lost, and is not back after {retries} attempts to open it")
+        if not retries:
+            message = "%s: has ended, or sent no frame for %g s; trying to open it again, %d times"
+            get_logger().warning(message, name, STREAM_TIMEOUT_S, len(RETRY_PAUSES_S))
+        time.sleep(RETRY_PAUSES_S[retries])
+        retries += 1
+        capture = _open_capture(source)  # one that is not open has no frame
 
 
 def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, float, np.ndarray], None, None]:
@@ -474,25 +456,16 @@ def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, float, np.
             capture.release()
 
 
-def _open_stream(source: str) -> cv2.VideoCapture:
-    """Opens a webcam or a URL. Raises UserError if that fails."""
-    capture = _open_capture(int(source) if is_webcam(source) else source)
-    if not capture.isOpened():
-        what = f"webcam {source}: not found, or in use" if is_webcam(source) else f"{source}: no stream"
-        raise UserError(what)
-    return capture
-
-
-def _open_capture(source: str | int, parameters: Sequence[int] = ()) -> cv2.VideoCapture:
-    """Opens a capture without the decoders' messages. The caller must check that it is open.
+def _open_capture(source: str, parameters: Sequence[int] = ()) -> cv2.VideoCapture:
+    """Opens a webcam, a URL or a file without the decoders' messages. The caller must check that it is open.
 
     Only a stream is given as a URL: FFmpeg would also take a file name such as tcp:HOST for one.
     """
-    url: str | int = source
-    if isinstance(source, str):
-        url = full_address(source) if is_stream(source) else os.path.abspath(source)
+    place: str | int = full_address(source) if is_stream(source) else os.path.abspath(source)
+    if is_webcam(source):
+        place = int(source)
     with quiet_codecs():
-        return cv2.VideoCapture(url, cv2.CAP_FFMPEG, parameters) if parameters else cv2.VideoCapture(url)
+        return cv2.VideoCapture(place, cv2.CAP_FFMPEG, parameters) if parameters else cv2.VideoCapture(place)
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ class ObjectTracks:
 
     def update(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
         """Returns the detections of ``frame`` that belong to tracks, highest score first, with their ids: float64
-        (N, 7), see `ImageDetections`. ``rows``: the detections above `lowest_confidence`, (N, 6)."""
+        (N, 7), see `ImageDetections` of predict.py. ``rows``: the detections above `lowest_confidence`, (N, 6)."""
         import supervision
 
         if frame.sequence not in self._trackers:
@@ -77,10 +77,10 @@ class ObjectTracks:
     def _tracker_time(self, frame: Frame) -> float:
         """Returns the time of a frame for its tracker, seconds. A step is at most as long as a tracker keeps a track,
         so that frames that are further apart are compared with the one before."""
-        time_s, told_s = self._times.get(frame.sequence, (frame.time_s, 0.0))
-        told_s += min(frame.time_s - time_s, LOST_TRACK_S)
-        self._times[frame.sequence] = (frame.time_s, told_s)
-        return told_s
+        time_s, tracker_s = self._times.get(frame.sequence, (frame.time_s, 0.0))
+        tracker_s += min(frame.time_s - time_s, LOST_TRACK_S)
+        self._times[frame.sequence] = (frame.time_s, tracker_s)
+        return tracker_s
 
     def _new_tracker(self, frame: Frame) -> Tracker:
         """Returns the user's tracker, or one of the package with its defaults, except for the confidence thresholds.

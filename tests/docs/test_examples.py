@@ -9,8 +9,9 @@ import sys
 import cv2
 import pytest
 
-from engine.inference import predictor as inference
-from tests.engine.inference.known_detections import with_known_detections
+from engine.inference import predict
+from engine.inference.model import open_model
+from tests.engine.inference.known_detections import KnownDetections
 from tests.helpers.documents import ROOT
 from tests.helpers.moving_scene import NAMES, scene, write_video
 from tests.helpers.tiny import write_weights
@@ -22,8 +23,7 @@ def test_tracking_with_opencv(tmp_path, monkeypatch, capsys):
     frames = list(scene(90))
     weights = write_weights(tmp_path / "best.pt", NAMES)
     video = write_video(tmp_path / "clip.mp4", frames)
-    load = inference.load
-    monkeypatch.setattr(inference, "load", lambda *args, **kwargs: with_known_detections(load(*args, **kwargs), frames))
+    monkeypatch.setattr(predict, "load", lambda path, **more: KnownDetections(open_model(path), frames, **more))
     output = tmp_path / "out.mp4"
     words = [str(weights), str(video), str(output), "--conf", "0.5"]
     monkeypatch.setattr(sys, "argv", ["track_with_opencv.py", *words])

@@ -17,7 +17,7 @@ import export
 import train
 import val
 from engine.inference.model import open_model
-from engine.inference.predictor import load
+from engine.inference.predict import load
 from tests.helpers.messages import refused
 from tests.helpers.scripts import PLAIN, SMALL, call
 from tests.helpers.tiny import write_dataset, write_model

@@ -10,7 +10,7 @@ import pytest
 import train
 import val
 from engine.evaluation.evaluator import Evaluator
-from engine.inference.predictor import load
+from engine.inference.predict import load
 from models.postprocess.tiles import Tiles
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, run_python
@@ -62,8 +62,8 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(inputs, tmp_path, monk
     assert len(after.scores) > 4
     for name in DetectionTable.__slots__:
         np.testing.assert_allclose(getattr(after, name), getattr(in_training, name), rtol=1e-5, atol=1e-3)
-    assert load(best, device="cpu").image_detector.tiles == Tiles(96, full_image=False, scaled=True)
-    assert load(best, device="cpu", tiles=False).image_detector.tiles is None
+    assert load(best, device="cpu").tiles == Tiles(96, full_image=False, scaled=True)
+    assert load(best, device="cpu", tiles=False).tiles is None
     flags_of_detect = {"weights": str(best), "source": "", "overlap": 0.5}
     assert Tiles.from_config(DetectConfig(**flags_of_detect), 96) == Tiles(96, 0.5, full_image=False, scaled=True)
 

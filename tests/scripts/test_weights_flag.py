@@ -17,7 +17,7 @@ import pytest
 import detect
 import train
 import val
-from engine.inference.predictor import load
+from engine.inference.predict import load
 from tests.helpers.hostile_files import Touch, zip_around
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT

@@ -15,7 +15,7 @@ import torch
 from engine.export.graphs import ModelGraphs
 from engine.export.torchscript import move_constants
 from engine.inference.model import open_model
-from engine.inference.predictor import Predictor
+from engine.inference.predict import Predictor
 from tests.helpers.exports import (
     FAMILIES,
     FORMATS,

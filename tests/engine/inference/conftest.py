@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from engine.inference.predictor import Predictor, load
+from engine.inference.predict import Predictor, load
 from engine.inference.results import Results
 from tests.helpers.tiny import write_weights
 

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
-from engine.inference.detector import ImageDetections, ImageDetector
-from engine.inference.predictor import Predictor
+from engine.inference.model import InferenceModel
+from engine.inference.predict import ImageDetections, Predictor
 from tests.helpers.moving_scene import SceneFrame, detections_in, number_in
 
 
-class Seen(NamedTuple):
-    """Stands in for the letterboxed images of a batch with the numbers of their frames."""
-
-    numbers: list[int]
-
-
-class KnownDetections(ImageDetector):
+class KnownDetections(Predictor):
     """Finds `detections_in` the frames of the scene, as many at once as on a GPU."""
 
-    frames: list[SceneFrame]
+    images_at_once = 16
 
-    def prepare(self, images, settings, batch_size=0):
-        return [Seen([number_in(image) for image in images])]
+    def __init__(self, model: InferenceModel, frames: list[SceneFrame], **settings: Any) -> None:
+        super().__init__(model, **settings)
+        self.frames = frames
+
+    def prepare(self, images, settings):
+        return [number_in(image) for image in images]
 
     def detect(self, prepared, settings):
-        detected = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
+        detected = [detections_in(self.frames[number]) for number in prepared]
         return [ImageDetections(rows[rows[:, 4] > settings.selection.conf_thres], {}) for rows in detected]
-
-    def images_at_once(self, batch_size=0):
-        return 16
-
-
-def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Predictor:
-    """Makes ``predictor`` find the objects of ``frames``, and returns it."""
-    predictor.image_detector = KnownDetections(predictor.model, None)
-    predictor.image_detector.frames = frames
-    return predictor

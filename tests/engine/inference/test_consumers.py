@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.inference.hub import load_from_hub
-from engine.inference.predictor import Predictor, load
+from engine.inference.predict import Predictor, load
 
 
 @pytest.fixture
@@ -27,9 +27,8 @@ def test_supervision_reads_results(predictor, image):
     (result,) = predictor(image)
     for given in (result, result.numpy()):
         detections = supervision.Detections.from_ultralytics(given)
-        np.testing.assert_array_equal(detections.xyxy, result.boxes.xyxy)
-        np.testing.assert_array_equal(detections.confidence, result.boxes.conf)
-        np.testing.assert_array_equal(detections.class_id, result.boxes.cls)
+        columns = [detections.xyxy, detections.confidence[:, None], detections.class_id[:, None]]
+        np.testing.assert_array_equal(np.concatenate(columns, 1), result.boxes.data)
         assert detections.data["class_name"].tolist() == [result.names[int(c)] for c in result.boxes.cls]
         assert detections.tracker_id is None
     assert len(supervision.Detections.from_ultralytics(predictor(image, conf=1.0)[0])) == 0
@@ -37,18 +36,13 @@ def test_supervision_reads_results(predictor, image):
 
 def test_supervision_slices_images_for_a_predictor(predictor, image):
     supervision = pytest.importorskip("supervision")
-    shapes = []
 
     def detect(tile: np.ndarray):
-        shapes.append(tile.shape)
         return supervision.Detections.from_ultralytics(predictor(tile)[0])
 
     detections = supervision.InferenceSlicer(callback=detect, slice_wh=(48, 48), overlap_wh=(8, 8))(image)
-    assert len(shapes) > 1
-    assert len(detections) > 0
+    assert (detections.xyxy.max(0)[2:] > 48).all()  # in more than one slice
     assert set(detections.data["class_name"]) <= set(predictor.names.values())
-    assert (detections.xyxy >= 0).all()
-    assert (detections.xyxy <= [image.shape[1], image.shape[0]] * 2).all()
 
 
 def test_supervision_reads_results_of_torch_hub(weights, image):

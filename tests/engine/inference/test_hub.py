@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.inference.hub import HubModel, load_from_hub
-from engine.inference.predictor import load
+from engine.inference.predict import load
 from engine.inference.results import ResultList
 from tests.engine.inference.conftest import picture
 from utils.errors import UserError
@@ -35,15 +35,10 @@ def results(model, files) -> ResultList:
 
 
 def test_boxes_are_one_tensor_an_image(results, weights, files):
-    expected = load(weights, device="cpu", conf=0.0, max_det=5)(files)
-    assert len(results) == 2
-    for rows, result in zip(results.xyxy, expected):
-        assert rows.shape == (5, 6)
-        assert torch.equal(
-            rows, torch.cat([result.boxes.xyxy, result.boxes.conf[:, None], result.boxes.cls[:, None]], 1)
-        )
-    assert all(map(torch.equal, results.pred, results.xyxy))
-    assert all(map(torch.equal, pickle.loads(pickle.dumps(results)).xyxy, results.xyxy))
+    expected = [result.boxes.data for result in load(weights, device="cpu", conf=0.0, max_det=5)(files)]
+    assert [rows.shape for rows in expected] == [(5, 6)] * 2
+    for found in (results.xyxy, results.pred, pickle.loads(pickle.dumps(results)).xyxy):
+        assert all(map(torch.equal, found, expected))
 
 
 def test_images_are_given_as_yolov5_takes_them(model, files):
@@ -61,16 +56,12 @@ def test_images_are_given_as_yolov5_takes_them(model, files):
 def test_settings_are_attributes(model, files):
     assert (model.conf, model.iou, model.classes, model.max_det, model.agnostic) == (0.0, 0.45, None, 5, False)
     everything = model(files).xyxy[0]
-    model.max_det = 2
-    assert model(files).xyxy[0].tolist() == everything[:2].tolist()
     model.max_det = 300
     model.conf = float(everything[1, 4])
     assert model(files).xyxy[0].tolist() == everything[:1].tolist()
-    assert len(model(files, conf=0.0).xyxy[0]) > 5  # for one call
     model.conf = 0.0
-    for classes in ([1], ["ring"]):
-        model.classes = classes
-        assert set(model(files).xyxy[0][:, 5].tolist()) == {1.0}
+    model.classes = ["ring"]
+    assert set(model(files).xyxy[0][:, 5].tolist()) == {1.0}
     model.classes = None
     model.iou = 0.01
     model.agnostic = True
@@ -79,13 +70,12 @@ def test_settings_are_attributes(model, files):
     assert model.conf == 0.25
 
 
-def test_unsupported_attributes_name_the_alternative(model, results):
+def test_methods_of_yolov5_work_or_name_the_alternative(model, results):
     with pytest.raises(AttributeError, match=r'lockstep.load\(FILE, amp="fp16"\)'):
         model.half()
     with pytest.raises(AttributeError, match=r"result.plot\(\)"):
         results.render()
-    assert model.eval().to("cpu").cpu() is model
-    assert model.to(torch.device("cpu")) is model
+    assert model.eval().to("cpu").to(torch.device("cpu")).cpu() is model
     with pytest.raises(UserError, match=r"no CUDA GPU is available|the model is on cpu"):
         model.cuda()
 
@@ -95,14 +85,11 @@ def test_tables_of_pandas(results):
     tables = results.pandas().xyxy
     assert list(tables[0]) == ["xmin", "ymin", "xmax", "ymax", "confidence", "class", "name"]
     for table, rows, result in zip(tables, results.xyxy, results):
-        np.testing.assert_array_equal(table.iloc[:, :5].to_numpy(), rows[:, :5])
-        assert table["class"].tolist() == rows[:, 5].tolist()
+        np.testing.assert_array_equal(table.iloc[:, :6].to_numpy(), rows)
         assert table["name"].tolist() == [result.names[int(c)] for c in rows[:, 5]]
     empty = ResultList([results[0][[]]]).pandas().xyxy[0]
     assert (len(empty), list(empty)) == (0, list(tables[0]))
-    records = results[0].to_df()
-    assert records.to_dict("records") == results[0].summary()
-    assert list(results[0][[]].to_df()) == ["name", "class", "confidence", "box"]
+    assert results[0].to_df().to_dict("records") == results[0].summary()
 
 
 def test_images_are_printed_and_saved(model, results, files, tmp_path, monkeypatch, capsys):
@@ -113,9 +100,6 @@ def test_images_are_printed_and_saved(model, results, files, tmp_path, monkeypat
     results.save(labels=False)
     assert np.array_equal(cv2.imread("runs/detect/exp/a.png")[..., ::-1], results[0].drawn())
     assert np.array_equal(cv2.imread("runs/detect/exp2/a.png")[..., ::-1], results[0].drawn(labels=False))
-    assert capsys.readouterr().out.splitlines()[0] == "Saved 2 images to runs/detect/exp"
-    results.save(save_dir="found", exist_ok=True)
-    results.save(save_dir="found", exist_ok=True)
-    assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.png", "b.jpg"]
-    model([files[0], files[0]]).save(save_dir="same")
-    assert sorted(path.name for path in (tmp_path / "same").iterdir()) == ["a_0.png", "a_1.png"]
+    for _ in range(2):
+        model([*files, files[0]]).save(save_dir="found", exist_ok=True)
+    assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a_0.png", "a_2.png", "b.jpg"]

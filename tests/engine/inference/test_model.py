@@ -11,12 +11,12 @@ import torch
 from engine.export.formats import Session
 from engine.export.metadata import ExportMetadata
 from engine.inference.model import ExportedModel, open_model
-from engine.inference.predictor import Predictor
+from engine.inference.predict import Predictor
 from models.detector import build_detector
 from models.postprocess.detections import select_for_validation
-from tests.helpers.messages import refused
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
+from utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
     # The threshold is that of the branch that training validates.
     for nms, iou, confidence in ((False, None, 0.25), (True, 0.7, None)):
         model = open_model(tmp_path / "a.pt", device=CPU, nms=nms)
-        assert (model.nms_iou, model.validation_iou, model.confidence, model.imgsz) == (iou, 0.7, confidence, 64)
+        assert (model.nms_iou, model.confidence, model.imgsz) == (iou, confidence, 64)
         assert model.is_unscored_branch == nms
         expected = detector.fuse(one_to_one=not nms).to(memory_format=torch.channels_last)
         found = model.decode(model(images))
@@ -38,38 +38,14 @@ def test_a_checkpoint_opened_for_inference_equals_its_detector(tmp_path: Path):
         assert all(torch.equal(a, b) for a, b in zip(detections, wanted))
 
 
-def test_false_and_zero_are_stored_values(tmp_path: Path):
-    stored = {"tile": 0, "config": {"single_cls": False, "max_bad": 0.0, "tile": 64, "data": None}}
-    model = open_model(write_detector(tmp_path / "a.pt", build_detector(TINY_MODEL, 1), **stored), device=CPU)
-    assert [model.stored(key) for key in ("single_cls", "max_bad", "tile", "data")] == [False, 0.0, 0, None]
-    assert model.tile == 0
-
-
-def test_class_names_of_older_files_become_one_line(tmp_path: Path):
-    broken = ("dog\ncat", "\x1b[31mred  x", "plain")
-    detector = build_detector(TINY_MODEL, 3, names=broken).eval()
-    model = open_model(write_detector(tmp_path / "a.pt", detector), device=CPU)
-    assert model.names == ("dog cat", " [31mred  x", "plain")
-
-
-def test_an_exported_file_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "best.torchscript").write_bytes(b"damaged")
-    with refused(f"{tmp_path}/best.torchscript: not an archive ..."):
-        open_model("~/best.torchscript", device="cpu", trust=True)
-
-
 def test_a_file_that_takes_no_square_tiles_says_how_to_use_it():
     """Nobody has written --tile: the file stores that its model was trained on tiles."""
     metadata = ExportMetadata(names=("a",), imgsz_hw=(64, 96), details={"tile": 64})
     session = Session(lambda images: torch.zeros(len(images), 5, 5), (None, 3, 64, 96))
     model = ExportedModel(session, metadata, Path("model.onnx"), CPU)
-    with refused(
-        "the exported model takes only 64x96 pixels (height x width), but it was trained on square tiles; detect in "
-        "whole images with --tile 0 (in Python: tiles=False)"
-    ):
+    with pytest.raises(UserError, match=r"--tile 0 \(in Python: tiles=False\)"):
         Predictor(model)
-    assert Predictor(model, tiles=False).image_detector.tiles is None
+    assert Predictor(model, tiles=False).tiles is None
 
 
 def test_rows_of_an_end2end_file_are_not_moved_by_box_voting():

@@ -12,7 +12,6 @@ from data.images.decode import read_image
 from engine.inference import sources
 from engine.inference.sources import SourceOptions, open_source
 from tests.helpers.http_server import serve_folder
-from tests.helpers.messages import refused
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -41,27 +40,16 @@ def numbers(frames):
     return [round((float(f.image[..., 2].mean())) / 20) for f in frames]
 
 
-def test_a_single_image_is_a_source(tmp_path):
-    (frame,) = open_source(str(save_image(tmp_path / "größe 猫.png", (10, 20, 30))))
-    assert frame.image.shape == (24, 32, 3)
-    assert frame.image[0, 0].tolist() == [30, 20, 10]  # RGB
-    assert (frame.index, frame.fps, frame.is_video, frame.duration_s) == (0, 0.0, False, None)
-
-
 def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
-    for name in ("b.png", "a.jpg", "sub.png"):
-        save_image(tmp_path / name, 50)
+    for name in ("b.png", "größe 猫.jpg", "sub.png"):
+        save_image(tmp_path / name, (10, 20, 30))
     (tmp_path / "notes.md").write_text("x")
     (tmp_path / "._b.png").write_text("x")  # macOS's copy of attributes
     (tmp_path / "c.mp4").write_bytes(video.read_bytes())
     frames = list(open_source(str(tmp_path), SourceOptions(max_frames=2)))
-    assert [(f.path.split("/")[-1], f.index) for f in frames] == [
-        ("a.jpg", 0),
-        ("b.png", 1),
-        ("c.mp4", 0),
-        ("c.mp4", 1),
-        ("sub.png", 2),
-    ]
+    names = [("b.png", 0), ("c.mp4", 0), ("c.mp4", 1), ("größe 猫.jpg", 1), ("sub.png", 2)]
+    assert [(f.path.split("/")[-1], f.index) for f in frames] == names
+    assert frames[0].image[0, 0].tolist() == [30, 20, 10]  # RGB
 
 
 @pytest.mark.parametrize("name", ["tcp:127.0.0.1:1?x.mp4", "http:127.0.0.1:1?x.mp4"])
@@ -73,41 +61,31 @@ def test_a_file_whose_name_looks_like_an_address_is_a_file(tmp_path, video, name
 
 
 def test_globs_and_lists_are_sources(tmp_path):
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    one = save_image(tmp_path / "deep" / "1.png", 1)
-    two = save_image(tmp_path / "deep" / "er" / "2.png", 2)
-    assert [f.path for f in open_source(f"{tmp_path}/**/*.png")] == [str(one), str(two)]
-    listing = tmp_path / "deep" / "list.txt"
+    """Brackets in the name of an existing folder are no pattern."""
+    folder = tmp_path / "cam [1]"
+    (folder / "er").mkdir(parents=True)
+    one = save_image(folder / "a1.png", 1)
+    two = save_image(folder / "er" / "2.png", 2)
+    assert [f.path for f in open_source(f"{folder}/**/*.png")] == [str(one), str(two)]
+    assert [f.path for f in open_source(f"{folder}/a[12].png")] == [str(one)]
+    listing = folder / "list.txt"
     listing.write_text(f"\ufeff./er/2.png\n\n{one}\n{one}\n", encoding="utf-8")
     assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
 
 
-def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path):
-    (tmp_path / "cam [1]").mkdir()
-    image = save_image(tmp_path / "cam [1]" / "a[2].png", 1)
-    assert [f.path for f in open_source(f"{tmp_path}/cam [1]/*.png")] == [str(image)]
-    other = save_image(tmp_path / "cam [1]" / "b3.png", 1)
-    assert [f.path for f in open_source(f"{tmp_path}/cam [1]/b[3].png")] == [str(other)]
-
-
 @pytest.mark.parametrize(
-    "source",
-    ["", "nowhere.jpg", "empty", "outer", "notes.md", "*.png", "empty.txt", "list.txt", "bad.txt", "/dev/null"],
+    "source", ["", "nowhere.jpg", "outer", "notes.md", "*.png", "empty.txt", "list.txt", "cams.txt", "/dev/null"]
 )
 def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, monkeypatch):
-    (tmp_path / "empty").mkdir()
     (tmp_path / "outer" / "inner").mkdir(parents=True)
     save_image(tmp_path / "here.jpg", 3)
-    for name, text in {
-        "notes.md": "x",
-        "empty.txt": "\n",
-        "list.txt": "here.jpg\nno.png",
-        "bad.txt": "notes.md",
-    }.items():
+    texts = {"notes.md": "x", "empty.txt": "\n", "list.txt": "here.jpg\nno.png", "cams.txt": "rtsp://me:secret@camera"}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^(--source )?" + re.escape(source)):
+    with pytest.raises(UserError, match=r"^(--source )?" + re.escape(source)) as error:
         open_source(source)
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "asked"), [("a b.jpg", "a%20b.jpg?size=large#top"), ("deep.npy", "deep.npy")])
@@ -146,19 +124,12 @@ def test_a_video_can_be_read_from_a_url(video, monkeypatch):
     assert not [frame.path for frame in frames if "secret" in frame.path]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("broken.jpg", "broken.jpg: cannot be decoded (damaged, or not an image)"),
-        ("broken.mp4", "broken.mp4: cannot be opened as a video (missing, damaged, or a codec that this OpenCV lacks)"),
-    ],
-)
-def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name, message):
+@pytest.mark.parametrize("name", ["broken.jpg", "broken.mp4"])
+def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name):
     (tmp_path / name).write_bytes(b"not what the suffix says")
-    with refused(message):
-        list(open_source(str(tmp_path / name)))
-    with refused(message):
-        list(open_source(str(tmp_path)))
+    for source in (tmp_path / name, tmp_path):
+        with pytest.raises(UserError, match=name):
+            list(open_source(str(source)))
     save_image(tmp_path / "good.png", 5)
     problem, frame = open_source(str(tmp_path))
     assert (problem.path, problem.is_skipped, frame.path) == (str(tmp_path / name), True, str(tmp_path / "good.png"))
@@ -168,9 +139,8 @@ def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name,
 class Camera:
     """A capture that delivers ``count`` frames, each on request; the pixels contain its number."""
 
-    def __init__(self, count, length=-1.0):
+    def __init__(self, count):
         self.count = count
-        self.length = length
         self.asked = 0  # calls of `read`
         self.number = 0  # delivered frames
         self.released = False
@@ -185,7 +155,7 @@ class Camera:
         return True, np.full((4, 4, 3), self.number - 1, np.uint8)
 
     def get(self, what):
-        return self.length if what == cv2.CAP_PROP_FRAME_COUNT else 0.0
+        return -1.0 if what == cv2.CAP_PROP_FRAME_COUNT else 0.0
 
     def isOpened(self):
         return True
@@ -197,7 +167,7 @@ class Camera:
 def test_a_live_stream_returns_the_newest_frame(monkeypatch):
     camera = Camera(6)
     monkeypatch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
-    monkeypatch.setattr(sources, "LOST_SOURCE_S", 0)
+    monkeypatch.setattr(sources, "RETRY_PAUSES_S", ())
     frames = open_source("0")
     camera.gate.release()
     assert next(frames).index == 0
@@ -209,7 +179,7 @@ def test_a_live_stream_returns_the_newest_frame(monkeypatch):
     assert newest.index == 5
     assert (newest.image == 5).all()
     camera.gate.release()
-    with refused("0: was lost, and is not back after 0 s"):
+    with pytest.raises(UserError, match=r"^0: was lost"):
         next(frames)
     assert camera.released
 
@@ -221,7 +191,7 @@ def test_a_silent_stream_and_one_without_a_server_are_refused(monkeypatch):
         patch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
         frames = open_source("rtsp://me:secret@camera/1")
         threading.Timer(0.3, camera.gate.release).start()  # lets the thread end
-        with refused("rtsp://camera/1: sends no frame"):
+        with pytest.raises(UserError, match=r"^rtsp://camera/1: sends no frame"):
             next(frames)
     for source, message in (("97", "webcam 97"), ("http://me:secret@127.0.0.1:9/a.jpg", "http://127.0.0.1:9/a.jpg")):
         with pytest.raises(UserError, match=f"^{message}: "):

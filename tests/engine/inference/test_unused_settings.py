@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.inference.detector import unused_detection_settings
+from engine.inference.predict import unused_detection_settings
 from models.postprocess.tiles import Tiles
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig, ValConfig
@@ -24,20 +24,18 @@ DETECT = (DetectConfig, "--weights a.pt --source b.jpg")
 @pytest.mark.parametrize(
     ("model", "command", "line", "trained_tile", "expected"),
     [
-        (ONE_BRANCH, VAL, "--nms", 0, "--nms does nothing: "),
-        (NMS_FREE, VAL, "--no-box-voting", 0, "--no-box-voting does nothing: "),
-        (WITH_NMS, VAL, "--overlap 0.5", 0, "--overlap 0.5 does nothing: "),
-        (WITH_NMS, VAL, "--no-tile-full-image", 0, "--no-tile-full-image does nothing: "),
-        (WITH_NMS, DETECT, "--no-tile-full-image --overlap 0.5", 320, "--no-tile-full-image does nothing: "),
-        (FIXED_SIZE, VAL, "--no-rect", 0, "--no-rect does nothing: "),
-        (ONE_CLASS, DETECT, "--agnostic-nms", 0, "--agnostic-nms does nothing: "),
-        (WITH_NMS, DETECT, "--save-conf", 0, "--save-conf does nothing: there is no --save-txt"),
-        (WITH_NMS, DETECT, "--nosave --hide-conf --line-width 2", 0, "--line-thickness 2 and --hide-conf do nothing: "),
+        (ONE_BRANCH, VAL, "--nms", 0, "--nms"),
+        (NMS_FREE, VAL, "--no-box-voting", 0, "--no-box-voting"),
+        (WITH_NMS, VAL, "--overlap 0.5", 0, "--overlap 0.5"),
+        (WITH_NMS, DETECT, "--no-tile-full-image --overlap 0.5", 320, "--no-tile-full-image"),
+        (FIXED_SIZE, VAL, "--no-rect", 0, "--no-rect"),
+        (ONE_CLASS, DETECT, "--agnostic-nms", 0, "--agnostic-nms"),
+        (WITH_NMS, DETECT, "--save-conf", 0, "--save-conf"),
+        (WITH_NMS, DETECT, "--nosave --hide-conf --line-width 2", 0, "--line-thickness 2 and --hide-conf"),
         # With an effect:
         (WITH_NMS, VAL, "--nms --no-box-voting --rect --tile 320 --overlap 0.5 --no-tile-full-image", 0, None),
         (WITH_NMS, DETECT, "--save-conf --save-txt --agnostic-nms --nosave --view-img --hide-conf", 0, None),
         (ONE_CLASS | {"nms_iou": None}, DETECT, "--agnostic-nms", 0, None),  # it asks for NMS
-        (WITH_NMS, DETECT, "--overlap 0.5", 320, None),
     ],
 )
 def test_a_setting_without_effect_gets_one_line(model, command, line, trained_tile, expected):
@@ -45,5 +43,4 @@ def test_a_setting_without_effect_gets_one_line(model, command, line, trained_ti
     config = parse_config(cls, f"{required} {line}".split())
     opened: Any = SimpleNamespace(**model)
     lines = unused_detection_settings(config, opened, Tiles.from_config(config, trained_tile))
-    assert len(lines) == (expected is not None)
-    assert "".join(lines).startswith(expected or "")
+    assert [line.partition(" do")[0] for line in lines] == ([expected] if expected else [])

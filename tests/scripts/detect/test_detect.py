@@ -14,9 +14,9 @@ import detect
 from data.read_spec import load_dataset_spec
 from engine.evaluation.coco_classes import COCO_IDS
 from engine.inference import detect as detection
-from engine.inference.detect_files import _ffmpeg_has_h264
-from engine.inference.detector import ImageDetector
+from engine.inference.predict import Predictor
 from engine.inference.sources import ReadAhead
+from engine.inference.writers import _ffmpeg_has_h264
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.scripts import call, error_of
@@ -249,9 +249,9 @@ def test_threads_and_batches_change_neither_results_nor_lines(
             run(weights, odd_folder, tmp_path, "--save-txt", "--save-conf", "--save-json", "--save-crop")
         folder = max((tmp_path / "runs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
         found.append((folder, lines_of(capsys.readouterr().out, folder)))
-        monkeypatch.setattr(ImageDetector, "threads", 3)
+        monkeypatch.setattr(Predictor, "threads", 3)
         monkeypatch.setattr(detection, "ReadAhead", lambda _: ReadAhead(4))
-        monkeypatch.setattr(ImageDetector, "images_at_once", lambda self, batch_size=0: batch)
+        monkeypatch.setattr(Predictor, "images_at_once", batch)
     (one, lines), (many, lines_of_many) = found
     assert lines_of_many == lines
     warnings = [line.partition(":")[2] for line in lines if line.startswith("warning")]

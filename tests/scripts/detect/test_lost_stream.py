@@ -13,8 +13,7 @@ from tests.scripts.detect.detection import frames_of, run
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sources, "LOST_SOURCE_S", 2)
-    monkeypatch.setattr(sources, "RETRY_PAUSES_S", (0.1, 0.5))
+    monkeypatch.setattr(sources, "RETRY_PAUSES_S", (0.1, 0.5, 0.5))
 
 
 def test_detect_goes_on_when_a_lost_camera_is_back(weights, tmp_path, monkeypatch, capsys):

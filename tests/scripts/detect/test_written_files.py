@@ -5,9 +5,9 @@ import shutil
 import cv2
 import numpy as np
 
-from engine.inference.detect_files import ResultFiles
 from engine.inference.results import Boxes, Results, written_suffix
 from engine.inference.sources import Frame, open_source
+from engine.inference.writers import Drawn, OutputFolder, open_writers
 from tests.helpers.http_server import serve_folder
 from tests.scripts.detect.detection import frames_of, names_in, read, read_txt, run
 from utils.config.settings import DetectConfig
@@ -35,14 +35,25 @@ def test_tracks_have_the_names_of_their_sequences(tmp_path):
         (tmp_path / sequence / "img1").mkdir(parents=True)
         cv2.imwrite(str(tmp_path / sequence / "img1" / "000001.jpg"), image)
     source = f"{tmp_path}/*/img1/*.jpg"
-    config = DetectConfig(weights="best.pt", source=source, project=str(tmp_path), save_txt=True, nosave=True)
-    files = ResultFiles({0: "disc"}, config)
-    for frame in open_source(source):
-        boxes = Boxes(np.array([[1, 2, 5, 8, 3, 0.5, 0]]), (32, 32))
-        files.add(frame, Results(image, frame.path, {0: "disc"}, boxes, {}), None, b"")
-    files.close()
-    assert names_in(files.folder) == ["tracks/MOT17-02.txt", "tracks/MOT17-04.txt"]
-    assert (files.folder / "tracks/MOT17-02.txt").read_text().startswith("1,3,1.000,2.000,4.000,6.000,0.5")
+    config = DetectConfig(
+        source=source, project=str(tmp_path), track="sort", save_txt=True, nosave=True, weights="a.pt"
+    )
+    folder = write(config, open_source(source), np.array([[1, 2, 5, 8, 3, 0.5, 0]]))
+    assert names_in(folder) == ["tracks/MOT17-02.txt", "tracks/MOT17-04.txt"]
+    assert (folder / "tracks/MOT17-02.txt").read_text().startswith("1,3,1.000,2.000,4.000,6.000,0.5")
+
+
+def write(config, frames, rows):
+    """Writes the files of frames in which the boxes ``rows`` are found; returns their folder."""
+    output = OutputFolder(config)
+    writers = open_writers(output)
+    for frame in frames:
+        result = Results(frame, {0: "disc"}, Boxes(rows, frame.image.shape[:2]), {})
+        for writer in writers:
+            writer.write(Drawn(result, frame.image, b""))
+    for writer in writers:
+        writer.close()
+    return output.path
 
 
 def test_the_result_of_a_url_has_a_safe_name(weights, pictures, tmp_path, monkeypatch):
@@ -52,19 +63,9 @@ def test_the_result_of_a_url_has_a_safe_name(weights, pictures, tmp_path, monkey
     assert names_in(folder) == ["a b_c.png", "labels/a b_c.txt"]
 
 
-def write_video(folder, fps, *sides):
-    """Writes a frame of each side; returns the path."""
-    config = DetectConfig(weights="best.pt", source="rtsp://camera/clip", project=str(folder))
-    files = ResultFiles({0: "disc"}, config)
-    for index, side in enumerate(sides):
-        image = np.zeros((side, side, 3), np.uint8)
-        frame = Frame(config.source, image, index, index / fps, (index + 1) / fps, fps, is_video=True)
-        result = Results(image, frame.path, {0: "disc"}, Boxes(np.zeros((0, 6)), (side, side)), {})
-        files.add(frame, result, image, b"")
-    files.close()
-    return files.folder / "clip.mp4"
-
-
 def test_frames_may_change_size_and_unwritable_formats_become_jpg(tmp_path):
-    assert len(frames_of(write_video(tmp_path, 5.0, 32, 48))) == 2
+    config = DetectConfig(weights="a.pt", source="rtsp://camera/clip", project=str(tmp_path))
+    images = [np.zeros((side, side, 3), np.uint8) for side in (32, 48)]
+    frames = [Frame(config.source, image, n, n / 5, (n + 1) / 5, 5.0, is_video=True) for n, image in enumerate(images)]
+    assert len(frames_of(write(config, frames, np.zeros((0, 6))) / "clip.mp4")) == 2
     assert [written_suffix(name) for name in ("p.mpo", "p.PNG", "a.b/p")] == [".jpg", ".PNG", ".jpg"]

@@ -8,7 +8,7 @@ import export
 import train
 import val
 from data.spec import SINGLE_CLASS_NAME
-from engine.inference.predictor import load
+from engine.inference.predict import load
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.messages import refused
 from tests.helpers.same_content import read_csv
