@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -113,12 +112,6 @@ def _without_environment(words: list[str]) -> list[str]:
     while re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
     return words[: words.index(">")] if ">" in words else words
-
-
-def tables(page: str) -> list[list[str]]:
-    """Returns the lines of each table of a page, without the indentation of lists."""
-    rows = itertools.groupby(prose(page).splitlines(), key=lambda line: line.lstrip().startswith("|"))
-    return [[line.strip() for line in lines] for is_table, lines in rows if is_table]
 
 
 def links(page: str) -> list[tuple[str, str]]:

@@ -14,8 +14,8 @@ def exif_block(orientation, order="<"):
     return magic + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
 
 
-def jpeg_with_exif(image_rgb, orientation, order="<", prefix=b"Exif\0\0"):
-    """Returns a JPEG of an image, uint8 (H, W, 3), with an orientation. ``prefix``: what precedes the EXIF block."""
+def jpeg_with_exif(image_rgb, orientation, order="<"):
+    """Returns a JPEG of an image, uint8 (H, W, 3), with an orientation."""
     data = cv2.imencode(".jpg", image_rgb[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 100])[1].tobytes()
-    block = prefix + exif_block(orientation, order)
+    block = b"Exif\0\0" + exif_block(orientation, order)
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + data[2:]

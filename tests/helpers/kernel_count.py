@@ -13,7 +13,8 @@ _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincoun
 _TENSORS_A_KERNEL = 64  # in foreach operations on pairs, cat and stack
 
 
-def _is_indexed_by_mask(name: str, args: tuple) -> bool:
+def is_indexed_by_mask(name: str, args: tuple) -> bool:
+    """Returns whether an operation, such as "index_put_", selects elements by a mask."""
     places = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
     return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in places)
 
@@ -50,7 +51,7 @@ class KernelCount(TorchDispatchMode):
             if not is_view and "empty" not in name:
                 self.kernels[name] += self._launches(name, args)
             has_size = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
-            if (name in _WAITING and not has_size) or "unique" in name or _is_indexed_by_mask(name, args):
+            if (name in _WAITING and not has_size) or "unique" in name or is_indexed_by_mask(name, args):
                 self.waits[name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -72,7 +73,7 @@ class NoSync(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().split("::")[1].split(".")[0]
         assert name.strip("_").removesuffix("2") not in self.FORBIDDEN, f"{name} waits for the device"
-        assert not _is_indexed_by_mask(name, args), "indexing by a mask waits for the device"
+        assert not is_indexed_by_mask(name, args), "indexing by a mask waits for the device"
         if name in ("_to_copy", "copy_"):
             options = dict(zip(("self", "src", "non_blocking"), args)) | (kwargs or {})
             source = options.get("src", args[0]).device

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
 
 from models.layers.conv import Upsample
-from models.layers.csp import Attention
+from models.layers.gelan import ADown
 from models.modules import eval_mode, is_parallel, unwrap
-
-
-def test_attention_equals_the_papers_formula() -> None:
-    """Compared with softmax(Q'K / sqrt d) in float64; channels are ordered by head, then q, k, v."""
-    torch.manual_seed(0)
-    attention = Attention(8, heads=2).double().eval()
-    x = torch.randn(2, 8, 3, 5, dtype=torch.float64)
-    parts = attention.qkv(x).reshape(2, 2, 2 + 2 + 4, 15)
-    values = torch.zeros(2, 8, 15).double()
-    mixed = torch.zeros(2, 8, 15).double()
-    for image in range(2):
-        for head in range(2):
-            query, key, value = parts[image, head].split((2, 2, 4))
-            weights = (query.T @ key / math.sqrt(2)).softmax(-1)  # (query cell, key cell)
-            mixed[image, 4 * head : 4 * head + 4] = value @ weights.T
-            values[image, 4 * head : 4 * head + 4] = value
-    expected = attention.proj((mixed.view_as(x)) + attention.pe(values.view_as(x)))
-    torch.testing.assert_close(attention(x), expected)
+from models.weights.layouts import ungrouped
 
 
 @pytest.mark.parametrize("size", [(3, 5), (1, 1)])
@@ -43,6 +24,21 @@ def test_nearest_upsampling_on_a_cpu_equals_torchs(size):
         results.append((out.detach(), leaf.grad))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1])
+
+
+def test_the_downsampling_of_yolov9_equals_its_formula() -> None:
+    x = torch.randn(2, 6, 8, 10)
+    mean = (x[..., :-1, :-1] + x[..., 1:, :-1] + x[..., :-1, 1:] + x[..., 1:, 1:]) / 4
+    down = ADown(6, 4).eval()
+    pooled = nn.functional.max_pool2d(mean[:, 3:], 3, 2, 1)
+    torch.testing.assert_close(down(x), torch.cat((down.cv1(mean[:, :3]), down.cv2(pooled)), 1))
+
+
+def test_an_expanded_grouped_kernel_gives_the_same_convolution() -> None:
+    kernel = torch.randn(8, 3, 3, 3, dtype=torch.float64)
+    x = torch.randn(2, 12, 5, 5, dtype=torch.float64)
+    expected = nn.functional.conv2d(x, kernel, groups=4)
+    torch.testing.assert_close(nn.functional.conv2d(x, ungrouped(kernel, 12)), expected)
 
 
 def test_parallel_wrappers_are_recognized_and_removed():

@@ -1,6 +1,6 @@
 """Checkpoints of other packages reproduce the outputs of these packages.
 
-peers contains files with random weights, made with ``peers/write.py --compressible --classes 3 --size 64 96`` in the
+peers contains files with random weights, made with ``peers/write.py`` in the
 packages' own environments (ultralytics 8.4, yolox 0.3) and compressed with xz. Both sides compute in float64; what is
 left is the rounding error of YOLOX's first layer, whose inputs are 0 to 255 there and 0 to 1 here.
 """

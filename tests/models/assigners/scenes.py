@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,18 +70,6 @@ def random_scene(batch: int, slots: int, classes: int, seed: int) -> Scene:
     return Scene(logits, predicted, labels, boxes, mask)
 
 
-def empty_scene(batch: int, slots: int) -> Scene:
-    """Returns a scene of three classes without targets, whose predictions are zeros."""
-    num_cells = len(cell_centers_px())
-    return Scene(
-        logits=torch.zeros(batch, num_cells, 3),
-        predicted=torch.zeros(batch, num_cells, 4),
-        labels=torch.zeros(batch, slots, dtype=torch.long),
-        boxes=torch.zeros(batch, slots, 4),
-        mask=torch.zeros(batch, slots, dtype=torch.bool),
-    )
-
-
 def list_pairs_of(scene: Scene) -> CandidatePairs:
     """Returns the candidate pairs of a scene's targets."""
     image = scene.mask.nonzero()[:, :1].float()
@@ -103,3 +92,21 @@ def is_inside(point: Sequence[float], box: Sequence[float], stride: float) -> bo
 def sigmoid(x: float) -> float:
     """Returns 1 / (1 + e^-x)."""
     return 1 / (1 + math.exp(-x))
+
+
+def owners_in_rounds(wishes: dict[int, list[tuple[Any, float]]]) -> dict[int, Any]:
+    """Returns {target: place} of a one-to-one match: in four rounds, each target without a place requests its best free
+    one, and the target with the best overlap gets it, of equal ones the first.
+
+    ``wishes``: the places of each target and its overlaps there, the best first.
+    """
+    owner: dict[int, Any] = {}
+    for _ in range(4):
+        claims: dict[Any, tuple[float, int]] = {}
+        for k in wishes.keys() - owner.keys():
+            free = [(place, overlap) for place, overlap in wishes[k] if place not in owner.values()]
+            if free:
+                place, overlap = free[0]
+                claims[place] = max(claims.get(place, (-1.0, 0)), (overlap, -k))
+        owner |= {-k: place for place, (_, k) in claims.items()}
+    return owner

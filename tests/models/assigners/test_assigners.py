@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners.candidates import resolve_conflicts
-from models.assigners.simota import cells_inside
 from models.assigners.task_aligned import Assignment, TaskAlignedAssigner
-from tests.models.assigners.scenes import CANVAS, Scene, assign, cell_centers_px, empty_scene, is_inside, random_scene
-from utils.boxes import cxcywh_to_xyxy, iou
+from tests.models.assigners.scenes import Scene, assign, cell_centers_px, is_inside, owners_in_rounds, random_scene
+from utils.boxes import iou
 
 ALPHA = 0.5
 BETA = 6.0
@@ -57,43 +55,36 @@ def test_task_aligned_assignment_equals_loops(topk, seed):
     assert not assignment.scores[~scene.mask].any()
 
 
-def test_every_small_target_has_a_candidate_and_large_ones_have_only_cells_inside():
-    rng = np.random.default_rng(0)
-    center = np.concatenate((rng.uniform(0, CANVAS, (500, 2)), rng.integers(0, CANVAS // 8 + 1, (100, 2)) * 8.0))
-    size = rng.uniform(0.01, 8, (600, 2))
-    boxes = cxcywh_to_xyxy(torch.from_numpy(np.concatenate((center, size), -1)).float())[None]
-    assert cells_inside(cell_centers_px(), boxes, 8.0).any(-1).all()
-    large = torch.tensor([[[10.0, 20, 50, 90]]])
-    x, y = cell_centers_px().unbind(-1)
-    exact = (x >= 10) & (x <= 50) & (y >= 20) & (y <= 90)
-    assert torch.equal(cells_inside(cell_centers_px(), large, 8.0)[0, 0], exact)
-
-
-def test_a_tiny_target_is_learned_from_an_untrained_head():
-    """Boxes of an untrained head are far too large; the target must still be assigned to a cell."""
+def one_to_one_by_loops(logits: torch.Tensor, predicted: torch.Tensor, boxes: torch.Tensor) -> dict[int, int]:
+    """Returns {target: cell} of one image."""
     centers = cell_centers_px()
-    scene = Scene(
-        logits=torch.full((1, len(centers), 1), -8.0),
-        predicted=torch.cat((centers - 60, centers + 60), -1)[None],
-        labels=torch.zeros(1, 1, dtype=torch.long),
-        boxes=torch.tensor([[[61.0, 61, 63, 63]]]),
-        mask=torch.ones(1, 1, dtype=torch.bool),
-    )
-    assignment = assign(TaskAlignedAssigner(topk=10), scene)
-    assert iou(scene.predicted, scene.boxes, "ciou").max() < 0.001
-    assert assignment.scores.max() == pytest.approx(0.01)
+    candidates = {}
+    for k, box in enumerate(boxes):
+        overlaps = iou(predicted, box, "ciou").clamp(min=0.01)
+        inside = ((centers - (box[:2] + box[2:]) / 2).abs() <= ((box[2:] - box[:2]) / 2).clamp(min=4.001)).all(-1)
+        metric = logits[:, 0].sigmoid() ** 0.5 * overlaps**6 * inside
+        best = metric.argsort(descending=True)[:10].tolist()
+        candidates[k] = [(n, float(overlaps[n])) for n in best if metric[n] > 0]
+    return owners_in_rounds(candidates)
 
 
-def test_equal_overlaps_are_assigned_to_the_earlier_target():
-    cells = torch.tensor([[[4, 1], [4, 2], [4, 4]]])
-    overlap = torch.tensor([[[0.5, 0.3], [0.5, 0.2], [0.4, 0.9]]])
-    metric = torch.tensor([[[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]])
-    assigned = resolve_conflicts(cells, metric, overlap, 6)
-    assert assigned.tolist() == [[[True, True], [False, True], [False, False]]]
-
-
-@pytest.mark.parametrize(("batch", "slots"), [(0, 16), (2, 1)])
-def test_no_images_and_no_targets_give_empty_assignments(batch, slots):
-    assignment = assign(TaskAlignedAssigner(topk=10), empty_scene(batch, slots))
-    assert assignment.cells.shape == assignment.scores.shape == (batch, slots, 10)
-    assert not assignment.scores.any()
+@pytest.mark.parametrize("topk", [10, 1])
+def test_each_target_gets_the_best_cell_that_no_other_has(topk: int) -> None:
+    """A one-to-one match chooses among ten candidates, also if a one-to-many match would select fewer."""
+    scene = random_scene(3, 8, 1, seed=0)
+    boxes = scene.boxes
+    mask = scene.mask
+    boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
+    assigners = (TaskAlignedAssigner(topk=topk, one_to_one=True), TaskAlignedAssigner(topk=1))
+    one_to_one, first = (assign(assigner, scene) for assigner in assigners)
+    assert one_to_one.cells.shape == (*mask.shape, 1)
+    num_assigned = 0
+    for b in range(3):
+        expected = one_to_one_by_loops(scene.logits[b], scene.predicted[b], boxes[b, mask[b]])
+        assigned = {k: int(one_to_one.cells[b, k, 0]) for k in range(mask.shape[1]) if one_to_one.scores[b, k, 0] > 0}
+        assert assigned == expected
+        num_assigned += len(assigned)
+        for k, n in assigned.items():
+            overlap = iou(scene.predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
+            torch.testing.assert_close(one_to_one.scores[b, k, 0], overlap)
+    assert num_assigned > (first.scores > 0).sum(), "a top-1 match leaves more of them without a cell"

@@ -4,14 +4,11 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
-from models.assigners import simota
 from models.assigners.simota import Cells, Predictions, SimOtaAssigner, SimOtaAssignment, TargetSlots
 from tests.helpers.scoring import reference_iou
 from tests.models.assigners.scenes import (
-    CANVAS,
     STRIDES,
     Scene,
     cell_centers_px,
@@ -127,29 +124,3 @@ def test_one_to_one_keeps_the_cheapest_cell_of_each_target() -> None:
         many, single = (assign(alone, objectness, one_to_one=one_to_one) for one_to_one in (False, True))
         first = many.cells[:, k, :1]  # cells are ordered by cost
         assert torch.equal(single.cells[:, k][only[:, k]], first[only[:, k]])
-
-
-def test_grouping_images_does_not_change_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, objectness = crowded_scene(5, 6, 3, 4)
-    whole = assign(scene, objectness)
-    monkeypatch.setattr(simota, "_GROUP_ELEMENTS_CPU", 1)
-    single = assign(scene, objectness)
-    assert all(torch.equal(a, b) for a, b in zip(whole, single))
-
-
-def test_a_single_target_always_gets_a_cell() -> None:
-    rng = np.random.default_rng(0)
-    center = rng.uniform(0, CANVAS, (200, 1, 2))
-    size = rng.uniform(0.01, 100, (200, 1, 2))
-    boxes = torch.from_numpy(np.concatenate((center - size / 2, center + size / 2), -1)).float()
-    first, _ = crowded_scene(1, 1, 2, 0)
-    scene = Scene(
-        logits=first.logits.expand(200, -1, -1),
-        predicted=(first.predicted + 1000).expand(200, -1, -1),  # far from all targets
-        labels=torch.zeros(200, 1, dtype=torch.long),
-        boxes=boxes,
-        mask=torch.ones(200, 1, dtype=torch.bool),
-    )
-    assignment = assign(scene, objectness=scene.logits[..., :1])
-    assert assignment.assigned.sum(-1).eq(1).all()
-    assert (assignment.overlap == 0).all()

@@ -11,7 +11,9 @@ from models.heads.anchor import AnchorHead
 from models.heads.anchor_free import AnchorFreeHead
 from models.heads.base import DetectionHead
 from models.heads.yolox import YOLOXHead
-from models.losses.base import LossOutput
+from models.losses.base import Criterion, LossOutput
+from tests.helpers.kernel_count import NoSync
+from tests.helpers.tiny import as_targets
 from utils.config.settings import Hyperparameters
 
 STRIDES = (8, 16, 32)
@@ -56,3 +58,29 @@ def some_targets(counts: Sequence[int] = (3, 0, 5, 1), classes: int = 3, seed: i
 
 def gradients(output: LossOutput, raw: list[torch.Tensor]) -> list[torch.Tensor]:
     return torch.autograd.grad(output.total, raw, allow_unused=False)
+
+
+def check_that_shards_add_up(criterion: Criterion, raw: list[torch.Tensor], targets: torch.Tensor) -> LossOutput:
+    """Fails unless any sharding, also with a shard without images, without targets or with fewer empty slots, gives the
+    sums, normalizers and gradients of the whole batch; or if the host waits for a device. Returns the whole's output.
+
+    ``targets``: rows (M, 6).
+    """
+    with NoSync():
+        whole = criterion(raw, as_targets(targets))
+        expected = gradients(whole, raw)
+    outputs = []
+    found = []
+    images = len(raw[0])
+    for low, high in ((0, 1), (1, 2), (2, images - 1), (images - 1, images - 1), (images - 1, images)):
+        shard = [level.detach()[low:high].requires_grad_() for level in raw]
+        inside = targets[(targets[:, 0] >= low) & (targets[:, 0] < high)] - torch.tensor([low, 0, 0, 0, 0, 0])
+        outputs.append(criterion(shard, as_targets(inside)))
+        found.append(gradients(outputs[-1], shard))
+    for field in ("total", "normalizer", "parts"):
+        torch.testing.assert_close(
+            sum(getattr(output, field) for output in outputs), getattr(whole, field), rtol=2e-6, atol=0
+        )
+    for level, gradient in enumerate(expected):
+        torch.testing.assert_close(torch.cat([g[level] for g in found]), gradient, rtol=1e-5, atol=1e-6)
+    return whole

@@ -115,26 +115,3 @@ def test_a_teacher_of_labeled_classes_is_compared_in_all_cells():
         torch.testing.assert_close(output.parts, torch.cat((plain.parts, expected[None].detach())))
         assert torch.equal(output.normalizer, plain.normalizer)
         assert expected > 0
-
-
-def test_without_ignored_classes_nothing_is_taught():
-    raw = raw_maps("anchor_free", 2)
-    output = criterion()(raw, as_targets(TARGETS), old_maps())
-    plain = tiny_head("anchor_free").build_loss(HYP)(raw, as_targets(TARGETS))
-    assert torch.equal(output.total, plain.total)
-    assert torch.equal(output.normalizer, plain.normalizer)
-
-
-def test_many_ignored_classes_are_one_region():
-    """An image that does not label the classes has the cells of each class's own region."""
-    raw = raw_maps("anchor_free", 2, classes=40)
-    rng = np.random.default_rng(0)
-    rows = [[i, c, *box] for i in range(2) for box in rng.uniform(0.2, 0.8, (3, 4)) for c in rng.choice(40, 9, False)]
-    ignore = np.float32([[1, -1, 0.1, 0.1, 0.2, 0.2], *rows])
-    ignore = ignore[np.argsort(ignore[:, 0], kind="stable")]
-    found = ignored_cells(ignore, raw, STRIDES, 40).cells
-    alone = torch.zeros_like(found)
-    for row in ignore:
-        alone[int(row[0])] |= ignored_cells(row[None], raw, STRIDES, 40).cells[0]
-    assert torch.equal(found, alone)
-    assert found.shape == (2, sum(h * w for h, w in grid_shapes(raw)), 40)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.box_coding import from_host
 from models.losses.ignored_cells import ignored_cells
 from tests.helpers.tiny import as_targets
 from tests.models.losses.cases import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
@@ -47,20 +46,6 @@ def test_cells_are_those_of_a_loop():
     np.testing.assert_array_equal(found, expected[1:])
 
 
-def test_regions_are_copied_in_one_piece(monkeypatch):
-    """To a GPU, parts of arrays would be copied from memory that is not pinned."""
-    copied = []
-
-    def note(array: np.ndarray, device: torch.device) -> torch.Tensor:
-        copied.append(array)
-        return from_host(array, device)
-
-    monkeypatch.setattr("models.losses.ignored_cells.from_host", note)
-    ignored_cells(REGIONS, raw_maps("anchor_free", 2), STRIDES, CLASSES)
-    assert copied
-    assert all(array.flags.c_contiguous for array in copied)
-
-
 def background(kind: str, raw: torch.Tensor) -> list[tuple[int, torch.Tensor, slice]]:
     """The channels whose targets are 0 in the background, the class (B, h, w) that decides about each (objectness: the
     one that is predicted), and the channels of the same cell's box."""
@@ -91,14 +76,3 @@ def test_only_the_background_inside_has_no_gradient(kind):
         torch.testing.assert_close(grad, expected, rtol=1e-6, atol=0)
     assert checked > 30
     assert torch.equal(output.normalizer, criterion(raw, as_targets(TARGETS)).normalizer)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_region_over_everything_leaves_the_positives_alone(kind):
-    raw = raw_maps(kind, 2)
-    everywhere = np.float32([[0, -1, 0.5, 0.5, 1, 1], [1, -1, 0.5, 0.5, 1, 1]])
-    criterion = tiny_head(kind).build_loss(HYP)
-    empty = criterion(raw, as_targets(TARGETS[:0], everywhere))
-    assert empty.total == 0
-    found = criterion(raw, as_targets(TARGETS, everywhere))
-    assert 0 < found.total < criterion(raw, as_targets(TARGETS)).total

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.assigners.anchor import match_anchors
 from models.box_coding import flatten_levels
 from models.layers.ops import sparse_cross_entropy, split_rows
-from models.losses.base import class_weights, pad_targets
+from models.losses.base import class_weights
 from tests.models.losses.cases import REG_MAX, raw_maps
 
 
@@ -52,34 +51,3 @@ def test_class_weights_are_inverse_frequencies_with_mean_one(power):
     np.testing.assert_allclose(seen * [400**power, 25**power, 100**power] / (seen[0] * 400**power), 1, rtol=1e-5)
     assert class_weights(np.array([9]), power).tolist() == [1]
     assert class_weights(np.array([0, 0]), power).tolist() == [1, 1]
-
-
-def padded_by_loop(targets: torch.Tensor, batch_size: int, max_targets: int):
-    padded = torch.zeros(batch_size, max_targets, 5)
-    mask = torch.zeros(batch_size, max_targets, dtype=torch.bool)
-    for row in targets.tolist():
-        image = int(row[0])
-        slot = int(mask[image].sum())
-        padded[image, slot] = torch.tensor(row[1:])
-        mask[image, slot] = True
-    return padded, mask
-
-
-@pytest.mark.parametrize("counts", [[3, 0, 5, 1], [0, 0, 2], [4], [0, 0], [1, 1, 1, 0], []])
-def test_pad_targets_equals_a_loop(counts):
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.rand(sum(counts), 6, generator=generator)
-    targets[:, 0] = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.long)).float()
-    padded, mask = pad_targets(targets, len(counts), 5)
-    expected, expected_mask = padded_by_loop(targets, len(counts), 5)
-    assert torch.equal(padded, expected)
-    assert torch.equal(mask, expected_mask)
-
-
-def test_centers_on_the_far_edge_stay_in_the_grid_and_flat_boxes_match_nothing():
-    targets = torch.tensor([[0.0, 0, 1.0, 1.0, 0.3, 0.3], [0, 0, 0.5, 0.5, 0.3, 0.0]])
-    matches = match_anchors(targets, torch.tensor([[2.0, 2.0]]), (8, 8), 4.0)
-    assert matches.valid.tolist() == [True, False, False, False, False, False]
-    assert matches.cell[0] == 63
-    nothing = match_anchors(targets[:0], torch.ones(3, 2), (4, 4), 4.0)
-    assert (nothing.valid.shape, nothing.boxes_cxcywh_cells.shape) == ((0,), (0, 4))

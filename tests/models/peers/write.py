@@ -2,17 +2,18 @@
 and the peer's outputs for one image. test_peer_outputs.py compares them.
 
     PEER/bin/python tests/models/peers/write.py ultralytics OUT yolo11n yolo26n yolov9t
-    PEER/bin/python tests/models/peers/write.py yolox OUT yolox-nano yolox-s
+    PEER/bin/python tests/models/peers/write.py yolox OUT yolox-nano
 
 OUT/NAME.npz contains the image, uint8 (H, W, 3) RGB; decoded boxes (N, 4), cx cy w h in pixels, and scores (N, C); and
-raw maps (channels, N), one array per branch of the head. Everything is computed in float64: deep random networks
-amplify rounding errors, which could hide other differences.
+raw maps (channels, N), one array per branch of the head; in float32, computed in float64, because deep random networks
+amplify rounding errors, which could hide other differences. The weights are periodic, so that the files can be
+compressed.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
+import sys
 import zlib
 from pathlib import Path
 
@@ -20,10 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-PERIOD = 251  # of compressible weights; a prime, so that no two output channels of a convolution are alike
+CLASSES = 3
+HEIGHT, WIDTH = 64, 96
+PERIOD = 251  # of the weights; a prime, so that no two output channels of a convolution are alike
 
 
-def randomise(net: nn.Module, seed: int, compressible: bool, scale: float = 1.0) -> None:
+def randomise(net: nn.Module, seed: int, scale: float = 1.0) -> None:
     """Random weights, and the batch statistics that pictures give with them, so that activations stay in range.
 
     ``scale``: of the network's input, 255 where it takes bytes.
@@ -31,8 +34,6 @@ def randomise(net: nn.Module, seed: int, compressible: bool, scale: float = 1.0)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(tensor: Tensor) -> Tensor:
-        if not compressible:
-            return torch.randn(tensor.shape, generator=generator)
         repeats = -(-tensor.numel() // PERIOD)
         return torch.randn(PERIOD, generator=generator).repeat(repeats)[: tensor.numel()].view_as(tensor)
 
@@ -71,25 +72,23 @@ def as_tensor(image: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1).float() / 255
 
 
-def ultralytics_outputs(name: str, out: Path, image: np.ndarray, classes: int, seed: int, compressible: bool) -> dict:
+def ultralytics_outputs(name: str, out: Path, image: np.ndarray, seed: int) -> dict:
     from ultralytics import YOLO
     from ultralytics.nn.tasks import DetectionModel
 
     model = YOLO(f"{name}.yaml")
-    if classes != 80:
-        model.model = DetectionModel(f"{name}.yaml", nc=classes, verbose=False)
-        model.model.names = {i: f"class {i}" for i in range(classes)}
-    randomise(model.model, seed, compressible)
+    model.model = DetectionModel(f"{name}.yaml", nc=CLASSES, verbose=False)
+    model.model.names = {i: f"class {i}" for i in range(CLASSES)}
+    randomise(model.model, seed)
     path = out / f"{name}.pt"
     model.save(path)
-    if compressible:
-        drop_notices(path)
+    drop_notices(path)
     net = YOLO(path).model.double().eval()  # what the file holds, which is float16
     with torch.inference_mode():
         decoded, raw = net(as_tensor(image)[None].double())
     branches = {"raw": raw} if "boxes" in raw else {f"raw_{key}": value for key, value in raw.items()}
     maps = {key: torch.cat((value["boxes"], value["scores"]), 1)[0] for key, value in branches.items()}
-    boxes, scores = decoded[0].T.split((4, classes), 1)
+    boxes, scores = decoded[0].T.split((4, CLASSES), 1)
     return {"boxes": boxes, "scores": scores, **maps}
 
 
@@ -100,13 +99,13 @@ def drop_notices(path: Path) -> None:
     torch.save(kept, path)
 
 
-def yolox_outputs(name: str, out: Path, image: np.ndarray, classes: int, seed: int, compressible: bool) -> dict:
+def yolox_outputs(name: str, out: Path, image: np.ndarray, seed: int) -> dict:
     from yolox.exp import get_exp
 
     experiment = get_exp(None, name)
-    experiment.num_classes = classes
+    experiment.num_classes = CLASSES
     net = experiment.get_model().eval()
-    randomise(net, seed, compressible, scale=255.0)
+    randomise(net, seed, scale=255.0)
     torch.save({"start_epoch": 1, "model": net.state_dict(), "optimizer": {}}, out / f"{name}.pth")
     net.double()
     pixels = 255 * as_tensor(image[..., ::-1])[None].double()  # BGR
@@ -114,33 +113,23 @@ def yolox_outputs(name: str, out: Path, image: np.ndarray, classes: int, seed: i
         decoded = net(pixels)[0]
         net.head.decode_in_inference = False
         raw = net(pixels)[0]
-    boxes, objectness, scores = decoded.split((4, 1, classes), 1)
+    boxes, objectness, scores = decoded.split((4, 1, CLASSES), 1)
     return {"boxes": boxes, "scores": objectness * scores, "raw_boxes": raw[:, :4].T}
 
 
 PEERS = {"ultralytics": ultralytics_outputs, "yolox": yolox_outputs}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("package", choices=PEERS)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--classes", type=int, default=80)
-    parser.add_argument("--size", type=int, nargs=2, default=(128, 160), help="height and width of the picture")
-    parser.add_argument(
-        "--compressible", action="store_true", help="periodic weights and float32 outputs, for small stored fixtures"
-    )
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name in given.models:
+def main(package: str, folder: str, *names: str) -> None:
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in names:
         seed = zlib.crc32(name.encode())
-        image = picture(*given.size, seed)
-        outputs = PEERS[given.package](name, given.out, image, given.classes, seed, given.compressible)
-        precision = torch.float32 if given.compressible else torch.float64
-        arrays = {key: value.to(precision).numpy() for key, value in outputs.items()}
-        np.savez_compressed(given.out / f"{name}.npz", image=image, **arrays)
+        image = picture(HEIGHT, WIDTH, seed)
+        outputs = PEERS[package](name, out, image, seed)
+        arrays = {key: value.float().numpy() for key, value in outputs.items()}
+        np.savez_compressed(out / f"{name}.npz", image=image, **arrays)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

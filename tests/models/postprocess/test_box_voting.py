@@ -45,58 +45,24 @@ def by_loops(boxes, scores, *, conf_thres, max_det, **settings):
 
 @pytest.mark.parametrize("multi_label", [True, False])
 @pytest.mark.parametrize("agnostic", [True, False])
-@pytest.mark.parametrize(("iou_thres", "offset"), [(0.05, 0), (0.45, 0), (0.7, 1e4), (0.9, 0)])
-def test_detections_equal_loops(monkeypatch, iou_thres, offset, agnostic, multi_label):
+@pytest.mark.parametrize(("iou_thres", "offset", "max_det"), [(0.05, 0, 300), (0.45, 0, 5), (0.7, 1e4, 300)])
+def test_detections_equal_loops(monkeypatch, iou_thres, offset, max_det, agnostic, multi_label):
     """Few pairs are compared together, also of boxes far from the origin."""
     monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", 100)
     boxes, scores = several_boxes_per_object(2, 110, 3, seed=1)
     boxes -= offset
     settings = {"conf_thres": 0.2, "iou_thres": iou_thres, "agnostic": agnostic, "multi_label": multi_label}
-    detections = select(boxes, scores, **settings, max_det=300)
+    detections = select(boxes, scores, **settings, max_det=max_det)
     moved = []
     for b in range(len(boxes)):
-        expected_scores, expected, classes = by_loops(boxes[b], scores[b], **settings, max_det=300)
+        expected_scores, expected, classes = by_loops(boxes[b], scores[b], **settings, max_det=max_det)
         count = int(detections.counts[b])
         np.testing.assert_allclose(detections.scores[b, :count], expected_scores, rtol=1e-6)
         np.testing.assert_allclose(detections.boxes_xyxy[b, :count], expected, rtol=2e-7, atol=1e-5)
         np.testing.assert_array_equal(detections.classes[b, :count], classes)
         assert not any(t[b, count:].any() for t in detections[:3])
         moved += [not (boxes[b] == box).all(1).any() for box in detections.boxes_xyxy[b, :count]]
-    assert np.mean(moved) >= (0.02 if iou_thres > 0.8 else 0.5)
-
-
-def test_a_vote_moves_a_box_as_in_the_paper_and_raises_its_score_by_a_tenth_of_a_noisy_or():
-    """An IoU of 0.8 gives a weight of exp(-2). The raised score is compared with the threshold."""
-    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [50, 50, 60, 60], [50, 50, 60, 60], [90, 90, 95, 95]]])
-    scores = torch.tensor([[[0.5], [0.25], [0.38], [0.36], [0.38]]])
-    detections = select(boxes, scores, conf_thres=0.4, iou_thres=0.5, max_det=5)
-    weight = 0.25 * math.exp(-2)
-    assert detections.counts.tolist() == [2]
-    expected = [1 - 0.5 * (1 - weight) ** 0.1, 1 - 0.62 * 0.64**0.1]
-    np.testing.assert_allclose(detections.scores[0, :2], expected, rtol=1e-6)
-    np.testing.assert_allclose(detections.boxes_xyxy[0, 0], [0, 0, 10, (5 + 8 * weight) / (0.5 + weight)], rtol=1e-7)
-    assert select(boxes, scores, conf_thres=0.4, iou_thres=0.5, max_det=5, box_voting=False).counts.tolist() == [1]
-
-
-@pytest.mark.parametrize("multi_label", [True, False])
-@pytest.mark.parametrize("agnostic", [True, False])
-@pytest.mark.parametrize("count", [60, 2000])
-def test_confidence_max_det_and_classes_select_among_the_same_detections(count, agnostic, multi_label):
-    """Among 2000 boxes, more than `VOTERS` are candidates, and far more than 300 are kept."""
-    rng = np.random.default_rng(13)
-    corner = torch.from_numpy(rng.uniform(0, 12 * count**0.5, (2, count, 2)))
-    boxes = torch.cat((corner, corner + torch.from_numpy(rng.uniform(20, 40, (2, count, 2)))), -1).float()
-    scores = torch.from_numpy(rng.uniform(0, 1, (2, count, 3)) ** 3).float()
-    settings = {"iou_thres": 0.5, "agnostic": agnostic, "multi_label": multi_label}
-    everything = select(boxes, scores, **settings, conf_thres=0.004, max_det=9000)
-    for conf_thres, classes, max_det in ((0.004, None, 300), (0.3, [2], 300), (0.05, [0, 2], 700), (0.6, None, 5)):
-        detections = select(boxes, scores, **settings, conf_thres=conf_thres, max_det=max_det, classes=classes)
-        for b in range(2):
-            chosen = torch.isin(everything.classes[b], torch.tensor(classes or [0, 1, 2]))
-            chosen &= everything.scores[b] > conf_thres
-            expected = [t[b][chosen][:max_det] for t in everything[:3]]
-            assert detections.counts[b] == len(expected[0])
-            assert all(torch.equal(t[b, : len(e)], e) for t, e in zip(detections[:3], expected))
+    assert np.mean(moved) >= 0.5
 
 
 @pytest.mark.parametrize("box_voting", [True, False])

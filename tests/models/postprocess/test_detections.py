@@ -62,11 +62,6 @@ def test_detections_equal_brute_force(boxes, settings, multi_label):
         assert not any(t[b, count:].any() for t in detections[:3])
 
 
-def test_a_class_that_the_model_lacks_is_refused():
-    with refused("class 4: the model has classes 0 to 3"):
-        select(*crowd(2, 60, 4, seed=6), conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
-
-
 @pytest.mark.parametrize("shape", [(0, 10, 3), (2, 0, 3), (2, 10, 3)])
 def test_no_candidates_give_no_detections(shape):
     detections = select(torch.rand(*shape[:2], 4), torch.full(shape, 0.1), conf_thres=0.5, iou_thres=0.5, max_det=7)
@@ -166,13 +161,3 @@ def test_an_iou_of_exactly_the_threshold_is_kept_on_any_device(monkeypatch, iou_
     for box, is_kept in ((same, True), (higher, overlap == 20)):
         keep = nms.nms_keep(torch.stack((whole, box)), torch.zeros(2, dtype=torch.int64), iou_thres, 1)
         assert keep.tolist() == [True, is_kept]
-
-
-def test_the_number_of_threads_is_what_it_was():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        select(*crowd(2, 60, 4, seed=6), conf_thres=0.1, iou_thres=0.7, max_det=9)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(threads)

@@ -167,16 +167,6 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
     assert result.boxes_xyxy[0, 0].tolist() == [box[1], box[0], box[3], box[2]]
 
 
-def test_classes_are_joined_apart_and_suppressed_together_only_if_asked():
-    boxes = np.array([[530, 100, 600, 180], [530, 100, 600, 180]], np.float64)
-    windows = np.array(tile_windows((640, 1152), 640, 0.2), np.float64)
-    found = oracle(boxes, np.array([0, 1]), windows)
-    for agnostic, count in ((False, 2), (True, 1)):
-        assert len(stitch(found, windows, iou_thres=0.7, max_det=9, agnostic=agnostic).scores) == count
-    nothing = found.take([])
-    assert not len(stitch(nothing, windows, iou_thres=0.7, max_det=5).scores)
-
-
 def test_tables_of_many_images_are_stitched_image_by_image():
     rng = np.random.default_rng(0)
     tables = []
@@ -236,17 +226,3 @@ def test_max_det_limits_the_detections_of_a_tile_and_not_of_an_image(iou_thres):
     boxes = np.tile(in_tile.numpy(), (len(windows), 1)) + np.tile(np.repeat(windows[:, :2], count, 0), 2)
     assert detected.counts.tolist() == [16 * count]
     assert set(map(tuple, detected.boxes_xyxy[0].numpy())) == set(map(tuple, boxes))
-
-
-def test_a_detector_sees_tiles_as_it_was_trained():
-    image = torch.full((1, 3, 300, 500), GRAY / 255)
-    reader = PixelReader()
-    image[:, :, 80:160, 120:240] = 1
-    tiles = Tiles(128, full_image=False, scaled=True)
-    tiles.check(32, (64, 64))
-    view_input = ViewInput(stride=32, imgsz=64, batch=4)
-    tiled = TiledDetector(reader, PixelReader.find, tiles=tiles, view_input=view_input, settings=[SEEN])
-    result = tiled.stitch(tiled(image))[0]
-    assert {size[2:] for size in reader.sizes} == {(64, 64)}
-    assert result.counts.tolist() == [1]
-    np.testing.assert_allclose(result.boxes_xyxy[0, 0], [120, 80, 240, 160], atol=2)
