@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 import random
 
 import numpy as np
 import pytest
 
-from data.augment import plan as plan_module
 from data.augment.labels import transform_labels
 from data.augment.mosaic import PartnerPool
-from data.augment.transforms import ColorJitter, are_axis_aligned, project_points
 from tests.helpers.synthetic_index import draw_plan, draw_plans
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters
@@ -51,27 +48,6 @@ def test_a_plan_depends_on_its_key_alone(hyp):
         key = changed.pop("key", keys[0])
         assert flat(draw_plan(key, hyp=hyp, **(OPTIONS | changed))) != together[0]
     assert draw_plans([], hyp=hyp, **OPTIONS) == []
-
-
-def test_an_added_augmentation_does_not_change_the_draws_of_others(monkeypatch):
-    """It has a separate random stream, and the second image of a mixed sample has separate numbers."""
-
-    class Doubled(ColorJitter):
-        name = "doubled"
-        columns = None
-
-    hyp = Hyperparameters(mixup=0.5, degrees=5)
-    before = [plan_of(hyp, p) for p in range(12)]
-    monkeypatch.setattr(plan_module, "PIXEL", (Doubled, *plan_module.PIXEL))
-    drawn = set()
-    for position, old in enumerate(before):
-        new = plan_of(hyp, position)
-        assert new.mix == old.mix
-        for layer, old_layer in zip(new.layers, old.layers, strict=True):
-            assert [p.matrix.tolist() for p in layer.patches] == [p.matrix.tolist() for p in old_layer.patches]
-            assert np.array_equal(layer.operations[1][1], old_layer.operations[0][1])
-            drawn |= {values.tobytes() for _, values in (*layer.operations, *old_layer.operations)}
-    assert len(drawn) == 2 * sum(len(plan.layers) for plan in before)
 
 
 def test_frequencies_are_the_probabilities():
@@ -128,33 +104,6 @@ def test_scale_jitter_shrinks_over_the_last_epochs(close, expected):
     assert len({m[0, 2] for m in matrices[-200:]}) > 100  # translation stays
 
 
-@pytest.mark.parametrize("canvas", [(320, 320), (256, 384)])
-def test_the_images_of_a_mosaic_do_not_overlap(canvas):
-    for position in range(50):
-        cover = np.zeros(canvas, int)
-        for patch in plan_of(Hyperparameters(), position, canvas=canvas).layers[0].patches:
-            corners = np.rint(project_points(patch.matrix, np.reshape(patch.region, (2, 2)).astype(float))).astype(int)
-            low, high = corners.min(0).clip(0), corners.max(0).clip(0)
-            cover[low[1] : high[1], low[0] : high[0]] += 1
-        assert cover.max() <= 1
-
-
-def test_edges_move_to_whole_pixels_by_half_a_pixel_at_most():
-    """The same draws with an invisible rotation keep the exact matrix."""
-    assert doctest.testmod(plan_module).attempted >= 3
-    for position in range(100):
-        snapped = plan_of(Hyperparameters(), position).layers[0].patches
-        exact = plan_of(Hyperparameters(degrees=1e-9), position).layers[0].patches
-        for a, b in zip(snapped, exact):
-            if a.index != b.index:  # one was outside the canvas by less than a pixel
-                break
-            assert are_axis_aligned(a.matrix[None]).all()
-            points = np.reshape(a.region, (2, 2)).astype(float)
-            moved = project_points(a.matrix, points)
-            np.testing.assert_allclose(moved, np.rint(moved), atol=1e-9)
-            assert np.abs(moved - project_points(b.matrix, points)).max() <= 0.5 + 1e-6
-
-
 @pytest.mark.parametrize("hyp", [{"perspective": 0.01, "degrees": 20, "shear": 5}, {"scale": 1.0, "mosaic": 0.0}])
 def test_no_strength_folds_or_flattens_the_image(hyp):
     for position in range(200):
@@ -165,26 +114,23 @@ def test_no_strength_folds_or_flattens_the_image(hyp):
             assert abs(np.linalg.det(patch.matrix)) > 0
 
 
-IDENTITY = np.eye(3)
+DOUBLE = np.diag([2.0, 2.0, 1.0])
 TURNED = np.array([[0.0, -1.0, 100.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])  # a quarter turn of 100 x 100 pixels
 
 
 @pytest.mark.parametrize(
-    ("label", "region", "matrix", "expected"),
+    ("label", "width", "matrix", "expected"),
     [
-        ([1, 0.5, 0.5, 0.5, 0.5], (0, 0, 100, 100), IDENTITY, [1, 25, 25, 75, 75]),
-        ([1, 0.5, 0.5, 0.5, 0.5], (30, 30, 100, 100), np.diag([2.0, 2.0, 1.0]), [1, 60, 60, 100, 100]),
-        ([1, 0.2, 0.5, 0.2, 0.4], (0, 0, 100, 100), TURNED, [1, 30, 10, 70, 30]),
-        ([1, 0.5, 0.5, 0.019, 0.5], (0, 0, 100, 100), IDENTITY, None),  # below 2 pixels
-        ([1, 0.5, 0.5, 0.02, 0.5], (0, 0, 100, 100), IDENTITY, [1, 49, 25, 51, 75]),
-        ([1, 0.5, 0.5, 1.0, 0.02], (0, 0, 100, 100), np.diag([2.02, 1.0, 1.0]), [1, 0, 49, 100, 51]),
-        ([1, 0.5, 0.5, 1.0, 1.0], (0, 0, 9, 100), IDENTITY, None),  # a tenth of the area must be visible
-        ([1, 0.5, 0.5, 1.0, 1.0], (0, 0, 11, 100), IDENTITY, [1, 0, 0, 11, 100]),
-        ([-1, 0.5, 0.5, 0.001, 0.5], (0, 0, 100, 100), IDENTITY, [-1, 49.95, 25, 50.05, 75]),  # of a region, any piece
-        ([-1, 0.1, 0.1, 0.1, 0.1], (40, 0, 100, 100), IDENTITY, None),
+        ([1, 0.5, 0.5, 0.5, 0.5], 100, DOUBLE, [1, 50, 50, 100, 100]),
+        ([1, 0.2, 0.5, 0.2, 0.4], 100, TURNED, [1, 30, 10, 70, 30]),
+        ([1, 0.5, 0.5, 0.0099, 0.5], 100, DOUBLE, None),  # below 2 pixels
+        ([1, 0.5, 0.5, 1.0, 1.0], 9, np.eye(3), None),  # a tenth of the area must be visible
+        ([1, 0.5, 0.5, 1.0, 1.0], 11, np.eye(3), [1, 0, 0, 11, 100]),
+        ([-1, 0.5, 0.5, 0.001, 0.5], 100, np.eye(3), [-1, 49.95, 25, 50.05, 75]),  # of a region, any piece
     ],
 )
-def test_labels_are_hulls_clipped_to_region_and_canvas_and_dropped_if_little_is_left(label, region, matrix, expected):
-    patch = {"source_hw": [(100, 100)], "regions": [region], "matrices": [matrix]}
+def test_labels_are_hulls_clipped_to_region_and_canvas_and_dropped_if_little_is_left(label, width, matrix, expected):
+    """``width``: of the region of the image that is seen."""
+    patch = {"source_hw": [(100, 100)], "regions": [(0, 0, width, 100)], "matrices": [matrix]}
     rows, _ = transform_labels(np.array([label]), np.zeros(1, int), **patch, canvas_hw=(100, 100))
     np.testing.assert_allclose(rows, np.zeros((0, 5)) if expected is None else [expected], atol=1e-9)

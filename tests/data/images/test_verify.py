@@ -95,25 +95,3 @@ def test_a_thumbnail_does_not_hide_truncation(tmp_path: Path):
     (tmp_path / "a.jpg").write_bytes(shown[:-40])
     with refused("a.jpg: ...truncated..."):
         check_image(tmp_path / "a.jpg")
-
-
-def test_accepted_headers_can_be_decoded(tmp_path: Path):
-    """Random bytes of the header are changed."""
-    rng = np.random.default_rng(1)
-    path = tmp_path / "a.jpg"
-    accepted = 0
-    for data in USUAL.values():
-        header = data.index(b"\xff\xda") + 14
-        for _ in range(40):
-            changed = bytearray(data)
-            for at in rng.integers(2, min(header, 1000), rng.integers(1, 4)):
-                changed[at] = rng.integers(0, 256)
-            path.write_bytes(changed)
-            try:
-                height, width = check_image(path).size_hw
-            except UserError:
-                continue
-            accepted += 1
-            if height * width <= 1 << 20:
-                assert read_image(path).shape[:2] == (height, width)
-    assert accepted > 40

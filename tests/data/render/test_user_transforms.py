@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from data.render.user_transforms import UserTransforms
-from tests.helpers.scripts import run_python
 from tests.helpers.synthetic_index import OBJECT
 from utils.batches import SampleKey
 from utils.boxes import cxcywh_to_xyxy
@@ -58,16 +57,3 @@ def test_every_visible_piece_of_an_ignore_region_is_kept():
     np.testing.assert_allclose(kept, expected, atol=1e-4)
     _, none = transformed([crop], labels=np.zeros((0, 5)))
     assert (none.shape, none.dtype) == ((0, 5), np.float32)
-
-
-def test_importing_albumentations_opens_no_connection(monkeypatch):
-    script = (
-        "import socket, warnings\n"
-        "warnings.simplefilter('error', UserWarning)\n"
-        "def refuse(*a, **k): raise SystemExit('connection attempt')\n"
-        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "from data.render.user_transforms import UserTransforms\n"
-        "UserTransforms([{'name': 'Blur'}], 0)\n"
-    )
-    monkeypatch.delenv("NO_ALBUMENTATIONS_UPDATE", raising=False)
-    run_python("-c", script)
