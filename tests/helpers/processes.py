@@ -13,10 +13,17 @@ from pathlib import Path
 
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
+from utils.files.torch_file import read_checkpoint
 from utils.process.launch import torchrun_variables
 from utils.process.spawn import free_port
 
 LAUNCHED = tuple(torchrun_variables(0, 1, 1))
+
+
+def position(folder: Path) -> tuple[int, int]:
+    """Returns the epoch and the batch after which the last.pt of a run continues."""
+    progress = read_checkpoint(folder / "last.pt")["progress"]
+    return progress["epoch"], progress["batch"]
 
 
 class Processes:

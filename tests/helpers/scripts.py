@@ -12,10 +12,24 @@ import pytest
 from tests.helpers.preloaded import python
 from tests.helpers.processes import LAUNCHED
 from tests.helpers.repository import ROOT
+from tests.helpers.tiny import write_dataset, write_model
 from utils.process.main import run_main
 
 SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
 PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # flags for val.py
+
+
+def write_inputs(root: Path, **images: int) -> Path:
+    """Writes what `training` names. ``images``: the numbers of images of `write_dataset`. Returns ``root``."""
+    write_dataset(root / "set", **images)
+    write_model(root / "tiny.yaml")
+    return root
+
+
+def training(root: Path, project: Path, *more: object) -> list[str]:
+    """Returns the flags of a small training on the data set and of the model below ``root``, with ``more``."""
+    given = ["--data", root / "set" / "data.yaml", "--model", root / "tiny.yaml", "--project", project]
+    return [*map(str, [*given, "--cache-dir", root / "cache", *SMALL, *more])]
 
 
 def call(main: Callable[[Sequence[str] | None], None], *argv: object) -> None:

@@ -1,15 +1,6 @@
-"""train.py with a built-in fault or probe, selected by FAULTS (several with ';'), for tests that start it as a process.
+"""train.py with faults and probes, for tests that start it as a process.
 
-- ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
-- ``refuse:RANK:STEP``: that rank raises UserError before that step.
-- ``hold:RANK:STEP:FILE``: that rank waits before that step until FILE exists.
-- ``save:STEPS``: saves a checkpoint every STEPS steps.
-- ``slow:SECONDS``: delays every step; ``slowval:SECONDS``: delays every batch of validation.
-- ``scored:FILE``: each validation appends the id of its process to FILE.
-- ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
-- ``kill:FILE:NUMBER``: rank 0 counts the calls by which it changes files in FILE and is killed at one of them.
-- ``snapshot:RUN:FOLDER``: before each such call in the folder RUN, keeps what a kill would leave there, in FOLDER.
-- ``set:MODULE:NAME:NUMBER``: another value of a constant.
+The variable FAULTS calls some of the functions below: ``name:argument:argument``, separated by ``;``.
 """
 
 from __future__ import annotations
@@ -22,73 +13,108 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
-def inject_step_fault(kind: str, *args: str) -> None:
-    """Applies a kind that concerns the steps or the validations."""
-    from engine.evaluation.evaluator import Evaluator
+def before_each_step(act: Callable[[int, int, Sequence[Any]], None]) -> None:
+    """Calls ``act`` with the rank, the number of the step, and this rank's batches."""
     from engine.train.step import TrainStep
-    from utils.errors import UserError
 
     take = TrainStep.__call__
-    score = Evaluator.run
 
     def step(self, batches, images, updates, **options) -> None:
-        here = kind in ("hold", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
-        if kind == "log":
-            seen = " ".join(str(int(i)) for batch in batches for i in batch.indices)
-            with open(Path(args[0]) / str(os.getpid()), "a") as file:
-                file.write(f"{updates}: {seen}\n")
-        elif kind == "slow":
-            time.sleep(float(args[0]))
-        elif here and kind == "hold":
-            while not os.path.exists(args[2]):
-                time.sleep(0.02)
-        elif here:
-            raise UserError("built to refuse")
+        act(self.ctx.rank, updates, batches)
         take(self, batches, images, updates, **options)
 
-    def run(self, model, loader, **options):
-        def slowly():
-            for batch in loader:
-                time.sleep(float(args[0]))
-                yield batch
+    TrainStep.__call__ = step
 
-        if kind == "scored":
-            with open(args[0], "a") as file:
-                file.write(f"{os.getpid()}\n")
-        evaluation = score(self, model, slowly() if kind == "slowval" else loader, **options)
-        if kind == "rated" and evaluation is not None:
+
+def log(folder: str) -> None:
+    """Before each step, writes its number and the images of this rank's share to a file of this process."""
+
+    def write(rank: int, step: int, batches: Sequence[Any]) -> None:
+        images = " ".join(str(int(i)) for batch in batches for i in batch.indices)
+        with open(Path(folder) / str(os.getpid()), "a") as file:
+            file.write(f"{step}: {images}\n")
+
+    before_each_step(write)
+
+
+def refuse(rank: str, step: str) -> None:
+    """That rank raises UserError before that step."""
+    from utils.errors import UserError
+
+    def check(*at: Any) -> None:
+        if at[:2] == (int(rank), int(step)):
+            raise UserError("built to refuse")
+
+    before_each_step(check)
+
+
+def hold(rank: str, step: str, file: str) -> None:
+    """That rank waits before that step until ``file`` exists."""
+
+    def wait(*at: Any) -> None:
+        while at[:2] == (int(rank), int(step)) and not os.path.exists(file):
+            time.sleep(0.02)
+
+    before_each_step(wait)
+
+
+def around_each_validation(run_with: Callable[..., Any]) -> None:
+    """Calls ``run_with`` with the true `Evaluator.run` and its arguments in its place."""
+    from engine.evaluation.evaluator import Evaluator
+
+    run = Evaluator.run
+    Evaluator.run = lambda *args, **options: run_with(run, *args, **options)
+
+
+def slowval(seconds: str) -> None:
+    """Delays every batch of validation."""
+
+    def slowly(loader):
+        for batch in loader:
+            time.sleep(float(seconds))
+            yield batch
+
+    around_each_validation(lambda run, self, model, loader, **options: run(self, model, slowly(loader), **options))
+
+
+def scored(file: str) -> None:
+    """Each validation appends the id of its process to ``file``."""
+
+    def note(run, *args, **options):
+        with open(file, "a") as notes:
+            notes.write(f"{os.getpid()}\n")
+        return run(*args, **options)
+
+    around_each_validation(note)
+
+
+def rated() -> None:
+    """The AP is a number that depends on all weights, as the small models of tests detect nothing."""
+
+    def rate(run, self, model, loader, **options):
+        evaluation = run(self, model, loader, **options)
+        if evaluation is not None:
             evaluation.result.metrics["AP"] = sum(float(p.double().abs().sum()) for p in model.parameters()) * 1e4 % 1
         return evaluation
 
-    TrainStep.__call__ = step
-    Evaluator.run = run
-
-
-def save_every(steps: int) -> None:
-    """Saves a checkpoint whenever the number of steps is a multiple of ``steps``."""
-    from engine.train.control import Action
-    from engine.train.loop import Trainer
-
-    ask = Trainer._ask_hooks
-
-    def ask_hooks(self, point, *given) -> Action:
-        is_due = point == "after_step" and self.progress.updates % steps == 0
-        return ask(self, point, *given) | (Action.SAVE if is_due else Action.CONTINUE)
-
-    Trainer._ask_hooks = ask_hooks
+    around_each_validation(rate)
 
 
 FILE_CALLS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime")
 
 
-def kill_at(counts: str, number: int) -> None:
-    """Appends a byte to the file ``counts`` for each of ``FILE_CALLS`` that changes a file below its
-    folder, and kills this process at call ``number``."""
+def kill(counts: str, number: str) -> None:
+    """Rank 0 appends a byte to the file ``counts`` for each of `FILE_CALLS` that changes a file below its folder, and
+    is killed at call ``number``."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     own = os.getpid()
     calls = itertools.count(1)
     folder = os.path.dirname(counts)
@@ -100,13 +126,15 @@ def kill_at(counts: str, number: int) -> None:
         changes = event != "open" or given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if changes and isinstance(given[0], (str, bytes, os.PathLike)) and os.fsdecode(given[0]).startswith(folder):
             os.write(file, b".")
-            if next(calls) == number:
+            if next(calls) == int(number):
                 os.kill(own, signal.SIGKILL)
 
     sys.addaudithook(hook)
 
 
-def keep_snapshots(run: str, folder: str) -> None:
+def snapshot(run: str, folder: str) -> None:
+    """Before a file in the folder ``run`` is replaced, keeps what a kill would leave there, in ``folder``."""
+
     def hook(event: str, given: tuple) -> None:
         if event == "os.rename" and os.fsdecode(given[1]).startswith(run):
             kept = Path(folder, str(time.monotonic_ns()))  # the same clock in all processes
@@ -119,17 +147,16 @@ def keep_snapshots(run: str, folder: str) -> None:
     sys.addaudithook(hook)
 
 
-def inject_process_fault(kind: str, *args: str) -> bool:
-    """Applies a kind that concerns the whole process. Returns False for any other kind."""
-    if kind == "set":
-        setattr(importlib.import_module(args[0]), args[1], int(args[2]))
-    elif kind == "kill" and os.environ.get("RANK", "0") == "0":
-        kill_at(args[0], int(args[1]))
-    elif kind == "snapshot":
-        keep_snapshots(*args)
-    elif kind == "save":
-        save_every(int(args[0]))
-    return kind in ("set", "kill", "snapshot", "save")
+def set_constant(module: str, name: str, value: str) -> None:
+    setattr(importlib.import_module(module), name, int(value))
+
+
+FAULTS = {fault.__name__: fault for fault in (log, refuse, hold, slowval, scored, rated, kill, snapshot)}
+FAULTS["set"] = set_constant
+
+
+def inject_step_fault(kind: str, *args: str) -> None:
+    FAULTS[kind](*args)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -137,8 +164,7 @@ def main(argv: list[str] | None = None) -> None:
 
     faulthandler.register(signal.SIGUSR2)  # prints the stacks of all threads: `Processes.until`
     for fault in filter(None, os.environ.get("FAULTS", "").split(";")):
-        if not inject_process_fault(*fault.split(":")):
-            inject_step_fault(*fault.split(":"))
+        inject_step_fault(*fault.split(":"))
     train.main(argv)
 
 

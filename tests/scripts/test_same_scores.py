@@ -192,6 +192,21 @@ def test_detect_gives_what_the_threshold_promises(trained, tmp_path):
     assert found == pytest.approx([expected[name] for name in ("precision", "recall", "f1")], abs=1e-4)
 
 
+def test_val_scores_the_detections_above_a_given_threshold(trained, tmp_path, capsys):
+    """The matrix has the counts of precision and recall."""
+    data, run = trained
+    given = ["--conf-thres", 0.8, *CPU, "--project", tmp_path, "--name", "val", "--noplots"]
+    call(val.main, "--weights", run / "last.pt", *given)
+    assert "AP counts only detections above --conf-thres 0.8" in capsys.readouterr().out
+    results = json.loads((tmp_path / "val" / "results.json").read_text())
+    rows = detected(run / "last.pt", data, tmp_path, "--conf", 0.8)
+    found = [results[name] for name in ("precision", "recall", "f1")]
+    assert found == pytest.approx(counted(rows, data), abs=1e-4)
+    counts = np.array(results["confusion"]["counts"])
+    assert counts[:-1].sum() == len(rows) > 0
+    assert counts[:, :-1].sum() == len(labels_of(data))
+
+
 def test_without_box_voting_which_raises_scores_the_threshold_is_the_default(trained, tmp_path, capsys):
     data, run = trained
     stored = read_checkpoint(run / "last.pt")["progress"]["confidence"]

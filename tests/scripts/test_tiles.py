@@ -15,7 +15,6 @@ from models.postprocess.tiles import Tiles
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, run_python
 from tests.helpers.tiny import write_model, write_tiled_dataset
-from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.files.torch_file import read_checkpoint
 
@@ -64,8 +63,6 @@ def test_val_and_detection_know_the_tiles_of_a_checkpoint(inputs, tmp_path, monk
         np.testing.assert_allclose(getattr(after, name), getattr(in_training, name), rtol=1e-5, atol=1e-3)
     assert load(best, device="cpu").tiles == Tiles(96, full_image=False, scaled=True)
     assert load(best, device="cpu", tiles=False).tiles is None
-    flags_of_detect = {"weights": str(best), "source": "", "overlap": 0.5}
-    assert Tiles.from_config(DetectConfig(**flags_of_detect), 96) == Tiles(96, 0.5, full_image=False, scaled=True)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Two machines in one: trains on two network namespaces joined by a veth pair, two ranks in each, as a user would on
 two machines.
 
-The namespaces share no network except this pair, so torchrun's c10d rendezvous and gloo use it. The shared file system
-is a folder whose opens are counted; each node's disk is another folder.
+The namespaces share no network except this pair, so torchrun's c10d rendezvous and gloo use it. Each node's disk is a
+folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.open_counter import OpenCounter
 from tests.helpers.processes import LAUNCHED
 from tests.helpers.repository import ROOT
 from tests.helpers.tiny import write_dataset, write_model
@@ -31,40 +29,18 @@ COMMON = ["--imgsz", "64", "--batch-size", "8", "--epochs", "2", "--workers", "1
 COMMON += ["--virtual-ranks", "4", "--deterministic", "--noplots", "--optimizer", "SGD"]
 
 
-def can_make_namespaces() -> bool:
-    name = f"lockstep-probe{os.getpid()}"
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    if made:
-        subprocess.run(["ip", "netns", "delete", name], check=True)
-    return made
-
-
 @pytest.mark.slow
 def test_two_nodes_equal_one_process(tmp_path: Path):
-    """The weights are those of one process on the original data, bit for bit. Each file of the data set was opened once
-    in total, each node has the whole data set, and a second start only opens the YAML."""
-    if not can_make_namespaces():
-        pytest.skip("needs root and iproute2")
+    """The weights are those of one process on the original data, bit for bit. tests/data/test_stage.py counts the reads
+    of the shared file system."""
     data = write_dataset(tmp_path / "shared" / "set", train=48, val=12)
     flags = ["train.py", "--data", str(data), "--model", str(write_model(tmp_path / "tiny.yaml")), *COMMON]
     flags += ["--project", str(tmp_path / "runs")]
-    whole = {str(p.relative_to(data.parent)): p.read_bytes() for p in data.parent.rglob("*") if p.is_file()}
     with namespaces() as nodes:
-        for start, expected in (("first", Counter(whole)), ("second", Counter({"data.yaml": 1}))):
-            expected = Counter(dict.fromkeys(expected, 1))
-            with OpenCounter(data.parent) as counter:
-                run_on(nodes, tmp_path, [*flags, "--name", start])
-                opened = counter.counts()
-            assert opened == expected, (opened - expected, expected - opened)
-    for node in range(2):
-        (copy,) = (tmp_path / f"disk{node}").glob("data-*")
-        staged = {str(p.relative_to(copy / "tree")): p.read_bytes() for p in (copy / "tree").rglob("*") if p.is_file()}
-        assert staged == {name: content for name, content in whole.items() if name != "data.yaml"}, f"node {node}"
+        run_on(nodes, tmp_path, [*flags, "--name", "two"])
     environment = clean_environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    subprocess.run([sys.executable, *flags, "--name", "alone"], cwd=ROOT, env=environment, check=True, timeout=600)
-    two, one = (read_checkpoint(tmp_path / "runs" / name / "last.pt") for name in ("first", "alone"))
+    subprocess.run([sys.executable, *flags, "--name", "one"], cwd=ROOT, env=environment, check=True, timeout=600)
+    two, one = (read_checkpoint(tmp_path / "runs" / name / "last.pt") for name in ("two", "one"))
     for part in ("model", "ema"):
         assert all(torch.equal(two[part][key], one[part][key]) for key in one[part]), part
 
@@ -84,8 +60,11 @@ def namespaces() -> Iterator[list[str]]:
     nodes = [f"lockstep{os.getpid()}-{n}" for n in range(2)]
     links = [f"ls{os.getpid()}n{n}" for n in range(2)]
     try:
-        for node in nodes:
-            ip("netns", "add", node)
+        try:
+            for node in nodes:
+                ip("netns", "add", node)
+        except (FileNotFoundError, subprocess.CalledProcessError):
+            pytest.skip("needs root and iproute2")
         ip("link", "add", links[0], "netns", nodes[0], "type", "veth", "peer", "name", links[1], "netns", nodes[1])
         for node, link, address in zip(nodes, links, ADDRESSES):
             ip("-n", node, "link", "set", link, "name", "eth0")
@@ -94,8 +73,9 @@ def namespaces() -> Iterator[list[str]]:
             ip("-n", node, "link", "set", "lo", "up")
         yield nodes
     finally:
-        for node in nodes:
-            ip("netns", "delete", node, check=False)
+        if shutil.which("ip") is not None:
+            for node in nodes:
+                ip("netns", "delete", node, check=False)
 
 
 def run_on(nodes: list[str], folder: Path, flags: list[str]) -> None:

@@ -24,8 +24,6 @@ from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_weights
 from tools.weights import __main__ as weights_command
-from utils.files.torch_file import read_checkpoint
-from utils.process.main import run_main
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +57,12 @@ def test_a_hostile_and_a_truncated_file_are_refused_in_one_line_by_every_script(
     assert not list((tmp_path / "out").rglob("*.pt"))
 
 
-@pytest.mark.parametrize("script", ["train", "val", "detect", "weights"])
-def test_an_uncached_name_with_offline_is_one_line(inputs, tmp_path, capsys, script):
-    line = error_of(capsys, *commands(inputs, "yolo26n", tmp_path)[script], "--offline")
-    assert "yolo26n: not on this machine, and --offline is set; put https://github.com/" in line
-    assert line.endswith("lockstep/weights/yolo26n.pt")
-
-
-def test_training_without_model_uses_the_model_of_the_weights(inputs, tmp_path, capsys):
-    command = commands(inputs, inputs / "own.pt", tmp_path)["train"]
-    run_main(command[0], [*map(str, command[1:]), "--epochs", "1"])
-    out = capsys.readouterr().out
-    assert f"{inputs / 'own.pt'}: " in out
-    assert "tensors loaded" in out
-    content = read_checkpoint(tmp_path / "exp" / "last.pt")
-    own = read_checkpoint(inputs / "own.pt")
-    assert content["model_spec"] == own["model_spec"] | {"classes_of_width": len(own["names"])}
+def test_an_uncached_name_with_offline_is_one_line(inputs, tmp_path, capsys):
+    """It says what to put where."""
+    for command in commands(inputs, "yolo26n", tmp_path).values():
+        line = error_of(capsys, *command, "--offline")
+        assert "put https://github.com/" in line
+        assert line.endswith("lockstep/weights/yolo26n.pt")
 
 
 SCRIPT = """

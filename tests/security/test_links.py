@@ -15,8 +15,8 @@ import detect
 import export
 import train
 import val
-from tests.helpers.scripts import PLAIN, SMALL, call
-from tests.helpers.tiny import write_dataset, write_model, write_weights
+from tests.helpers.scripts import PLAIN, call, training, write_inputs
+from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main as check_main
 from tools.kfold import main as kfold_main
 
@@ -25,9 +25,7 @@ KEPT = b"of somebody else"
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("inputs")
-    write_dataset(root / "set", train=4, val=3)
-    write_model(root / "tiny.yaml")
+    root = write_inputs(tmp_path_factory.mktemp("inputs"), train=4, val=3)
     write_weights(root / "w.pt", ["light", "dark"])
     (root / "frames" / "a").mkdir(parents=True)
     video = cv2.VideoWriter(str(root / "frames" / "clip.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 64))
@@ -45,9 +43,7 @@ def cache(tmp_path, monkeypatch) -> None:
 
 
 def run_train(inputs: Path, folder: Path, *more: str) -> None:
-    given = ["--data", inputs / "set" / "data.yaml", "--model", inputs / "tiny.yaml", *SMALL, "--plots"]
-    given += ["--cache-dir", inputs / "cache", *more]
-    call(train.main, *given, "--epochs", 1, "--project", folder.parent, "--name", folder.name, "--exist-ok")
+    call(train.main, *experiment(inputs, folder), "--plots", "--exist-ok", *more)
 
 
 def run_val(inputs: Path, folder: Path) -> None:
@@ -166,16 +162,14 @@ def run_search(inputs: Path, folder: Path) -> None:
     call(main, "--hyp", folder.parent / "ranges.yaml", "--trials", "1", *experiment(inputs, folder))
 
 
-def experiment(inputs: Path, folder: Path) -> list[object]:
-    given = ["--data", inputs / "set" / "data.yaml", "--model", inputs / "tiny.yaml", *SMALL, "--epochs", 1]
-    return [*given, "--cache-dir", inputs / "cache", "--project", folder.parent, "--name", folder.name]
+def experiment(inputs: Path, folder: Path) -> list[str]:
+    return training(inputs, folder.parent, "--epochs", 1, "--name", folder.name)
 
 
 @pytest.mark.parametrize(
     ("run", "name"),
     [
         (run_kfold, "fold1"),
-        (run_search, "trials"),
         (run_search, "trials/0000"),
         (run_search, "journal.log"),
         (run_kfold, "."),

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.evaluation.matching import Pairs, match_by_overlap, match_detections
+from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFIDENCES, confusion_matrix, score_detections
-from engine.evaluation.tables import format_summary, missed_classes_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
 
@@ -41,18 +40,6 @@ def test_ap_equals_pycocotools_on_random_detections(seed):
     group = table.image_index * num_classes + table.classes
     assert np.bincount(group).max() > 100
     assert_equals_coco(gt, table, num_classes)
-
-
-@pytest.mark.parametrize("left", [0, 4])
-def test_of_two_objects_that_a_detection_overlaps_equally_it_gets_pycocotools_choice(left):
-    """A second detection is of one of them: it is wrong if the first has got that one."""
-    objects = np.array([[0.0, 0, 10, 10], [4, 0, 10, 10]])
-    gt = make_ground_truth(
-        objects, classes=np.zeros(2), area=np.full(2, 100), image=np.zeros(2), num_images=1, num_classes=1
-    )
-    boxes = [[2, 0, 12, 10], [left, 0, left + 10, 10]]
-    table = make_table(image=[0, 0], boxes=boxes, scores=[0.9, 0.8], classes=[0, 0])
-    assert_equals_coco(gt, table, 1)
 
 
 def test_tied_scores_rank_by_image_id():
@@ -139,27 +126,6 @@ def test_confidence_curves_equal_counting():
     assert result.metrics["precision"] == pytest.approx(np.nanmean(result.class_metrics["precision"]))
 
 
-def test_the_threshold_and_its_scores_are_those_of_what_detect_py_finds():
-    """AP is that of the detections for it."""
-    objects = np.array([[0, 0, 50, 50], [100, 0, 50, 50]], float)
-    gt = make_ground_truth(
-        objects, classes=np.zeros(2, int), area=np.full(2, 2500), image=np.zeros(2, int), num_images=1, num_classes=1
-    )
-    right = xywh_to_xyxy(objects)
-    twice = right[:1] + 3.0
-
-    def table(*scores):
-        return make_table(
-            image=[0] * len(scores), boxes=np.r_[right, twice][: len(scores)], scores=scores, classes=[0] * len(scores)
-        )
-
-    result = score_detections(gt, table(0.9, 0.4, 0.8), 1, table(0.9, 0.4)).result
-    assert result.ap == score_detections(gt, table(0.9, 0.4, 0.8), 1).result.ap < 1
-    assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [1, 1, 1]
-    assert result.confusion.tolist() == [[2, 0], [0, 0]]
-    assert result.threshold == result.shown_confidence == pytest.approx(0.225, abs=0.001)  # halfway from 0.05 to 0.4
-
-
 @pytest.mark.parametrize("score", [1.0, CONFIDENCES[928], CONFIDENCES[51]])
 def test_a_score_of_exactly_the_threshold_is_not_above_it(score):
     """detect.py shows what is above the threshold: one that equals the best score would show nothing."""
@@ -173,47 +139,6 @@ def test_a_score_of_exactly_the_threshold_is_not_above_it(score):
     assert result.metrics["f1"] == 1
     assert result.threshold < score
     assert result.curve_recall[0, np.searchsorted(CONFIDENCES, score)] == 0
-
-
-def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_there():
-    """There are five classes: b is found with scores that are too low for it, c never, and e has no object."""
-    names = "abcde"
-    corners = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
-    objects = np.c_[corners, np.full((4, 2), 50)]
-    none = np.zeros(4, bool)
-    gt = make_ground_truth(
-        objects,
-        classes=np.arange(4),
-        crowd=none,
-        area=np.full(4, 2500),
-        image=np.zeros(4, int),
-        num_images=1,
-        num_classes=5,
-    )
-    far = np.arange(6)[:, None] * [60, 0, 60, 0] + [300, 300, 350, 350]  # false positives
-    boxes = np.r_[xywh_to_xyxy(objects.astype(float))[[0, 3, 1]], far, far[:1]]
-    table = make_table(
-        image=[0] * 10, boxes=boxes, scores=[0.9, 0.9, 0.03, *[0.05] * 6, 0.02], classes=[0, 3, 1, 0, 0, 0, 3, 3, 3, 1]
-    )
-    result = score_detections(gt, table, 5).result
-    assert 0.4 < result.threshold < 0.5  # halfway from the last wrong score to the first right one, not next to either
-    assert result.shown_confidence == result.threshold
-    # Of four classes with objects, two are found: all three means are over the four.
-    assert [result.metrics[name] for name in ("precision", "recall", "f1")] == [0.5, 0.5, 0.5]
-    matches = match_detections(gt, table, 5)
-    np.testing.assert_array_equal(result.confusion, confusion_matrix(matches.above(result.threshold)))
-    assert result.confusion.diagonal().tolist() == [1, 0, 0, 1, 0, 0]
-    assert result.missed_at_best_confidence.tolist() == [1]
-    f1, confidence = (values[1:] for values in result.best_f1)
-    assert f1.tolist()[:2] == [1, 1]
-    assert 0.02 <= confidence[1] < 0.03  # above its wrong detection, not above its right one
-    assert confidence[0] == result.threshold
-    text = missed_classes_text(result, names)
-    assert f"b (best F1 1.000 at {confidence[1]:.3f})" in text
-    assert text in format_summary(result, names)
-    nothing = score_detections(gt, empty_table(), 5).result
-    assert (nothing.threshold, nothing.shown_confidence, nothing.missed_at_best_confidence.size) == (None, 0.25, 0)
-    assert len(format_summary(nothing, names)) == 1
 
 
 def test_detections_that_are_too_bad_for_a_threshold_are_shown_above_the_default():
@@ -283,26 +208,6 @@ def test_the_confusion_matrix_ignores_detections_in_crowd():
     # One is in another class's crowd, one where nothing is.
     expected = [[0, 1, 0], [0, 0, 2], [0, 0, 0]]
     np.testing.assert_array_equal(confusion_matrix(match_detections(gt, table, 2)), expected)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_matching_equals_a_greedy_loop(seed):
-    rng = np.random.default_rng(seed)
-    detections = 30
-    targets = 20
-    overlap = np.round(rng.random((detections, targets)), 1)
-    d, t = np.nonzero(overlap > 0.4)
-    scores = rng.random(detections)
-    pairs = Pairs(d, t, overlap[d, t])
-    expected = np.full(detections, -1)
-    for p in sorted(range(d.size), key=lambda p: (-pairs.overlap[p], -scores[d[p]])):
-        if expected[d[p]] < 0 and t[p] not in expected:
-            expected[d[p]] = t[p]
-    np.testing.assert_array_equal(match_by_overlap(pairs, scores[d], detections, targets), expected)
-
-
-def empty_table():
-    return make_table()
 
 
 @pytest.mark.parametrize(
