@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy.bootstrap import draw_images, resampled_ap
-from engine.evaluation.metrics import nanmean, score_detections
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 
 
@@ -44,9 +43,3 @@ def test_ap_of_a_draw_equals_pycocotools_on_the_repeated_images(seed):
         _, precision = coco_evaluate(*many)
         expected = precision[:, :, :, 0].mean((0, 1))
         np.testing.assert_allclose(np.where(np.isnan(of_classes), -1, of_classes), expected, rtol=0, atol=1e-12)
-
-
-def test_each_image_once_is_the_metric_itself():
-    gt, table, num_classes = random_case(7)
-    ap = resampled_ap(gt, table, num_classes, np.ones((1, gt.num_images), np.int64))
-    assert nanmean(ap, axis=1)[0] == pytest.approx(score_detections(gt, table, num_classes).result.ap, abs=1e-12)

@@ -7,23 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.dataset_copy import copied, copy_dataset
+from benchmarks.dataset_copy import copied
 from data.index import IndexSettings
 from data.load import load_index
-from data.pairing import list_split
 from data.read_spec import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 
 pytestmark = pytest.mark.benchmarks
-
-
-def test_a_copy_repeats_every_training_image(tmp_path: Path):
-    original = write_dataset(tmp_path / "set", train=4, val=3)
-    data = copy_dataset(str(original), tmp_path / "copy", times=3)
-    spec = load_dataset_spec(data)
-    train, val = (list_split(spec, split) for split in ("train", "val"))
-    assert (len(train.images), len(val.images)) == (12, 3)
-    assert (train.label_stamps >= 0).all()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

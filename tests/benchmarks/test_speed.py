@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
-from benchmarks.speed import loader
 from benchmarks.speed.compare import Comparison, Sides, our_command
-from utils.config.recipes import hyperparameters_from
 
 pytestmark = pytest.mark.benchmarks
 
@@ -20,16 +16,6 @@ def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     assert row.cells()[-1] == f"{advantage:.2f}"
     assert Comparison("x", "s", [1.0]).advantage is None
     assert Comparison("AP", "", [0.0], [0.0], higher_is_better=higher).cells() == ["AP", "0", "0", "1.00"]
-
-
-def test_loaders_are_compared_only_with_the_same_augmentation():
-    ours = asdict(hyperparameters_from(""))
-    defaults = {name: ours[name] for name in ("mosaic", "scale", "fliplr")}
-    loader.check_equal_augmentation(defaults, [])
-    loader.check_equal_augmentation(defaults | {"mosaic": 0.0}, ["mosaic=0"])
-    for peer_settings, override in ((defaults, ["mosaic=0"]), (defaults | {"fliplr": 0.0}, [])):
-        with pytest.raises(SystemExit, match="augmentation settings differ"):
-            loader.check_equal_augmentation(peer_settings, override)
 
 
 @pytest.mark.parametrize(("is_short", "searched"), [(False, 2), (True, 0)])

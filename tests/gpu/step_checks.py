@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.speed.training_step import build_step, make_batches
 from engine.train.step import TrainStep
 from models.modules import unwrap
+from tests.helpers.kernel_count import is_indexed_by_mask
 from tests.helpers.repository import ROOT
 
 # Largest relative differences of a step in float32 from the CPU's, by optimizer.
@@ -112,7 +113,7 @@ class HostWaits(TorchDispatchMode):
             waits = waits or _copies_from_pageable_memory(name, args, result)
         else:
             result = function(*args, **kwargs)
-            waits = name.split(".")[0] in READING or _is_indexed_by_mask(name, args)
+            waits = name.split(".")[0] in READING or is_indexed_by_mask(name.split(".")[0], args)
         if waits:
             self.places[f"{name} at {_place()}"] += 1
         return result
@@ -136,12 +137,6 @@ def _copies_from_pageable_memory(name: str, args: tuple, result: object) -> bool
     if not isinstance(source, Tensor) or source.device.type != "cpu" or source.numel() == 0:
         return False
     return result.device.type == "cuda" and not source.is_pinned()
-
-
-def _is_indexed_by_mask(name: str, args: tuple) -> bool:
-    if name.split(".")[0] not in ("index", "index_put", "index_put_"):
-        return False
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 def _place() -> str:

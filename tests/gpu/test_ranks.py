@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -98,13 +97,3 @@ def test_nccl_computes_what_one_process_does(machine: Machine, alone: States, ta
         found = distance(alone, state)
         figure(f"{name} by NCCL: difference of the weights' change", f"{found:.1e}")
         assert found <= ROUNDING
-
-
-def test_a_failure_of_nccl_is_told(machine: Machine, tmp_path: Path):
-    """It serves two processes on one GPU only if it is allowed to."""
-    if machine.device == "cpu":
-        pytest.skip("NCCL needs a GPU")
-    trainings = json.dumps({"DDP": {"model": machine.heads["yolov8"], "steps": 1}})
-    arguments = [trainings, tmp_path, machine.device, machine.imgsz, machine.batch_size, "nccl"]
-    output = run(*TORCHRUN, PROCESSES, "-m", "tests.gpu.rank_steps", *arguments, code=1)
-    assert "error: NCCL failed: Duplicate GPU" in output, output

@@ -74,13 +74,6 @@ def assert_trained(folder: Path, epochs: int = 1) -> None:
 
 
 @pytest.mark.quick
-def test_a_process_of_torchrun_trains(train_flags: list[object], tmp_path: Path):
-    """With DDP, and NCCL on a GPU."""
-    run(*TORCHRUN, 1, *train_flags, "--project", tmp_path)
-    assert_trained(tmp_path / "exp")
-
-
-@pytest.mark.quick
 def test_a_training_in_half_precision(machine: Machine, train_flags: list[object], tmp_path: Path):
     run(*train_flags, "--amp", machine.half, "--optimizer", "SGD", "--project", tmp_path)
     assert_trained(tmp_path / "exp")
