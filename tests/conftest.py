@@ -27,9 +27,6 @@ from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 from tests.helpers.repository import SHARED  # noqa: E402
 from tests.helpers.session import keep_files_in_memory, open_session_folder  # noqa: E402
 
-PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
-MAX_ID_CHARACTERS = 80
-
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of programs that tests start: their number decides how sums are rounded
@@ -47,17 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None):  # the processes of pytest-xdist also begin with torch imported
         config.option.tx = [f"popen//python={python()}" for _ in config.option.tx]
     config.add_cleanup(session.close)
-
-
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Names a case by its words or settings, such as flags, which pytest would number: ``flags0``."""
-    name = ""
-    if isinstance(val, list | tuple) and all(isinstance(item, PLAIN_TYPES) for item in val):
-        name = " ".join(map(str, val))
-    elif isinstance(val, dict) and all(isinstance(item, PLAIN_TYPES) for item in val.values()):
-        name = ",".join(f"{key}={item}" for key, item in val.items())
-    is_readable = name.isascii() and name.isprintable()  # xdist sends ids as UTF-8, which some values are not
-    return name if is_readable and 0 < len(name) <= MAX_ID_CHARACTERS else None
 
 
 def pytest_collection_finish() -> None:

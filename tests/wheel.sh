@@ -18,11 +18,17 @@ lockstep train --data set/data.yaml --model yolov8n "${TINY[@]}" --name one
 test -s runs/train/one/report.html
 lockstep train --data set/data.yaml --model yolov8n "${TINY[@]}" --name two --spawn 2
 torchrun --standalone --nproc_per_node 2 --no-python lockstep train --data set/data.yaml "${TINY[@]}" --name torchrun --noplots
+lockstep train --resume runs/train/two --epochs 2 | grep -q resuming
 lockstep val --weights runs/train/two/best.pt --device cpu
+lockstep export --weights runs/train/two/best.pt --format torchscript --no-check
+test -s runs/train/two/best.torchscript
+lockstep weights runs/train/two/best.pt two.safetensors
+lockstep check set/data.yaml --noplots || test $? = 1 # it has found something
 lockstep detect --weights runs/train/one/best.pt --source set/images/val --device cpu
 test "$(ls runs/detect/exp/*.jpg | wc -l)" = "$(ls set/images/val | wc -l)"
 python - <<'END'
 import lockstep
+import lockstep.launch.ray_train
 import utils
 
 if __name__ == "__main__":
