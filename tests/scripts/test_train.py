@@ -59,7 +59,8 @@ def test_a_resumed_fine_tuning_equals_the_uninterrupted_one(inputs, tmp_path):
     weights.unlink()  # not needed to resume
     broken = tmp_path / "broken" / "exp"
     broken.mkdir(parents=True)
-    (broken / "last.pt").write_bytes((whole / "epoch1.pt").read_bytes())
+    for name, copy in (("epoch1.pt", "last.pt"), ("best.pt", "best.pt")):
+        (broken / copy).write_bytes((whole / name).read_bytes())
     done = run_python("train.py", "--resume", "--project", broken.parent, "--workers", "1")
     assert "/last.pt after 1 epoch" in done.stdout
     assert_same_content(read_checkpoint(whole / "last.pt"), read_checkpoint(broken / "last.pt"))
