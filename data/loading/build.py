@@ -11,7 +11,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from data.cache.open import decoding_for, open_cache, open_tile_cache
+from data.cache.disk import DiskCache, open_disk_cache, open_full_size_cache
+from data.cache.mapped import Decoding, MappedImages, open_ram_cache
 from data.index import DatasetIndex, IndexSettings, digest_of_arrays
 from data.load import load_split
 from data.loading.loader import InfiniteDataLoader, ValidationLoader
@@ -28,6 +29,7 @@ from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.logger import get_logger
+from utils.machine.limits import require_posix
 from utils.machine.resources import available_cores
 from utils.process.spawn import is_daemonic
 from utils.strings import counted
@@ -39,6 +41,7 @@ MAX_VALIDATION_BATCH = 32
 # Workers per rank. More would only keep more batches in memory.
 MAX_WORKERS = 8
 MAX_WORKERS_CUDA = 16
+MAX_DECODING_THREADS = 64
 
 
 def loader_workers(requested: int, ctx: DistributedContext) -> int:
@@ -81,9 +84,7 @@ def open_train_reader(
     if index.tile:
         tiles = TiledIndex(index, index.tile, hyp=hyp, seed=config.seed)
         return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
-    decoding = decoding_for(ctx, loader_workers(config.workers, ctx))
-    cache = open_cache(ctx, config.cache, index, imgsz=config.imgsz, cache_dir=config.cache_dir, decoding=decoding)
-    return ImageReader(index, imgsz=config.imgsz, image_cache=cache)
+    return _open_image_reader(ctx, config, index, antialias=True)
 
 
 def open_run_val_reader(
@@ -96,18 +97,45 @@ def open_run_val_reader(
         check_has_images(index, spec, "val", "cut into tiles")
         tiles = TiledIndex(index, index.tile, hyp=hyp)
         return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
-    decoding = decoding_for(ctx, loader_workers(config.workers, ctx), antialias=False)
-    cache = open_cache(ctx, config.cache, index, imgsz=config.imgsz, cache_dir=config.cache_dir, decoding=decoding)
-    return ImageReader(index, imgsz=config.imgsz, image_cache=cache, antialias=False)
+    return _open_image_reader(ctx, config, index, antialias=False)
+
+
+def _open_image_reader(
+    ctx: DistributedContext, config: TrainConfig, index: DatasetIndex, *, antialias: bool
+) -> ImageReader:
+    """Opens the reader of whole images, from their files or from the cache that ``--cache`` selects."""
+    cache: MappedImages | DiskCache | None = None
+    if config.cache != "none" and len(index):
+        require_posix(f"--cache {config.cache}")
+        decoding = _decoding_for(ctx, config, antialias=antialias)
+        with torch_distributed_zero_first(ctx):
+            if config.cache == "ram":
+                cache = open_ram_cache(ctx, index, config.imgsz, decoding)
+            else:
+                cache = open_disk_cache(index, config.imgsz, decoding, cache_dir=config.cache_dir)
+    return ImageReader(index, imgsz=config.imgsz, image_cache=cache, antialias=antialias)
 
 
 def open_tile_reader(
     ctx: DistributedContext, config: TrainConfig | ValConfig, tiles: TiledIndex, *, imgsz: int, kind: str
 ) -> TileReader:
-    """Opens the reader of tiles, which are scaled to ``imgsz``. ``kind``: see `open_tile_cache`."""
-    decoding = decoding_for(ctx, loader_workers(config.workers, ctx))
-    images = open_tile_cache(ctx, kind, tiles.image_index, cache_dir=config.cache_dir, decoding=decoding)
+    """Opens the reader of tiles, which are scaled to ``imgsz``. They are cut from images decoded once at full size, in
+    memory for the ``kind`` "ram" of cache, otherwise in a file on the disk."""
+    require_posix("tile: training on tiles")
+    decoding = _decoding_for(ctx, config, antialias=True)
+    with torch_distributed_zero_first(ctx):
+        if kind == "ram":
+            images = open_ram_cache(ctx, tiles.image_index, 0, decoding)
+        else:
+            images = open_full_size_cache(tiles.image_index, decoding, cache_dir=config.cache_dir)
     return TileReader(tiles, imgsz=imgsz, image_cache=images)
+
+
+def _decoding_for(ctx: DistributedContext, config: TrainConfig | ValConfig, *, antialias: bool) -> Decoding:
+    """Returns a `Decoding` with the threads of all processes of this node: the others wait while one decodes."""
+    workers = loader_workers(config.workers, ctx)
+    threads = min(max(workers, 2) * ctx.local_world_size, MAX_DECODING_THREADS)
+    return Decoding(threads, ctx.is_main, antialias=antialias)
 
 
 def open_val_index(

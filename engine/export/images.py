@@ -36,7 +36,7 @@ def open_samples(index: DatasetIndex, *, count: int, imgsz: int, tile: int) -> S
 
 class _LastImage:
     """An `ImageCache` that decodes images when they are needed, and keeps the last one for its other tiles. (A file of
-    `open_tile_cache` would replace the one with all images of the split.)"""
+    `open_tile_reader` would replace the one with all images of the split.)"""
 
     def __init__(self, index: DatasetIndex) -> None:
         self._reader = ImageReader(index, imgsz=None)
