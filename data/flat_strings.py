@@ -11,15 +11,14 @@ import numpy as np
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatStrings:
     """An immutable sequence of strings in two arrays, so that the garbage collector has no elements to track. File
-    names that are not UTF-8 are preserved (surrogateescape). In text with half of a surrogate pair, which no file name
-    has, all surrogates are escaped."""
+    names that are not UTF-8 are preserved (surrogateescape)."""
 
     data: np.ndarray  # uint8 (P,) UTF-8, one string after another
     offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> FlatStrings:
-        encoded = list(map(_encoded, strings))
+        encoded = [text.encode("utf-8", "surrogateescape") for text in strings]
         offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(e) for e in encoded], out=offsets[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
@@ -36,10 +35,3 @@ class FlatStrings:
 
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a surrogate pair, from an escape in JSON; not a file name
-        return text.encode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
 """Checks the geometry of labeled boxes: clips them to their images, and leaves out boxes that are not objects.
 
-Boxes in pixels are fractions of the size that their file states (`Fit`). It may differ from the image's by one factor,
-if the image was resized after it was labeled, and it may be that of the photo as stored, which EXIF data turns.
+Boxes in pixels are fractions of the size that their file states (`fit_corners`). It may differ from the image's by one
+factor, if the image was resized after it was labeled, and it may be that of the photo as stored, which EXIF data turns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.findings import BAD_BOX, DUPLICATE, FITTED, Finding
-from data.formats.label_format import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, SHAPE, X1, Y2
+from data.formats.label_format import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, X1, Y2
 from utils.boxes import clip_xyxy, xyxy_to_xywh
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors in boxes without area
@@ -36,7 +36,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, is_normalized: np.ndarra
     repetitions.
 
     Args:
-        table: float64 (R, 10): `row_table` of each image, ascending.
+        table: float64 (R, 9): `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
         is_normalized: bool (N,): whether corners and areas are fractions of the image size, not pixels.
 
@@ -95,7 +95,7 @@ def clean_rows(table: np.ndarray, image_hw: np.ndarray, is_normalized: np.ndarra
 
 def _repeated_rows(table: np.ndarray, corners: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """Returns a mask of the ``kept`` rows that equal an earlier row of the same image. Both masks are bool (R,)."""
-    keys = np.column_stack([table[:, [IMAGE, CLASS, CROWD]], corners, table[:, SHAPE]])
+    keys = np.column_stack([table[:, [IMAGE, CLASS, CROWD, AREA]], corners])  # polygons in one box differ in area
     rows = np.flatnonzero(kept)
     order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
     repeated = np.zeros(len(keys), bool)
@@ -110,36 +110,26 @@ def _area_inside(area: np.ndarray, sides: np.ndarray, sides_inside: np.ndarray, 
     return np.where(np.isfinite(area), area, sides_inside.prod(1))
 
 
-class Fit:
-    """Converts corners from the stated size of an image to its actual size."""
+def fit_corners(
+    corners: np.ndarray, stated_hw: tuple[int, int], upright_hw: tuple[int, int], orientation: int
+) -> tuple[np.ndarray, float] | None:
+    """Converts corners, float64 (R, 4), from the stated size of an image to its actual size.
 
-    def __init__(self, stated_hw: tuple[int, int], upright_hw: tuple[int, int], orientation: int) -> None:
-        """``orientation``: EXIF orientation of the photo as stored, 1 to 8."""
-        is_swapped = (stated_hw[0] - stated_hw[1]) * (upright_hw[0] - upright_hw[1]) < 0  # one is tall, one is wide
-        self._orientation = orientation if is_swapped and orientation >= 5 else 1
-        self._labeled_hw = stated_hw[::-1] if self._orientation != 1 else stated_hw
-        self._upright_hw = upright_hw
-        self._scale_yx = (upright_hw[0] / self._labeled_hw[0], upright_hw[1] / self._labeled_hw[1])
-        # Whether the sizes are the same up to rounding, and boxes stay as they are.
-        self.is_same = self._orientation == 1 and max(abs(a - b) for a, b in zip(stated_hw, upright_hw)) <= 1
-        low = max((side - 1) / labeled for side, labeled in zip(upright_hw, self._labeled_hw))
-        high = min((side + 1) / labeled for side, labeled in zip(upright_hw, self._labeled_hw))
-        self.is_possible = self.is_same or low < high  # whether one factor, up to rounding, maps both sides
-
-    @property
-    def area_factor(self) -> float:
-        return 1.0 if self.is_same else self._scale_yx[0] * self._scale_yx[1]
-
-    def corners(self, corners: np.ndarray) -> np.ndarray:
-        """Converts float64 (R, 4)."""
-        if self.is_same:
-            return corners
-        scale_y, scale_x = self._scale_yx
-        return turned_boxes(corners, self._labeled_hw, self._orientation) * [scale_x, scale_y, scale_x, scale_y]
-
-    def __str__(self) -> str:
-        stated_hw = self._labeled_hw if self._orientation == 1 else self._labeled_hw[::-1]
-        return f"labels are for {_shown(stated_hw)}, the image is {_shown(self._upright_hw)} upright"
+    ``orientation``: EXIF orientation of the photo as stored, 1 to 8. Returns the corners (``corners`` itself if the
+    sizes are the same up to rounding) and the factor of areas; None if no factor, up to rounding, maps both sides.
+    """
+    is_swapped = (stated_hw[0] - stated_hw[1]) * (upright_hw[0] - upright_hw[1]) < 0  # one is tall, one is wide
+    is_turned = is_swapped and orientation >= 5
+    if not is_turned and max(abs(a - b) for a, b in zip(stated_hw, upright_hw)) <= 1:
+        return corners, 1.0
+    labeled_hw = stated_hw[::-1] if is_turned else stated_hw
+    low = max((side - 1) / labeled for side, labeled in zip(upright_hw, labeled_hw))
+    high = min((side + 1) / labeled for side, labeled in zip(upright_hw, labeled_hw))
+    if low >= high:
+        return None
+    scale_y, scale_x = (side / labeled for side, labeled in zip(upright_hw, labeled_hw))
+    turned = turned_boxes(corners, labeled_hw, orientation if is_turned else 1)
+    return turned * [scale_x, scale_y, scale_x, scale_y], scale_y * scale_x
 
 
 def turned_boxes(corners: np.ndarray, upright_hw: tuple[int, int], orientation: int) -> np.ndarray:
@@ -155,7 +145,3 @@ def turned_boxes(corners: np.ndarray, upright_hw: tuple[int, int], orientation: 
         8: (y1, height - x2, y2, height - x1),
     }[orientation]
     return np.stack(upright, 1)
-
-
-def _shown(size_hw: tuple[int, int]) -> str:
-    return f"{size_hw[1]}x{size_hw[0]}"

@@ -31,7 +31,7 @@ from utils.pixels import RGB8
 
 # Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
 # losses: all index caches are then built anew.
-CACHE_VERSION = 36
+CACHE_VERSION = 37
 
 
 def find_cache_file(folder: Path, cache_key: str, fingerprint: str) -> Path:
@@ -98,7 +98,10 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, *, single_cl
     digest.update(json.dumps(listing.findings).encode())
     if _have_one_time(listing):
         for name in listing.labels:
-            digest.update(_content_digest(path_of(name, spec.root)))
+            content = b""  # of a missing or unreadable file, which the scan reports
+            with contextlib.suppress(OSError, MemoryError):
+                content = read_regular(path_of(name, spec.root))
+            digest.update(hashlib.blake2b(content, digest_size=16).digest())
     return digest.hexdigest()
 
 
@@ -117,15 +120,6 @@ def _have_one_time(listing: Listing) -> bool:
     if len(listing.labels) == 1:
         times = np.r_[times, listing.image_stamps[:, 1]]
     return len(np.unique(times)) == 1 and times[0] % 1_000_000_000 == 0
-
-
-def _content_digest(path: str) -> bytes:
-    """Returns a digest of a file's bytes. A missing or unreadable file, which the scan reports, counts as empty."""
-    try:
-        content = read_regular(path)
-    except (OSError, MemoryError):
-        content = b""
-    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -19,7 +19,7 @@ import numpy as np
 from data.findings import BAD_IMAGE, BAD_LABEL, FITTED, NO_LABEL, ROW_LOST, Finding, ScanReport
 from data.flat_strings import FlatStrings
 from data.formats.label_format import AREA, X1, Y2, Entry, LabelFileError, row_table
-from data.geometry import CleanBoxes, Fit, clean_rows
+from data.geometry import CleanBoxes, clean_rows, fit_corners
 from data.images.verify import HiddenDamageError, check_image
 from data.index import DatasetIndex, IndexSettings, ids_of_classes, offsets_of
 from data.labels import Labels
@@ -45,7 +45,7 @@ class _ImageContent(NamedTuple):
     """The size, labels and findings of an image, as read from its files."""
 
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
-    table: np.ndarray  # float64 (R, 10), see `data.formats.label_format`
+    table: np.ndarray  # float64 (R, 9), see `data.formats.label_format`
     findings: list[Finding]
     num_labeled: int  # number of labeled rows, usable or not
     is_normalized: bool = False  # see `Entry`
@@ -176,17 +176,19 @@ def _read_one(i: int, spec: DatasetSpec, labels: Labels, *, decode: bool) -> _Im
     boxes = np.array([row.xyxy_px for row in problems if row.xyxy_px], np.float64).reshape(-1, 4)
     if is_normalized:
         boxes *= [size_hw[1], size_hw[0]] * 2
-    elif entry is not None and entry.size_hw not in (None, size_hw):
-        fit = Fit(entry.size_hw, size_hw, checked.orientation)
-        if not fit.is_possible:
-            problems.insert(0, Finding(BAD_LABEL, str(fit)))
+    elif entry is not None and entry.size_hw is not None and entry.size_hw != size_hw:
+        corners = np.concatenate([boxes, table[:, X1 : Y2 + 1]])
+        fitted = fit_corners(corners, entry.size_hw, size_hw, checked.orientation)
+        (stated_h, stated_w), (height, width) = entry.size_hw, size_hw
+        text = f"labels are for {stated_w}x{stated_h}, the image is {width}x{height} upright"
+        if fitted is None:
+            problems.insert(0, Finding(BAD_LABEL, text))
             table = table[:0]
-        elif not fit.is_same:
+        elif fitted[0] is not corners:
             if rows:
-                problems.insert(0, Finding(FITTED, str(fit), number=len(rows)))
-            boxes = fit.corners(boxes)
-            table[:, X1 : Y2 + 1] = fit.corners(table[:, X1 : Y2 + 1])
-            table[:, AREA] *= fit.area_factor
+                problems.insert(0, Finding(FITTED, text, number=len(rows)))
+            boxes, table[:, X1 : Y2 + 1] = np.split(fitted[0], [len(boxes)])
+            table[:, AREA] *= fitted[1]
     xyxy_px = iter(boxes.tolist())
     findings = [
         _located(labels, problem._replace(image=i, xyxy_px=problem.xyxy_px and tuple(next(xyxy_px))))

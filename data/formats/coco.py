@@ -8,7 +8,6 @@ import re
 from functools import partial
 from typing import Any
 
-from data.formats.json_text import numbers, parse_json, shown
 from data.formats.label_format import (
     Box,
     Classes,
@@ -16,15 +15,14 @@ from data.formats.label_format import (
     Format,
     LabelFileError,
     number,
+    parse_json,
     rows_of,
-    shape_of,
+    shown,
     stated_size,
 )
 from utils.files.encoding import EncodingError, decode_utf8
 
 _MAX = 1e300  # larger numbers count as infinite
-_NUMBERS_OF_BOX = 8  # length of a polygon with four corners
-_COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
 
 def read_coco(data: bytes, classes: Classes) -> list[Entry]:
@@ -63,14 +61,11 @@ def _images_by_id(images: list[Any]) -> dict[str, dict[str, Any]]:
     """Returns the images by the `_id_key` of their ids. Raises LabelFileError that names an invalid one."""
     by_id: dict[str, dict[str, Any]] = {}
     for position, image in enumerate(images):
-        location = f"images[{position}]"
-        if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or image.get("id") is None:
-            raise LabelFileError(f"{location}: expected an image with id and file_name, got {shown(image)}")
-        key = _id_key(image["id"])
-        if not key:
-            raise LabelFileError(f"{location}: id {shown(image['id'])} is neither an integer nor a string")
+        key = _id_key(image.get("id")) if isinstance(image, dict) else ""
+        if not key or not isinstance(image.get("file_name"), str):
+            raise LabelFileError(f"images[{position}]: expected an image with id and file_name, got {shown(image)}")
         if key in by_id:
-            raise LabelFileError(f"{location}: has the id {shown(image['id'])} of another image; ids must be unique")
+            raise LabelFileError(f"images[{position}]: has the id {key} of another image; ids must be unique")
         by_id[key] = image
     return by_id
 
@@ -79,15 +74,11 @@ def _names_by_id(categories: list[Any]) -> dict[str, str]:
     """Returns the category names, without outer spaces, by `_id_key`. Raises LabelFileError for an invalid entry."""
     name_of: dict[str, str] = {}
     for position, category in enumerate(categories):
-        location = f"categories[{position}]"
-        if not isinstance(category, dict) or not isinstance(category.get("name"), str | int | float):
-            raise LabelFileError(f"{location}: expected a category with id and name, got {shown(category)}")
-        key = _id_key(number(category.get("id")))
-        name = str(category["name"]).strip()  # like the names in the YAML
-        if not key:
-            raise LabelFileError(f"{location}: id {shown(category.get('id'))}: category ids must be integers")
-        if not name or key in name_of:
-            raise LabelFileError(f"{location}: has no name, or the id of '{name_of.get(key, '')}'; ids must be unique")
+        key = _id_key(number(category.get("id"))) if isinstance(category, dict) else ""
+        name = str(category.get("name")).strip() if key else ""  # like the names in the YAML
+        if not key or not name or category.get("name") is None or key in name_of:
+            expected = "a category with a name and an integer id of its own"
+            raise LabelFileError(f"categories[{position}]: expected {expected}, got {shown(category)}")
         name_of[key] = name
     return name_of
 
@@ -148,10 +139,10 @@ def category_names(data: bytes) -> tuple[str, ...]:
 
 def _box(annotation: Any, name_of: dict[str, str]) -> Box:
     """Returns the box of an annotation. Raises ValueError."""
-    box = annotation.get("bbox")
-    values = numbers(box) if isinstance(box, list) and len(box) == 4 else []
-    if not values:
-        raise ValueError(f"expected a bbox of four numbers, got {shown(box)[:60]}")
+    bbox = annotation.get("bbox")
+    values = [number(value) for value in bbox] if isinstance(bbox, list) else []
+    if len(values) != 4 or None in values:
+        raise ValueError(f"expected a bbox of four numbers, got {shown(bbox)[:60]}")
     x, y, w, h = map(float, values)
     crowd = annotation.get("iscrowd")
     if crowd not in (0, 1, "0", "1", None):
@@ -161,20 +152,7 @@ def _box(annotation: Any, name_of: dict[str, str]) -> Box:
         area = w * h
     category_id = annotation.get("category_id")
     name = name_of.get(_id_key(category_id), f"category_id {shown(category_id)}")
-    return Box(name, x, y, x + w, y + h, int(crowd or 0), area, _shape(annotation.get("segmentation")))
-
-
-def _shape(segmentation: Any) -> int:
-    """Returns the `shape_of` polygons, computed from both ends of the first one; 0 for other values."""
-    if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
-        return 0
-    first = segmentation[0]
-    ends = numbers([*first[:_COMPARED], *first[-_COMPARED:]])
-    if not ends:
-        return 0
-    if len(first) == _NUMBERS_OF_BOX and len(set(first[::2])) == len(set(first[1::2])) == 2:
-        return 0  # the box itself
-    return shape_of((len(segmentation), len(first), *ends))
+    return Box(name, x, y, x + w, y + h, int(crowd or 0), area)
 
 
 def _integer(value: Any) -> Any:

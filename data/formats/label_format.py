@@ -7,6 +7,8 @@ checked later, for a whole split at once (`data.geometry`), so that a data set h
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import cos, hypot, isfinite, sin
@@ -16,18 +18,18 @@ import numpy as np
 
 from data.findings import BAD_ROW, UNKNOWN_CLASS, Finding
 from utils.errors import one_line
+from utils.files.encoding import EncodingError, decode_utf8
 from utils.strings import is_plain_number_text
 
 MAX_BYTES = 1 << 26  # largest label file of one image
 _MAX_SIDE = 2**31  # pixels; no format of images stores a larger one
 ANY_SUFFIX = ".*"  # ends the name of an image whose label file leaves out the suffix
 
-# Class, x1, y1, x2, y2, area, crowd, row number, shape. The row number locates the row in its file: its line, from 1,
-# or the position of an object, from 0. Rows with the same box but different shapes are different objects.
+# Class, x1, y1, x2, y2, area, crowd, row number. The row number locates the row in its file: its line, from 1, or the
+# position of an object, from 0.
 Row = tuple[float, ...]
 # Columns of a row table: the image's number, then those of `Row`.
-IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, ROW_NUMBER, SHAPE = range(10)
-NUM_COLUMNS = 10
+IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, ROW_NUMBER = range(9)
 
 
 class Entry(NamedTuple):
@@ -88,7 +90,6 @@ class Box(NamedTuple):
     y2: float
     crowd: int = 0
     area: float | None = None  # None: that of the box
-    shape: int = 0  # see `shape_of`; 0 is the box itself
 
 
 def rows_of(objects: Iterable[tuple[int, Any]], parse: Callable[[Any], Box], classes: Classes) -> list[Row | Finding]:
@@ -96,7 +97,7 @@ def rows_of(objects: Iterable[tuple[int, Any]], parse: Callable[[Any], Box], cla
     rows: list[Row | Finding] = []
     for row_number, item in objects:
         try:
-            name, x1, y1, x2, y2, crowd, area, shape = parse(item)
+            name, x1, y1, x2, y2, crowd, area = parse(item)
             name = str(name).strip() if isinstance(name, str | int) else ""
             if not name or name != one_line(name):
                 raise ValueError("object without the name of a class")
@@ -114,7 +115,7 @@ def rows_of(objects: Iterable[tuple[int, Any]], parse: Callable[[Any], Box], cla
             continue
         if area is None:
             area = (x2 - x1) * (y2 - y1)
-        rows.append((class_id, x1, y1, x2, y2, area, crowd, row_number, shape))
+        rows.append((class_id, x1, y1, x2, y2, area, crowd, row_number))
     return rows
 
 
@@ -164,10 +165,33 @@ def stated_size(height: Any, width: Any) -> tuple[int, int] | None:
 
 
 def row_table(image: int, rows: list[Row]) -> np.ndarray:
-    """Returns the rows of an image as float64 (R, 10)."""
-    return np.array([(image, *row) for row in rows], np.float64).reshape(-1, NUM_COLUMNS)
+    """Returns the rows of an image as float64 (R, 9)."""
+    return np.array([(image, *row) for row in rows], np.float64).reshape(-1, ROW_NUMBER + 1)
 
 
-def shape_of(points: Sequence[float]) -> int:
-    """Returns a number that identifies the shape of a polygon, exact in float64 and never 0, the shape of a box."""
-    return (hash(tuple(points)) & 0xFFFFFFFFFFF) + 1
+def parse_json(data: bytes) -> Any:
+    """Parses a file. Raises LabelFileError if it is malformed or an object repeats a key."""
+    try:
+        return json.loads(decode_utf8(data), object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise LabelFileError(f"malformed JSON ({error.msg}, column {error.colno})", error.lineno) from None
+    except EncodingError as error:
+        raise LabelFileError(str(error)) from None
+    except ValueError as error:  # a repeated key, or a number of thousands of digits
+        raise LabelFileError(f"malformed JSON ({str(error).split(';')[0]})") from None
+    except RecursionError:
+        raise LabelFileError("malformed JSON (nested too deeply)") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds a dict. Raises ValueError for a repeated key, for which ``json`` would silently use the last value."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key '{twice[:60]}' is used twice in one object")
+    return content
+
+
+def shown(value: Any) -> str:
+    """Returns a value as JSON, for messages."""
+    return one_line(json.dumps(value, ensure_ascii=False))[:100]

@@ -5,8 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from data.formats.json_text import parse_json
-from data.formats.label_format import Box, Classes, Entry, Format, LabelFileError, box_around, rows_of, stated_size
+from data.formats.label_format import (
+    Box,
+    Classes,
+    Entry,
+    Format,
+    LabelFileError,
+    box_around,
+    parse_json,
+    rows_of,
+    stated_size,
+)
 
 
 def read_labelme(data: bytes, classes: Classes) -> list[Entry]:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from data.formats.json_text import parse_json
 from data.formats.label_format import (
     Box,
     Classes,
@@ -15,6 +14,7 @@ from data.formats.label_format import (
     LabelFileError,
     box_around,
     half_sides_of_rotated,
+    parse_json,
     rows_of,
 )
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from math import isfinite
 
 from data.findings import BAD_ROW, UNKNOWN_CLASS, Finding
-from data.formats.label_format import Classes, Entry, Format, LabelFileError, Row, shape_of
+from data.formats.label_format import Classes, Entry, Format, LabelFileError, Row
 from utils.files.encoding import EncodingError, decode_utf8
 from utils.strings import is_plain_number_text
-
-_ROUNDING = 1e-6  # a polygon that fills its box up to this fraction is the box itself
 
 
 def read_yolo(data: bytes, classes: Classes) -> list[Entry]:
@@ -55,25 +53,15 @@ def _read_row(fields: list[str], line: int, num_classes: int | None, *, is_plain
         _, cx, cy, w, h = values
         corners = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
         area = w * h
-        shape = 0
     else:
-        corners, area, shape = _polygon(values[1:])
+        xs = values[1::2]
+        ys = values[2::2]
+        corners = (min(xs), min(ys), max(xs), max(ys))
+        area = abs(sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))) / 2  # the shoelace formula
     if class_id < 0 or (num_classes is not None and class_id >= num_classes):
         text = f"class {fields[0][:60]}" + ("" if num_classes is None else f" of 0 to {num_classes - 1}")
         return Finding(UNKNOWN_CLASS, text, class_id=int(class_id), xyxy_px=corners, row_number=line)
-    return (0 if num_classes is None else class_id, *corners, area, 0, line, shape)
-
-
-def _polygon(values: list[float]) -> tuple[tuple[float, float, float, float], float, int]:
-    """Returns the corners, the area and the `shape_of` the polygon ``x1 y1 x2 y2 x3 y3 ...``; 0 for a box."""
-    xs = values[0::2]
-    ys = values[1::2]
-    twice_area = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
-    corners = (min(xs), min(ys), max(xs), max(ys))
-    area = abs(twice_area) / 2
-    box_area = (corners[2] - corners[0]) * (corners[3] - corners[1])
-    is_box = area >= (1 - _ROUNDING) * box_area
-    return corners, area, 0 if is_box else shape_of(values)
+    return (0 if num_classes is None else class_id, *corners, area, 0, line)
 
 
 YOLO = Format(name="yolo", title="YOLO txt", suffix=".txt", is_per_image=True, read=read_yolo)
