@@ -45,7 +45,9 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {
-    MISSING_IMAGE: Kind("a row of a list names no file", "correct the row, or restore the file", "image", "image"),
+    MISSING_IMAGE: Kind(
+        "a row of a list names no image, or several", "correct the row, or restore the file", "image", "image"
+    ),
     BAD_IMAGE: Kind("it cannot be read", "get a better copy, or delete image and label", "image", "image"),
     BAD_LABEL: Kind(
         "the file cannot be read, has no usable row, or is for another shape", "correct it", "image", "image"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -19,8 +18,24 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
     """Joins the used parts of the data sets that a split joins. A class that a data set does not label is ignored in
     its images. A single data set, extended for a model with more classes, keeps its ids and digests."""
     names = spec.with_label_classes().names
-    indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
-    index = _concatenate(indexes) if len(indexes) > 1 else indexes[0]
+    indexes = []
+    for part in parts:
+        index = _with_names(part.used, names)
+        if index.root != spec.root:
+            paths = FlatStrings.of(relative_name(index.path(i), spec.root) for i in range(len(index)))
+            index = replace(index, root=spec.root, paths=paths)
+        indexes.append(index)
+    if len(indexes) > 1:
+        index = DatasetIndex(
+            names=indexes[0].names,
+            root=spec.root,
+            paths=FlatStrings.of(path for index in indexes for path in index.paths),
+            **concatenated(indexes),
+            report=ScanReport.of(()),
+            image_files=digest_of([index.image_files for index in indexes]),
+            selection=digest_of([index.selection for index in indexes]),
+            pixels=spec.pixels,
+        )
     findings = [
         finding._replace(
             where=relative_name(path_of(finding.where, part.spec.root), spec.root),
@@ -33,29 +48,6 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
     used_images = sum(report.used_images for report in reports)
     used_objects = sum(report.used_objects for report in reports)
     return replace(index, report=ScanReport.of(findings, used_images, used_objects))
-
-
-def _concatenate(indexes: Sequence[DatasetIndex]) -> DatasetIndex:
-    """Concatenates several indexes with the same root and classes into one without a report. Ids of COCO JSONs are not
-    kept, because they may contradict each other."""
-    return DatasetIndex(
-        names=indexes[0].names,
-        root=indexes[0].root,
-        paths=FlatStrings.of(path for index in indexes for path in index.paths),
-        **concatenated(indexes),
-        report=ScanReport.of(()),
-        image_files=digest_of([index.image_files for index in indexes]),
-        selection=digest_of([index.selection for index in indexes]),
-        pixels=indexes[0].pixels,
-    )
-
-
-def _with_root(index: DatasetIndex, root: Path) -> DatasetIndex:
-    """Returns the index with paths relative to ``root``."""
-    if index.root == root:
-        return index
-    paths = FlatStrings.of(relative_name(index.path(i), root) for i in range(len(index)))
-    return replace(index, root=root, paths=paths)
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:

@@ -176,7 +176,7 @@ def _findings_of_unused(
     original = Path(listing.named_root)  # a copy lacks the images of no split
     if unused and not listing.lacks_split and original.is_dir():
         beside = images_beside(listing.shared_images or listing.images, Folders(original))
-        others = match_entries([names[number] for number in unused], sorted(beside.stamps))
+        others = match_entries([names[number] for number in unused], sorted(beside))
     undeclared: list[Entry] = []
     findings: list[Finding] = []
     for number, other in zip(unused, others.tolist()):
@@ -203,57 +203,42 @@ def match_entries(file_names: Sequence[str], images: Sequence[str]) -> np.ndarra
 
     ``images``: paths with ``/``. In file names, ``\\`` is also a separator, and ``.`` and ``..`` are left out.
     """
-    whole = _SuffixIndex(images)
-    without_suffix: _SuffixIndex | None = None
-    numbers = []
-    for file_name in file_names:
-        if file_name.endswith(ANY_SUFFIX):
-            without_suffix = without_suffix or _SuffixIndex([os.path.splitext(image)[0] for image in images])
-            numbers.append(_match(file_name.removesuffix(ANY_SUFFIX), without_suffix))
-        else:
-            numbers.append(_match(file_name, whole))
-    return np.array(numbers, np.int64)
+    matcher = _Matcher(images)
+    return np.array([matcher.find(name) for name in file_names], np.int64)
 
 
-def _match(file_name: str, index: _SuffixIndex) -> int:
-    names = [file_name]
-    if "%" in file_name:
-        names.append(unquote(file_name))
-    for is_folded in (False, True):
-        for name in names:
-            image = index.find(name, is_folded=is_folded)
-            if image != NOT_FOUND:
-                return image
-    return NOT_FOUND
-
-
-class _SuffixIndex:
+class _Matcher:
     """Finds images by the last parts of their paths. For each number of parts, a table is made when it is needed."""
 
     def __init__(self, images: Sequence[str]) -> None:
         self._images = images
-        self._tables: dict[tuple[int, bool], dict[str, int]] = {}
+        self._tables: dict[tuple[int, bool, bool], dict[str, int]] = {}
 
-    def find(self, name: str, *, is_folded: bool) -> int:
-        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        if not parts:
-            return NOT_FOUND
-        key = "/".join(parts)
-        return self._table(len(parts), is_folded).get(casefold_nfc(key) if is_folded else key, NOT_FOUND)
+    def find(self, file_name: str) -> int:
+        """Returns the number of the image that a file name fits, `NOT_FOUND` or `AMBIGUOUS`."""
+        name = file_name.removesuffix(ANY_SUFFIX)
+        for is_folded in (False, True):
+            for written in dict.fromkeys((name, unquote(name))):
+                parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+                end = casefold_nfc("/".join(parts)) if is_folded else "/".join(parts)
+                table = self._table(len(parts), is_folded, has_suffix=name == file_name) if parts else {}
+                if end in table:
+                    return table[end]
+        return NOT_FOUND
 
-    def _table(self, num_parts: int, is_folded: bool) -> dict[str, int]:
-        if (num_parts, is_folded) not in self._tables:
+    def _table(self, num_parts: int, is_folded: bool, has_suffix: bool) -> dict[str, int]:
+        """Returns the image, or `AMBIGUOUS`, of each end of a path."""
+        key = (num_parts, is_folded, has_suffix)
+        if key not in self._tables:
             table: dict[str, int] = {}
             for number, image in enumerate(self._images):
-                parts = image.rsplit("/", num_parts)
-                if len(parts) < num_parts:
-                    continue
-                end = "/".join(parts[-num_parts:])
-                if is_folded:
-                    end = casefold_nfc(end)
-                table[end] = AMBIGUOUS if end in table else number
-            self._tables[num_parts, is_folded] = table
-        return self._tables[num_parts, is_folded]
+                parts = (image if has_suffix else os.path.splitext(image)[0]).rsplit("/", num_parts)
+                if len(parts) >= num_parts:
+                    end = "/".join(parts[-num_parts:])
+                    end = casefold_nfc(end) if is_folded else end
+                    table[end] = AMBIGUOUS if end in table else number
+            self._tables[key] = table
+        return self._tables[key]
 
 
 def _shown(name: str) -> str:

@@ -1,4 +1,5 @@
-"""Lists the images in the folders and .txt lists that a split names.
+"""Lists the images in the folders and .txt lists that a split names. Names of images are relative to the data set's
+folder.
 
 A row of a list (rule D4) is an absolute path, one relative to the data set's folder or, with a leading ``./``, to the
 list's folder; ``\\`` is ``/``. A row without a folder may also be the name or stem of the only such image of the data
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from data.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding, findings_of_json
-from data.folders import ABSENT, Folders, read_rows, stamp_of
+from data.folders import Folders, read_rows
 from data.formats.label_format import Format
 from data.formats.table import FORMATS
 from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, suffix_of, unread_text
@@ -31,17 +32,7 @@ from utils.strings import counted
 
 UNREADABLE = (0, -1)  # stamp of a label that exists but is no file, such as a folder or a broken link
 _MAX_LISTING_BYTES = 1 << 34
-_IMAGE_TREES = ("images", "jpegimages")
-
-
-@dataclass(slots=True)
-class SplitImages:
-    """The images of a split. Names are relative to the data set's folder."""
-
-    stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # size and modification time (ns), by name
-    folders: dict[str, str] = field(default_factory=dict)  # of the images (absolute), by the start of their names
-    entries: dict[str, str] = field(default_factory=dict)  # folders of the split that they are in, for those in one
-    findings: list[Finding] = field(default_factory=list)
+IMAGE_FOLDERS = ("images", "jpegimages")  # folders that separate images from labels, in lower case
 
 
 @dataclass(frozen=True)
@@ -69,65 +60,58 @@ def folder_of(name: str) -> str:
     return name[: name.rfind("/") + 1]
 
 
-def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
+def find_images(spec: DatasetSpec, split: str, folders: Folders) -> tuple[dict[str, str], list[Finding]]:
+    """Returns the images of a split, at least one: their paths by name; and findings about what is none.
+
+    Raises UserError if there is no image, or if a folder or list of the split is missing.
+    """
     entries = spec.listed_splits[split].images
-    images = SplitImages()
     suffixes = image_suffixes(spec.pixels)
+    images: dict[str, str] = {}
+    findings: list[Finding] = []
     for entry in entries:
         if os.path.isdir(entry):
             for folder in folders.walk(str(entry)):
-                _add_folder(images, folder, str(entry), suffixes, folders)
+                images |= _images_in(folder, suffixes, folders, findings)
         elif not os.path.exists(entry):
             raise spec.missing_error(entry)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
-            _add_list(images, entry, suffixes, folders)
+            images |= images_of_list(entry, suffixes, folders, findings)
         else:
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
-    if not images.stamps:
+    if not images:
         message = f"{', '.join(map(str, entries))}: no images found for '{split}'"
-        if images.findings:
-            message += f"; first of {counted(len(images.findings), 'finding')}: {images.findings[0]}"
+        if findings:
+            message += f"; first of {counted(len(findings), 'finding')}: {findings[0]}"
         raise UserError(f"{message}; add some, or {WITHOUT_VAL}" if split == "val" else message)
+    return images, findings
+
+
+def images_below(top: str, suffixes: frozenset[str], folders: Folders) -> dict[str, str]:
+    """Returns the paths of the images in the folder ``top`` and those below it, by name. Folders that cannot be listed
+    are skipped."""
+    images: dict[str, str] = {}
+    for folder in folders.walk(top, skips_unlisted=True):
+        images |= _images_in(folder, suffixes, folders, [])
     return images
 
 
-def images_below(top: str, suffixes: frozenset[str], folders: Folders) -> SplitImages:
-    """Returns the images in the folder ``top`` and those below it, without stamps. Folders that cannot be listed are
-    skipped."""
-    found = SplitImages()
-    for folder in folders.walk(top, skips_unlisted=True):
-        _add_folder(found, folder, top, suffixes, folders, is_stamped=False)
-    return found
-
-
-def images_of_list(file: Path, suffixes: frozenset[str], folders: Folders) -> SplitImages:
-    """Returns the images that a list names, which may be none. Raises UserError if it cannot be read."""
-    found = SplitImages()
-    _add_list(found, file, suffixes, folders)
-    return found
-
-
-def images_beside(names: Iterable[str], folders: Folders) -> SplitImages:
-    """Returns the images called ``names`` and those beside them, without stamps: all in the last folder ``images`` or
-    ``JPEGImages`` of their paths, or else in the folder above theirs. They may be of other splits, or of none."""
+def images_beside(names: Iterable[str], folders: Folders) -> dict[str, str]:
+    """Returns the paths of the images called ``names`` and those beside them, by name: all in the last folder
+    ``images`` or ``JPEGImages`` of their paths, or else in the folder above theirs. They may be of any split, or of
+    none."""
     names = list(names)
-    suffixes = IMAGE_SUFFIXES.union(map(suffix_of, names))
     trees = set()
     for folder in {path_of(prefix, folders.root) for prefix in set(map(folder_of, names))}:
         is_below = Path(folder).is_relative_to(folders.root) and folder != str(folders.root)
         trees.add(image_tree(folder, folders.root) or (os.path.dirname(folder) if is_below else folder))
-    beside = SplitImages()
-    for tree in sorted(trees):
-        below = images_below(tree, suffixes, folders)
-        beside.stamps |= below.stamps
-        beside.folders |= below.folders
-    return beside
+    suffixes = IMAGE_SUFFIXES.union(map(suffix_of, names))
+    return {name: path for tree in sorted(trees) for name, path in images_below(tree, suffixes, folders).items()}
 
 
 def images_of_other_splits(
     spec: DatasetSpec, split: str, folders: Folders
-) -> Iterator[tuple[FilesSplit, SplitImages | None]]:
+) -> Iterator[tuple[FilesSplit, dict[str, str] | None]]:
     """Yields the other splits that name the same label file as ``split``, or a folder of labels in or around its own,
     with their images; None if a split has no images here. Its mistakes are reported when it is listed."""
     labels = spec.listed_splits[split].annotations
@@ -138,7 +122,7 @@ def images_of_other_splits(
             images = None
             if name not in spec.left_out:
                 with contextlib.suppress(UserError):
-                    images = find_images(spec, name, folders)
+                    images, _ = find_images(spec, name, folders)
             yield other, images
 
 
@@ -147,7 +131,7 @@ def image_tree(image_folder: str, root: Path) -> str:
     ``root``, only those below it count."""
     parts = Path(image_folder).parts
     for end in range(len(parts), num_shared_parts(image_folder, root), -1):
-        if casefold_nfc(parts[end - 1]) in _IMAGE_TREES:
+        if casefold_nfc(parts[end - 1]) in IMAGE_FOLDERS:
             return os.path.join(*parts[:end])
     return ""
 
@@ -157,17 +141,10 @@ def num_shared_parts(path: str, root: Path) -> int:
     return len(root.parts) if Path(path).is_relative_to(root) else 1
 
 
-def _add_folder(
-    images: SplitImages,
-    folder: str,
-    entry_folder: str,
-    suffixes: frozenset[str],
-    folders: Folders,
-    *,
-    is_stamped: bool = True,
-) -> None:
-    """Adds the images in ``folder``, which is ``entry_folder`` or below it, not those in its subfolders.
-    ``is_stamped``: whether their stamps are needed, for which each file is looked up."""
+def _images_in(
+    folder: str, suffixes: frozenset[str], folders: Folders, findings: list[Finding]
+) -> Iterator[tuple[str, str]]:
+    """Yields name and path of each image in a folder, not of those in its subfolders; adds to ``findings``."""
     entries = folders.entries(folder)
     prefix = folders.prefix(folder)
     cached: set[str] = set()  # stems of images that other programs cache as arrays
@@ -177,108 +154,99 @@ def _add_folder(
     for name, entry in entries.items():
         stem, _, ending = name.rpartition(".")  # much faster than os.path.splitext; names do not begin with a dot
         suffix = f".{ending.lower()}" if stem else ""
+        is_link = entry.is_symlink()
         if suffix in suffixes and not (suffix == ARRAY_SUFFIX and stem in cached):
-            if not is_stamped and not entry.is_symlink() and entry.is_file():
-                images.stamps[prefix + name] = ABSENT
-            elif (stamp := stamp_of(entry)) != ABSENT:
-                images.stamps[prefix + name] = stamp
-            elif not os.path.isdir(entry.path):  # `DirEntry.is_dir` raises for some links
-                text = "a broken link" if entry.is_symlink() else "not a file that can be read"
-                images.findings.append(Finding(MISSING_IMAGE, text, prefix + name, lost_images=1))
+            # Methods of `DirEntry` look up nothing but links, for some of which they raise.
+            if os.path.isfile(entry.path) if is_link else entry.is_file():
+                yield prefix + name, entry.path
+            elif not os.path.isdir(entry.path):
+                text = "a broken link" if is_link else "not a file that can be read"
+                findings.append(Finding(MISSING_IMAGE, text, prefix + name, lost_images=1))
         elif suffix in UNREAD_SUFFIXES:
             unread.setdefault(suffix, []).append(name)
-        elif not suffix and entry.is_symlink() and not os.path.exists(entry):  # probably to a folder of images
-            images.findings.append(Finding(MISSING_IMAGE, "a broken link", prefix + name, lost_images=1))
-    images.folders[prefix] = folder
-    images.entries.setdefault(prefix, entry_folder)
+        elif not suffix and is_link and not os.path.exists(entry.path):  # probably to a folder of images
+            findings.append(Finding(MISSING_IMAGE, "a broken link", prefix + name, lost_images=1))
     for suffix, names in unread.items():
         text = unread_text(suffix, len(names))
-        images.findings.append(Finding(UNSUPPORTED, text, prefix + names[0], number=len(names)))
+        findings.append(Finding(UNSUPPORTED, text, prefix + names[0], number=len(names)))
 
 
-def _add_list(images: SplitImages, file: Path, suffixes: frozenset[str], folders: Folders) -> None:
-    """Adds the images that the rows of a list name. A row without an image is a finding, and so is a repeated one."""
-    rows = read_rows(file)
-    paths = _paths_of_rows([row for _, row in rows], file, suffixes, folders)
-    dropped = None  # number of leading folders that all rows drop
-    if all(stamp_of(path) == ABSENT for path in paths):
-        dropped = _num_dropped([row for _, row in rows], folders)
-    if dropped is not None:
-        message = "%s: no row is a path as written; all are read below %s, dropping %s"
-        get_logger().info(message, file, folders.root, counted(dropped, "leading folder"))
-        paths = [str(folders.root.joinpath(*_parts(row)[dropped:])) for _, row in rows]
-
+def images_of_list(file: Path, suffixes: frozenset[str], folders: Folders, findings: list[Finding]) -> dict[str, str]:
+    """Returns the paths of the images that the rows of a list name, by name. Other rows are added to ``findings``."""
+    images: dict[str, str] = {}
     list_name = folders.prefix(str(file)).rstrip("/")
-    row_of_name: dict[str, str] = {}
-    for (line, row), path in zip(rows, paths, strict=True):
-        stamp = stamp_of(path)
-        folder, base_name = os.path.split(path)
-        if stamp == ABSENT:
-            base_name = folders.find(folder, base_name) or base_name
-            stamp = stamp_of(os.path.join(folder, base_name))
-        name = folders.prefix(folder) + base_name
-        # Without the dropped folders, rows of different images may be equal.
-        is_other_image = dropped is not None and row_of_name.get(name, row) != row
+    for line, row, paths in rows_of_list(file, suffixes, folders):
         where = f"{list_name}:{line}"
-        if stamp == ABSENT or is_other_image or suffix_of(base_name) not in suffixes:
-            images.findings.append(Finding(MISSING_IMAGE, f"no image {row[:200]}", where, lost_images=1))
-        elif name in row_of_name:
-            images.findings.append(Finding(DUPLICATE, f"{name} is listed twice; used once", where))
-        else:
-            row_of_name[name] = row
-            images.stamps[name] = stamp
-            images.folders[folders.prefix(folder)] = folder
+        if len(paths) != 1:
+            text = f"{len(paths)} images are called" if paths else "no image"
+            findings.append(Finding(MISSING_IMAGE, f"{text} {row[:200]}", where, lost_images=1))
+            continue
+        folder, base_name = os.path.split(paths[0])
+        name = folders.prefix(folder) + base_name
+        if name in images:
+            findings.append(Finding(DUPLICATE, f"{name} is listed twice; used once", where))
+        images[name] = paths[0]
+    return images
 
 
-def _paths_of_rows(rows: Iterable[str], file: Path, suffixes: frozenset[str], folders: Folders) -> list[str]:
-    """Returns the absolute paths that rows of the list ``file`` mean. They need not exist."""
-    path_of_stem: dict[str, str] | None = None
-    paths: list[str] = []
-    for row in rows:
+def rows_of_list(file: Path, suffixes: frozenset[str], folders: Folders) -> list[tuple[int, str, list[str]]]:
+    """Returns the number, the text, and the paths of the images that it may mean, of each row of a list. Raises
+    UserError if it cannot be read."""
+    rows = read_rows(file)
+    stems: dict[str, list[str]] | None = None
+    found: list[list[str]] = []
+    for _, row in rows:
         path = os.path.join(file.parent if row.startswith("./") else folders.root, row)
-        path = str(normal_path(path)) if ".." in path else os.path.normpath(path)
-        if "/" not in row and stamp_of(path) == ABSENT:
-            if path_of_stem is None:
-                path_of_stem = _unique_stems(file, suffixes, folders)
-            path = path_of_stem.get(_stem(row, suffixes), path)
-        paths.append(path)
-    return paths
+        paths = _image_at(str(normal_path(path)) if ".." in path else os.path.normpath(path), suffixes, folders)
+        if not paths and "/" not in row:
+            if stems is None:
+                stems = _images_by_stem(file, suffixes, folders)
+            paths = stems.get(_stem(row, suffixes), [])
+        found.append(paths)
+    if not any(found):
+        parts_of = [[part for part in row.split("/") if part not in ("", ".", "..")] for _, row in rows]
+
+        def images_without(dropped: int, parts: list[str]) -> list[str]:
+            return _image_at(str(folders.root.joinpath(*parts[dropped:])), suffixes, folders)
+
+        numbers = (number for parts in parts_of for number in range(len(parts)) if images_without(number, parts))
+        dropped = next(numbers, None)
+        if dropped is not None:
+            message = "%s: no row is a path as written; all are read below %s, dropping %s"
+            get_logger().info(message, file, folders.root, counted(dropped, "leading folder"))
+            found = [images_without(dropped, parts) for parts in parts_of]
+    return [(line, row, paths) for (line, row), paths in zip(rows, found, strict=True)]
 
 
-def _unique_stems(file: Path, suffixes: frozenset[str], folders: Folders) -> dict[str, str]:
-    """Returns the paths of the images that a row without a folder may mean, by stem: those of the data set's images
-    whose stem is unique, and those in JPEGImages for a list in Pascal VOC's ImageSets."""
+def _image_at(path: str, suffixes: frozenset[str], folders: Folders) -> list[str]:
+    """Returns the path of the image at ``path``, or of the only one that differs in case or composition; or nothing."""
+    if suffix_of(path) not in suffixes:
+        return []
+    if os.path.isfile(path):
+        return [path]
+    folder, name = os.path.split(path)
+    other = os.path.join(folder, folders.find(folder, name) or "")
+    return [other] if os.path.isfile(other) else []
+
+
+def _images_by_stem(file: Path, suffixes: frozenset[str], folders: Folders) -> dict[str, list[str]]:
+    """Returns the paths of the data set's images by stem; for a list in Pascal VOC's ImageSets, of those in JPEGImages
+    if one is there."""
+    tops = [str(folders.root)]
+    if file.parent.parent.name == "ImageSets":
+        tops.append(str(file.parent.parent.parent / "JPEGImages"))
     paths_of: dict[str, list[str]] = {}
-    voc_folder = str(file.parent.parent.parent / "JPEGImages")
-    is_voc = file.parent.parent.name == "ImageSets" and os.path.isdir(voc_folder)
-    for top in (voc_folder, str(folders.root)) if is_voc else (str(folders.root),):
-        found = images_below(top, suffixes, folders)
-        for name in found.stamps:
-            base_name = name.rpartition("/")[2]
-            paths = paths_of.setdefault(_stem(base_name, suffixes), [])
-            if not (is_voc and paths and os.path.dirname(paths[0]) == voc_folder):
-                paths.append(os.path.join(found.folders[folder_of(name)], base_name))
-    return {stem: paths[0] for stem, paths in paths_of.items() if len(paths) == 1}
+    for top in tops:
+        of_top: dict[str, list[str]] = {}
+        for path in images_below(top, suffixes, folders).values():
+            of_top.setdefault(_stem(os.path.basename(path), suffixes), []).append(path)
+        paths_of |= of_top
+    return paths_of
 
 
 def _stem(name: str, suffixes: frozenset[str]) -> str:
     """Returns the name of an image without its suffix, which lists of Pascal VOC leave out."""
     return os.path.splitext(name)[0] if suffix_of(name) in suffixes else name
-
-
-def _num_dropped(rows: Iterable[str], folders: Folders) -> int | None:
-    """Returns how many leading folders the first row must drop to be a path in the data set's folder; None if no row
-    ever is."""
-    for row in rows:
-        parts = _parts(row)
-        for dropped in range(len(parts)):
-            if stamp_of(folders.root.joinpath(*parts[dropped:])) != ABSENT:
-                return dropped
-    return None
-
-
-def _parts(row: str) -> list[str]:
-    return [part for part in row.split("/") if part not in ("", ".", "..")]
 
 
 def check_rows(paths: Iterable[str]) -> None:

@@ -65,7 +65,9 @@ def load_split(
     if reasons:
         raise UserError(reasons[0])
     log_split(loaded, title=split)
-    warn_about_no_object(loaded)
+    if without_object := no_object(loaded):
+        consequence = ", and training writes no best.pt" if split == "val" else ""
+        get_logger().warning("%s; nothing can be scored%s", without_object, consequence)
     return loaded
 
 
@@ -157,14 +159,6 @@ def no_object(loaded: LoadedSplit) -> str:
     if loaded.spec.classes or loaded.spec.class_of:
         message += f" of the class {' or '.join(index.names[:5])}"
     return message
-
-
-def warn_about_no_object(loaded: LoadedSplit) -> None:
-    """Warns if a split has no object."""
-    message = no_object(loaded)
-    if message:
-        consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
-        get_logger().warning("%s; nothing can be scored%s", message, consequence)
 
 
 def log_split(loaded: LoadedSplit, *, title: str) -> None:

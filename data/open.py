@@ -48,18 +48,15 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         from data.stage import stage_dataset
 
         return stage_dataset(source, ctx, lambda: _plan_copy(source))
-    return once_per_node(ctx, lambda: _open_demo(source) if source.data == DEMO else _open_files(source))
-
-
-def _open_demo(source: DataSource) -> DatasetSpec:
-    """Opens the demo set, which is rendered if necessary."""
-    from data.demo import ensure_demo
-
-    return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
+    return once_per_node(ctx, lambda: _open_files(source))
 
 
 def _open_files(source: DataSource) -> DatasetSpec:
-    """Opens a data set in its own folder."""
+    """Opens a data set in its own folder, or the demo set, which is rendered if necessary."""
+    if source.data == DEMO:
+        from data.demo import ensure_demo
+
+        return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
     with _permission_errors_named(source.data):
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
@@ -98,7 +95,8 @@ def _without_empty(spec: DatasetSpec, optional: Sequence[str]) -> DatasetSpec:
     for name in optional:
         if name not in spec.splits:
             continue
-        paths = [path for part in spec.parts_of(name) for path in _image_paths(part.split(name))]
+        splits = [part.split(name) for part in spec.parts_of(name)]
+        paths = [path for s in splits for path in (s.images if isinstance(s, FilesSplit) else s.paths)]
         if not all(map(_is_missing_or_empty, paths)):
             continue
         consequence = "left out; part of 'train' is held out in its place" if name == "val" else "left out"
@@ -108,8 +106,8 @@ def _without_empty(spec: DatasetSpec, optional: Sequence[str]) -> DatasetSpec:
         else:
             get_logger().info("%s: '%s' (%s) is empty and %s", spec.source, name, paths[0], consequence)
         left_out[name] = spec.splits[name]
-    splits = {name: split for name, split in spec.splits.items() if name not in left_out}
-    return replace(spec, splits=splits, left_out=left_out)
+    kept = {name: split for name, split in spec.splits.items() if name not in left_out}
+    return replace(spec, splits=kept, left_out=left_out)
 
 
 def _is_missing_or_empty(entry: Path) -> bool:
@@ -117,11 +115,6 @@ def _is_missing_or_empty(entry: Path) -> bool:
     if os.path.isdir(entry):
         return not any(not name.startswith(".") for name in os.listdir(entry))
     return not os.path.exists(entry) or (entry.suffix.lower() == ".txt" and not entry.stat().st_size)
-
-
-def _image_paths(split: Split) -> tuple[Path, ...]:
-    """Returns the folders, lists and shards that a split of one data set names."""
-    return split.images if isinstance(split, FilesSplit) else split.paths
 
 
 def problem_of_output(path: Path, spec: DatasetSpec) -> str:

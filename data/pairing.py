@@ -15,21 +15,19 @@ counts if it is the only one. A file without a box, such as a caption or a list 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from data.findings import ORPHAN, Finding
 from data.folders import ABSENT, Folders, stamp_of
 from data.formats.label_format import MAX_BYTES, Classes, Format, LabelFileError
-from data.formats.table import YOLO
-from data.formats.unread import unread_formats
+from data.formats.table import YOLO, unread_formats
 from data.listing import (
+    IMAGE_FOLDERS,
     UNREADABLE,
     Listing,
-    SplitImages,
     find_images,
     folder_of,
     image_tree,
@@ -43,15 +41,6 @@ from utils.errors import UserError
 from utils.files.paths import casefold_nfc, path_of, relative_name
 from utils.files.safe_io import read_regular
 from utils.strings import counted
-
-
-class LabelFiles(NamedTuple):
-    """The label files of images. Names are relative to the data set's folder."""
-
-    expected: dict[str, str]  # of each image: its label file, or where it would be
-    used: set[str]  # existing files of one image, or of images of one folder with the same stem
-    matched: set[str]  # these, and the files of the images' names in any candidate folder
-    folders: set[str]  # folders of the label files (absolute)
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -72,38 +61,43 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     if source.annotations is not None and not source.annotations.exists():
         raise spec.missing_error(source.annotations)
     folders = Folders(spec.root)
-    images = find_images(spec, split, folders)
-    names = sorted(images.stamps)
-    findings = images.findings
+    images, findings = find_images(spec, split, folders)
+    names = sorted(images)
     shared_images: list[str] = []
     lacks_split = False
     if source.label_format.is_per_image:
-        files = pair(images, source, split, folders, named_by=spec.source, is_bounded=spec.is_folder)
-        labels = [files.expected[name] for name in names]
-        label_stamps = [ABSENT] * len(names)
-        for i, label in enumerate(labels):
-            if label in files.used:
+        label_of, places = pair(images, source, split, folders, named_by=spec.source, is_bounded=spec.is_folder)
+        labels = []
+        label_stamps = []
+        for name in names:
+            if name in label_of:
+                label = label_of[name]
                 stamp = stamp_of(path_of(label, spec.root))
-                label_stamps[i] = UNREADABLE if stamp == ABSENT else stamp
-        if not files.used:
+                if stamp == ABSENT:
+                    stamp = UNREADABLE
+            else:
+                label = folders.prefix(places[folder_of(name)]) + _label_name(name, source.label_format.suffix)
+                stamp = ABSENT
+            labels.append(label)
+            label_stamps.append(stamp)
+        if not label_of:
             raise UserError(
                 f"{spec.source}: none of the {counted(len(names), 'image')} of '{split}' has a label file; expected "
-                f"{path_of(labels[0], spec.root)} for {path_of(names[0], spec.root)}"
-                f"{unread_formats(str(spec.root), folders)}"
+                f"{path_of(labels[0], spec.root)} for {images[names[0]]}{unread_formats(str(spec.root), folders)}"
             )
-        findings = findings + _find_orphans(spec, split, images, files, folders)
+        findings += _find_orphans(spec, split, images, {*label_of.values()}, {*places.values()}, folders)
     else:
         assert source.annotations is not None
         labels = [folders.prefix(str(source.annotations)).rstrip("/")]
         label_stamps = [stamp_of(source.annotations)]
         others = [other for _, other in images_of_other_splits(spec, split, folders)]
         lacks_split = None in others
-        shared_images = sorted(set(names).union(*(other.stamps for other in others if other is not None)))
+        shared_images = sorted({*names}.union(*(other for other in others if other is not None)))
     return Listing(
         root=spec.root,
         named_root=spec.root.as_posix(),
         images=names,
-        image_stamps=np.array([images.stamps[name] for name in names], np.int64),
+        image_stamps=np.array([stamp_of(images[name]) for name in names], np.int64),
         label_format=source.label_format,
         labels=labels,
         label_stamps=np.array(label_stamps, np.int64),
@@ -114,81 +108,86 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
 
 
 def pair(
-    images: SplitImages, source: FilesSplit, split: str, folders: Folders, *, named_by: str, is_bounded: bool
-) -> LabelFiles:
-    """Finds the label files of ``images``, those of ``source``. ``named_by``: the YAML or folder, for messages;
-    ``is_bounded``: whether a folder outside the data set's own is no place of labels.
+    images: Mapping[str, str], source: FilesSplit, split: str, folders: Folders, *, named_by: str, is_bounded: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the label file of each image that has one; and the folder (absolute) in which the label files of images
+    are or would be, by the start of the images' names.
 
-    Raises UserError if two places have some, or a file matches images of two folders.
+    ``images``: paths by name, of ``source``; ``named_by``: the YAML or folder, for messages; ``is_bounded``: whether a
+    folder outside the data set's own is no place of labels. Raises UserError if two places have label files, or if a
+    file matches images of two folders.
     """
-    files = LabelFiles({}, set(), set(), set())
-    image_of: dict[str, str] = {}  # an image of each label file in use
-    for prefix, names, found in _matches(images, source, folders, is_bounded=is_bounded):
-        for labels in found.values():
-            files.matched.update(labels.values())
+    label_of: dict[str, str] = {}
+    places: dict[str, str] = {}
+    image_of: dict[str, str] = {}  # the first image of each label file
+    for start, found in _matches(images, source, folders, is_bounded=is_bounded):
         labeled = [place for place, labels in found.items() if labels]
-        if len(labeled) > 1:
-            with_objects = [
-                place
+        if len(labeled) > 1:  # captions and the like are no label files
+            num_objects = {
+                place: sum(_num_objects(label, folders.root, source.label_format) for label in found[place].values())
                 for place in labeled
-                if any(_num_objects(label, folders.root, source.label_format) for label in found[place].values())
-            ]
-            labeled = with_objects or labeled[:1]
+            }
+            labeled = [place for place in labeled if num_objects[place]] or labeled[:1]
         if len(labeled) > 1:
-            folder = images.folders[prefix]
-            below = relative_name(folder, images.entries.get(prefix, folder))
-            key = "labels" if source.label_format is YOLO else "annotations"
-            lines = [
-                f"'{key}: {{{split}: {relative_name(place.removesuffix(f'/{below}'), folders.root)}}}' "
-                f"({counted(len(found[place]), 'file')})"
-                for place in labeled
+            folder = path_of(start, folders.root)
+            below = relative_name(folder, _entry_of(folder, source) or folder)
+            counts = [
+                (Path(place.removesuffix(f"/{below}")), source.label_format, len(found[place])) for place in labeled
             ]
-            raise UserError(
-                f"{named_by}: '{split}': images in {folder} have label files in {len(labeled)} places; remove those of "
-                f"one, or write {' or '.join(lines)} in a YAML"
-            )
-        place = labeled[0] if labeled else next(iter(found))
-        files.folders.add(place)
-        place_prefix = folders.prefix(place)
-        for name in names:
-            label = found[place].get(name)
-            files.expected[name] = label or place_prefix + _label_name(name, source.label_format.suffix)
-            if label is not None:
-                first = image_of.setdefault(label, name)
-                if folder_of(first) != prefix:
-                    raise UserError(
-                        f"{named_by}: '{split}': {label} matches {first} and {name}; move the label files into "
-                        f"folders like those of the images, or name one folder of images in a YAML, such as '{split}: "
-                        f"{max(folder_of(first), prefix).rstrip('/')}', with "
-                        f"'annotations: {relative_name(place, folders.root)}'"
-                    )
-                files.used.add(label)
-    return files
+            raise two_places(f"{named_by}: '{split}': {folder}", split, source.images, counts, folders.root)
+        places[start] = labeled[0] if labeled else next(iter(found))
+        for name, label in found[places[start]].items():
+            first = image_of.setdefault(label, name)
+            if folder_of(first) != start:
+                raise UserError(
+                    f"{named_by}: '{split}': {label} matches {first} and {name}; move the label files into folders "
+                    f"like those of the images, or name one folder of images in a YAML, such as '{split}: "
+                    f"{max(folder_of(first), start).rstrip('/')}', with "
+                    f"'annotations: {relative_name(places[start], folders.root)}'"
+                )
+            label_of[name] = label
+    return label_of, places
+
+
+def two_places(
+    subject: str, split: str, images: Sequence[Path], places: Sequence[tuple[Path, Format, int]], root: Path
+) -> UserError:
+    """Returns the error about ``subject``, which has labels in several places (rule D1), each with its format and its
+    number of label files; ``images``: of the split."""
+    entries = ", ".join(relative_name(entry, root) for entry in images)
+    lines = [
+        f"'{'labels' if label_format is YOLO else 'annotations'}: {{{split}: {relative_name(place, root)}}}' "
+        f"({label_format.title}: {counted(count, 'file')})"
+        for place, label_format, count in places
+    ]
+    return UserError(
+        f"{subject} has labels in {len(places)} places; remove those of one, or write a YAML with 'path: {root}', "
+        f"'{split}: [{entries}]', and {' or '.join(lines)}"
+    )
 
 
 def _matches(
-    images: SplitImages, source: FilesSplit, folders: Folders, *, is_bounded: bool
-) -> Iterator[tuple[str, list[str], dict[str, dict[str, str]]]]:
-    """Yields, for each folder of images, the start of their names, the names, and the label files that are called like
-    them: by place in which they may be, by image."""
+    images: Mapping[str, str], source: FilesSplit, folders: Folders, *, is_bounded: bool
+) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
+    """Yields, for each folder of images, the start of their names, and the label files that are called like them: by
+    place in which they may be, by image."""
     suffix = source.label_format.suffix
     names_in: dict[str, list[str]] = {}  # by their start
-    for name in images.stamps:
+    for name in images:
         names_in.setdefault(folder_of(name), []).append(name)
-    for prefix, names in names_in.items():
-        folder = images.folders[prefix]
+    for start, names in names_in.items():
+        folder = os.path.dirname(images[names[0]])
         if source.annotations is None:
             places = _yolo_places(folder, folders, is_bounded=is_bounded)
         else:
-            entry = images.entries.get(prefix, str(folders.root))
-            places = _named_places(folder, str(source.annotations), entry, folders)
+            places = _named_places(folder, source, folders)
         found: dict[str, dict[str, str]] = {place: {} for place in places}
         for place in places:
             if any(_label_names(place, suffix, folders)):
-                start = folders.prefix(place)
+                prefix = folders.prefix(place)
                 labels = {name: folders.find(place, _label_name(name, suffix)) for name in names}
-                found[place] = {name: start + label for name, label in labels.items() if label is not None}
-        yield prefix, names, found
+                found[place] = {name: prefix + label for name, label in labels.items() if label is not None}
+        yield start, found
 
 
 def _yolo_places(image_folder: str, folders: Folders, *, is_bounded: bool) -> list[str]:
@@ -196,21 +195,27 @@ def _yolo_places(image_folder: str, folders: Folders, *, is_bounded: bool) -> li
     exist. ``is_bounded``: whether a folder outside the data set's own is none."""
     parts = Path(image_folder).parts
     for i in reversed(range(num_shared_parts(image_folder, folders.root) if is_bounded else 1, len(parts))):
-        if casefold_nfc(parts[i]) == "images":
+        if casefold_nfc(parts[i]) == IMAGE_FOLDERS[0]:
             above = os.path.join(*parts[:i])
             below = ["labels", *parts[i + 1 :]]
             return [folders.find_below(above, below) or os.path.join(above, *below), image_folder]
     return [image_folder]
 
 
-def _named_places(image_folder: str, labels: str, entry: str, folders: Folders) -> list[str]:
-    """Returns the existing folders below ``labels`` in which the label files of the images in ``image_folder`` may be,
-    or ``labels`` itself. ``entry``: the folder, or the data set's own for a list, that the split names."""
-    tree = image_tree(image_folder, folders.root)
-    tops = [tree or str(folders.root), entry, image_folder]
+def _entry_of(image_folder: str, source: FilesSplit) -> str | None:
+    """Returns the folder of a split that an image is in; None for an image of a list."""
+    return next((str(entry) for entry in source.images if Path(image_folder).is_relative_to(entry)), None)
+
+
+def _named_places(image_folder: str, source: FilesSplit, folders: Folders) -> list[str]:
+    """Returns the existing folders below ``source.annotations`` in which the label files of the images in
+    ``image_folder`` may be, or ``source.annotations`` itself."""
+    root = str(folders.root)
+    tops = [image_tree(image_folder, folders.root) or root, _entry_of(image_folder, source) or root, image_folder]
     below = [Path(image_folder).relative_to(top).parts for top in tops if Path(image_folder).is_relative_to(top)]
-    places = [folders.find_below(labels, list(parts)) for parts in below]
-    return list(dict.fromkeys(place for place in places if place and os.path.isdir(place))) or [labels]
+    places = [folders.find_below(str(source.annotations), list(parts)) for parts in below]
+    existing = [place for place in places if place and os.path.isdir(place)]
+    return list(dict.fromkeys(existing)) or [str(source.annotations)]
 
 
 def _label_name(image: str, suffix: str) -> str:
@@ -237,9 +242,10 @@ def _num_objects(name: str, root: Path, label_format: Format) -> int:
 
 
 def _find_orphans(
-    spec: DatasetSpec, split: str, images: SplitImages, files: LabelFiles, folders: Folders
+    spec: DatasetSpec, split: str, images: Mapping[str, str], used: set[str], places: set[str], folders: Folders
 ) -> list[Finding]:
-    """Returns a finding for each label file, in the label folders of the split, that no image has (rule D2).
+    """Returns a finding for each label file, in the label folders of the split, that no image has (rule D2). ``used``:
+    label files of ``images``, which are in ``places``.
 
     Images that have one may also be beside those of this split, as with a list of a part of the images, or in another
     split that names the folder of labels. If the images of such a split are missing, nothing is known about the files.
@@ -249,24 +255,22 @@ def _find_orphans(
         tops = [str(source.annotations)]
     else:  # also label folders of missing image folders
         entries = [str(entry) for entry in source.images if os.path.isdir(entry)]
-        places = [_yolo_places(entry, folders, is_bounded=spec.is_folder) for entry in entries]
-        tops = [next(filter(os.path.isdir, of_entry)) for of_entry in places]
+        tops = [
+            next(filter(os.path.isdir, _yolo_places(entry, folders, is_bounded=spec.is_folder))) for entry in entries
+        ]
     orphans = {
         folders.prefix(folder) + name
-        for folder in {folder for top in tops for folder in folders.walk(top)} | files.folders
+        for folder in places.union(*map(folders.walk, tops))
         for name in _label_names(folder, source.label_format.suffix, folders)
-    } - files.matched
+    } - used
     if not orphans:
         return []
-    for other, other_images in (
-        (source, images_beside(images.stamps, folders)),
-        *images_of_other_splits(spec, split, folders),
-    ):
+    others = [(source, images_beside(images, folders)), *images_of_other_splits(spec, split, folders)]
+    for other, other_images in others:
         if other_images is None:
             return []
-        for _, _, found in _matches(other_images, other, folders, is_bounded=spec.is_folder):
-            for matched in found.values():
-                orphans.difference_update(matched.values())
+        for _, found in _matches(other_images, other, folders, is_bounded=spec.is_folder):
+            orphans.difference_update(*(labels.values() for labels in found.values()))
     findings: list[Finding] = []
     for name in sorted(orphans):
         num_objects = _num_objects(name, spec.root, source.label_format)

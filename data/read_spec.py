@@ -15,10 +15,11 @@ import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from data.formats.label_format import Format
 from data.formats.table import YOLO, format_of
 from data.images.shards import is_shard_path
 from data.labels import class_names_in
@@ -47,9 +48,11 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
 def _load(path: Path, known_root: str, *, is_joined: bool) -> DatasetSpec:
     """Implements `load_dataset_spec`. ``is_joined``: whether another YAML joins this one."""
     notes: list[str] = []
+    splits: dict[str, Split] = {}
     if path.is_dir():
-        values, path, note = read_folder(normal_path(path))
+        values, path, note, found = read_folder(normal_path(path))
         notes.append(note)
+        splits.update(found)
     elif is_yaml(path):
         values = load_yaml(path, text_under=CLASS_KEYS)
     else:
@@ -65,8 +68,10 @@ def _load(path: Path, known_root: str, *, is_joined: bool) -> DatasetSpec:
         notes.append(f"{path}: not used: {listed(unused, 12)}")
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
     tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE)] | None, f"{path}: tile") or 0
-    root = resolve_root(values.get("path"), path, known_root)
-    splits = _read_splits(values, path, root, is_joined=is_joined)
+    root = path
+    if not splits:
+        root = resolve_root(values.get("path"), path, known_root)
+        splits = _read_splits(values, path, root, is_joined=is_joined)
     parts = [part for split in splits.values() if isinstance(split, JoinedSplit) for part in split.parts]
     for part in parts:
         notes += part.notes
@@ -115,16 +120,12 @@ def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
 
 
 def checked_path(value: Any, location: str) -> Path:
-    """Returns the path that a YAML entry names; ``\\`` is ``/``. A Path, which `read_folder` has found, is kept."""
-    if isinstance(value, Path):
-        return value
+    """Returns the path that a YAML entry names; ``\\`` is ``/``."""
     text = check(value, str, location).strip()
     if not text:
         raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
     if one_line(text) != text:
         raise UserError(f"{location}: {text!r}: in double quotes, \\ begins an escape: write / or leave out the quotes")
-    if os.name != "nt" and re.match(r"[A-Za-z]:[\\/]", text):
-        raise UserError(f"{location}: {text}: a path on Windows; write where the data are on this machine")
     return Path(os.path.expanduser(text.replace("\\", "/")))
 
 
@@ -143,65 +144,62 @@ def _resolve(value: Any, root: Path, location: str) -> Path:
 
 
 def _read_splits(values: dict[str, Any], path: Path, root: Path, *, is_joined: bool) -> dict[str, Split]:
-    """Reads the keys ``train``, ``val``, ``test`` and ``annotations``. Raises UserError if there is no split, or if a
-    split has annotations but no images."""
-    annotations = _read_labels(values, "annotations", path, root)
-    txt_folders = _read_labels(values, "labels", path, root)
-    splits: dict[str, Split] = {}
+    """Reads the splits and their labels. Raises UserError if there is no split, or labels of a split without images."""
+    entries_of: dict[str, list[Any]] = {}
     for split in SPLITS:
-        value = values.get(split)
-        if value in (None, "", []):
-            continue
-        entries = value if isinstance(value, list) else [value]
-        if any(isinstance(entry, str | Path) and is_yaml(entry) for entry in entries):
-            if split in annotations or split in txt_folders:
-                raise UserError(f"{path}: {split}: joins other data sets; 'annotations' belong in their YAMLs")
-            if is_joined:
-                raise UserError(f"{path}: {split}: joins data sets itself; name those in its place")
-            splits[split] = _read_joined_split(entries, split, path, root)
-        else:
-            images = tuple(_resolve(entry, root, f"{path}: {split}") for entry in entries)
-            if split in annotations and split in txt_folders:
-                raise UserError(f"{path}: {split}: has 'annotations' and 'labels'; remove one of the two")
-            if split in txt_folders:
-                splits[split] = FilesSplit(images, txt_folders[split], YOLO)
-            else:
-                splits[split] = _listed_split(images, annotations.get(split), f"{path}: {split}")
-    if not splits:
+        if values.get(split) not in (None, "", []):
+            entries_of[split] = values[split] if isinstance(values[split], list) else [values[split]]
+    if not entries_of:
         raise UserError(f"{path}: names no images; add 'train: <folder>' and 'val: <folder>'")
+    labels_of = _read_labels(values, entries_of, path, root)
+    splits: dict[str, Split] = {}
+    for split, entries in entries_of.items():
+        location = f"{path}: {split}"
+        if any(isinstance(entry, str) and is_yaml(entry) for entry in entries):
+            if split in labels_of:
+                raise UserError(f"{location}: joins other data sets; 'annotations' belong in their YAMLs")
+            if is_joined:
+                raise UserError(f"{location}: joins data sets itself; name those in its place")
+            splits[split] = _read_joined_split(entries, split, path, root)
+            continue
+        images = tuple(_resolve(entry, root, location) for entry in entries)
+        shards = [image for image in images if is_shard_path(image)]
+        if shards and (len(images) > 1 or split in labels_of):
+            raise UserError(f"{location}: {shards[0]} has labels of its own, and must be the only entry")
+        annotations, label_format = labels_of.get(split, (None, YOLO))
+        splits[split] = ShardSplit(shards[0]) if shards else FilesSplit(images, annotations, label_format)
     return splits
 
 
-def _read_labels(values: Mapping[str, Any], key: str, path: Path, root: Path) -> dict[str, Path]:
-    """Returns the labels by split. The value of ``key`` is a map, one path for all splits, or None."""
-    location = f"{path}: {key}"
-    value = values.get(key)
-    if value is None:
-        return {}
-    by_split = dict.fromkeys(SPLITS, value) if isinstance(value, str) else check(value, dict, location)
-    for split in by_split:
-        if split not in SPLITS:
-            raise UserError(f"{location}: unknown split '{split}'{suggestion(str(split), SPLITS)}")
-        if not values.get(split) and not isinstance(value, str):
-            raise UserError(f"{location}: names '{split}', but there is no '{split}: <folder of its images>'")
-    return {
-        split: _resolve(entry, root, f"{location}: {split}") for split, entry in by_split.items() if entry is not None
-    }
-
-
-def _listed_split(images: tuple[Path, ...], annotations: Path | None, location: str) -> Split:
-    """Returns a split of folders and lists of images, or of shards."""
-    shards = [path for path in images if is_shard_path(path)]
-    if shards:
-        if len(images) > 1:
-            raise UserError(f"{location}: {shards[0]} must be the only entry; join data sets by their YAMLs")
-        if annotations is not None:
-            raise UserError(f"{location}: {shards[0]} has labels of its own; remove the 'annotations' of this split")
-        return ShardSplit(shards[0])
-    label_format = YOLO if annotations is None else format_of(annotations)
-    if label_format is None:
-        raise UserError(f"{location}: {annotations}: neither a .json, .xml or .csv file nor a folder of label files")
-    return FilesSplit(images, annotations, label_format)
+def _read_labels(
+    values: Mapping[str, Any], splits: Collection[str], path: Path, root: Path
+) -> dict[str, tuple[Path, Format]]:
+    """Returns the labels of ``splits`` that ``annotations`` and ``labels`` name, a map or one path for all splits, with
+    their formats."""
+    found: dict[str, tuple[Path, Format]] = {}
+    formats: dict[Path, Format | None] = {}
+    for key in ("annotations", "labels"):
+        location = f"{path}: {key}"
+        value = values.get(key) or {}
+        by_split = dict.fromkeys(splits, value) if isinstance(value, str) else check(value, dict, location)
+        for split, entry in by_split.items():
+            if split not in SPLITS:
+                raise UserError(f"{location}: unknown split '{split}'{suggestion(str(split), SPLITS)}")
+            if split not in splits:
+                raise UserError(f"{location}: names '{split}', but there is no '{split}: <folder of its images>'")
+            if entry is None:
+                continue
+            if split in found:
+                raise UserError(f"{path}: {split}: has 'annotations' and 'labels'; remove one of the two")
+            labels = _resolve(entry, root, f"{location}: {split}")
+            if labels not in formats:
+                formats[labels] = YOLO if key == "labels" else format_of(labels)
+            label_format = formats[labels]
+            if label_format is None:
+                expected = "neither a .json, .xml or .csv file nor a folder of label files"
+                raise UserError(f"{location}: {split}: {labels}: {expected}")
+            found[split] = labels, label_format
+    return found
 
 
 def _read_joined_split(entries: Sequence[Any], split: str, path: Path, root: Path) -> JoinedSplit:

@@ -69,42 +69,27 @@ def _divide(index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
 
 def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bool) -> DatasetIndex:
     """Returns all images with only the boxes of ``spec.classes``, numbered from 0; with ``single_cls``, all classes are
-    0. ``index`` has the classes of the labels."""
-    number_of_label = _numbers_of_labels(spec)
-    if single_cls:
-        number_of_label = np.minimum(number_of_label, 0)
+    0. ``index`` has the L classes of the labels. A class has the smallest category id of those that it merges."""
+    number_of_name = {IGNORED: IGNORED}
+    for number, position in enumerate(spec.classes or range(len(spec.names))):
+        number_of_name[position] = 0 if single_cls else number
+    position_of_label = spec.class_of or range(len(spec.names))
+    # int32 (L,): class indices of the run, `IGNORED` or `_LEFT_OUT`
+    number_of_label = np.array([number_of_name.get(position, _LEFT_OUT) for position in position_of_label], np.int32)
     # Regions in which all classes are ignored do not have a class of the labels.
     classes = np.where(index.classes == IGNORED, IGNORED, number_of_label[index.classes]).astype(np.int32)
+    ids_of_number: dict[int, list[int]] = {}
+    for category_id, number in zip(index.category_ids or range(len(number_of_label)), number_of_label.tolist()):
+        ids_of_number.setdefault(number, []).append(category_id)
     names = class_names(spec, single_cls)
     result = replace(
         index,
         names=names,
         classes=classes,
         crowd=index.crowd | (classes == IGNORED),
-        category_ids=_ids_of_used_classes(index, number_of_label, len(names)),
+        category_ids=tuple(min(ids_of_number[number]) for number in range(len(names))),
     )
     return result.with_boxes(classes != _LEFT_OUT)
-
-
-def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
-    """Maps the L classes of the labels to class indices of a run, `IGNORED` or `_LEFT_OUT`: int32 (L,)."""
-    number_of_name = {IGNORED: IGNORED}
-    for number, position in enumerate(spec.classes or range(len(spec.names))):
-        number_of_name[position] = number
-    position_of_label = spec.class_of or range(len(spec.names))
-    return np.array([number_of_name.get(position, _LEFT_OUT) for position in position_of_label], np.int32)
-
-
-def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
-    """Returns the category id of each used class; for a merged class, the smallest.
-
-    ``index`` has the L classes of the labels; ``number_of_label``: int32 (L,), the numbers that they have in a run.
-    """
-    ids_of_number: dict[int, list[int]] = {}
-    label_ids = index.category_ids or range(len(number_of_label))
-    for category_id, number in zip(label_ids, number_of_label.tolist()):
-        ids_of_number.setdefault(number, []).append(category_id)
-    return tuple(min(ids_of_number[number]) for number in range(num_classes))
 
 
 def _drop_partially_lost_images(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
