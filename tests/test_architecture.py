@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from data import layouts, pairing
+from data import layouts, listing, pairing
 from data.findings import KINDS
 from data.folders import Folders
 from data.formats.table import FORMATS
+from data.formats.voc import VOC
+from data.spec import FilesSplit
 from engine.report.advice import ADVICE
 from engine.run import folder
 from engine.train import trackers
@@ -249,20 +251,20 @@ def files_of_a_run(_: Path) -> int:
 
 
 def names_of_layouts(_: Path) -> int:
-    return len((*layouts._IMAGE_FOLDERS, *layouts._LABEL_FOLDERS, *layouts._NAME_LISTS, *layouts._FILE_NAMES))
+    return len((*listing.IMAGE_FOLDERS, layouts.LABEL_FOLDER, *layouts.NAME_LISTS, *layouts.FILE_NAMES))
 
 
 def places_of_labels(root: Path) -> int:
     """Those of a folder without a YAML, of YOLO's label files, and below a folder that a YAML names."""
-    export = root / "export"
-    images = export / "train" / "images"
+    images = root / "export" / "train" / "images"
     labels = root / "annotations"
     inside = [images / "a", labels / "a", labels / "train" / "images" / "a"]
-    for path in (*inside, *(above / name / "train" for above in (root, export) for name in layouts._LABEL_FOLDERS)):
+    for path in (*inside, *(above / layouts.LABEL_FOLDER / "train" for above in (root, root / "export"))):
         path.mkdir(parents=True, exist_ok=True)
-    of_folder = layouts._places(images, root)
-    of_yolo = pairing._yolo_places(str(images), Folders(root), is_bounded=True)
-    named = pairing._named_places(str(images / "a"), str(labels), str(export), Folders(root))
+    folders = Folders(root)
+    of_folder = layouts._places(images, folders)
+    of_yolo = pairing._yolo_places(str(images), folders, is_bounded=True)
+    named = pairing._named_places(str(images / "a"), FilesSplit((root / "export",), labels, VOC), folders)
     return len(of_folder) + len(of_yolo) + len(named)
 
 
@@ -284,8 +286,8 @@ def loaded_by(*names: str) -> int:
         (140, settings, "The commands share these settings and hyper-parameters."),
         (12, lambda _: len(KINDS), "A finding is of one of these kinds."),
         (5, lambda _: len(ADVICE), "A report has at most these rows of advice."),
-        (14, names_of_layouts, "`--data FOLDER` knows layouts by these names of folders and files."),
-        (16, places_of_labels, "The labels of an image may be in these places."),
+        (12, names_of_layouts, "`--data FOLDER` knows layouts by these names of folders and files."),
+        (12, places_of_labels, "The labels of an image may be in these places."),
         (7, lambda _: len(FORMATS), "Labels are read in these formats."),
         (6, lambda _: len(EXPORT_FORMATS), "export.py writes these formats."),
         (13, files_of_a_run, "A run writes these files, which a new run removes or a tracker stores."),

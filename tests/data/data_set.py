@@ -89,6 +89,16 @@ class DataSet:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
+    def write(self, files: str) -> None:
+        """Writes images and label files; "labels/x.txt:2" has two boxes, a label file without a number has one."""
+        for name, _, number in (word.partition(":") for word in files.split()):
+            if name.lower().endswith((".txt", ".xml")):
+                objects = [("a", 5, 5, 20, 20 + i) for i in range(int(number or 1))]
+                rows = "".join(f"0 0.5 0.5 0.2 0.{2 + i}\n" for i in range(len(objects)))
+                self.file(name, rows if name.lower().endswith(".txt") else voc(*objects))
+            else:
+                self.images(name)
+
     def pairs(self, *names: str, rows: str = BOX) -> None:
         """Writes images ``images/NAME.png``, each with its YOLO txt in ``labels``."""
         for name in names:
@@ -135,6 +145,17 @@ def load(data: Path | str | DatasetSpec, split: str = "train", *, max_bad: float
 def counts(index: DatasetIndex) -> Counts:
     report = index.report
     return Counts(report.used_images, report.used_objects, report.lost_images, report.lost_objects)
+
+
+def told(index: DatasetIndex) -> str:
+    """Returns the boxes of each image, the numbers of lost images and objects, and where the findings about them are,
+    such as "images/x.png:1 lost 0+2 labels/y.txt"."""
+    report = index.report
+    words = [f"{name}:{count}" for name, count in num_boxes(index).items()]
+    if report.lost_images or report.lost_objects:
+        places = [finding.where for finding in report.findings if finding.lost_images or finding.lost_objects]
+        words += [f"lost {report.lost_images}+{report.lost_objects}", *places]
+    return " ".join(words)
 
 
 def places(index: DatasetIndex, kind: str) -> list[str]:

@@ -34,15 +34,6 @@ def test_the_demo_set_is_clean_and_the_same_bytes_again(tmp_path, monkeypatch):
     assert (tmp_path / "set/images/train/00000.jpg").stat().st_mtime_ns != before
 
 
-def test_a_demo_set_is_not_replaced_with_a_run_in_it(tmp_path):
-    run = tmp_path / "set" / "runs" / "exp"
-    ensure_demo(tmp_path / "set", **SMALL)
-    run.mkdir(parents=True)
-    (run / "last.pt").touch()
-    assert str(run.parent) in refusal(lambda: ensure_demo(tmp_path / "set", **SMALL, seed=1))
-    assert (run / "last.pt").exists()
-
-
 def test_boxes_are_around_what_differs_from_the_picture_without_the_object():
     """Each object's box has an edge of its own: pixels on both sides of it differ."""
     image, labels = demo_image("train", 1, size=128)

@@ -66,36 +66,6 @@ def test_the_message_names_a_file_that_lists_all_findings(data, tmp_path):
         assert sum(line.startswith(f"labels/train/x.txt:{row}: {BAD_ROW}") for line in lines) == 1
 
 
-def test_images_count_toward_max_bad_even_without_objects(data):
-    data.pairs(*(f"train/{i}" for i in range(7)))
-    data.file("images/train/bad.png", b"not an image")
-    data.yaml()
-    refusal(lambda: data.index(max_bad=0.1))
-    assert len(data.index(max_bad=0.13)) == 7
-
-
-def test_a_split_of_lost_images_alone_is_refused_whatever_max_bad(data):
-    data.pairs("train/x", rows=BAD)
-    data.yaml()
-    assert "labels/train/x.txt" in refusal(lambda: data.index(max_bad=1.0))
-
-
-def test_an_unknown_class_names_the_ids_that_begin_at_0(data, lines):
-    data.pairs(*(f"train/{i}" for i in range(5)), rows="1 0.3 0.3 0.2 0.2\n2 0.6 0.6 0.2 0.2\n")
-    data.yaml()
-    data.index()
-    warnings = [record.getMessage() for record in lines.records if record.levelno == logging.WARNING]
-    assert sum("begin at 0" in text for text in warnings) == 1
-    assert "0 to 1" in refusal(lambda: data.index(max_bad=0.1))
-
-
-def test_a_row_of_save_conf_is_said_to_have_a_confidence(data):
-    data.pairs("train/x")
-    data.pairs("train/y", rows="0 0.5 0.5 0.2 0.2 0.87\n")
-    data.yaml()
-    assert "--save-conf" in data.index().report.loss_summary()
-
-
 def test_the_boxes_of_each_class_are_told_and_a_class_of_ignore_regions_is_named(data, lines):
     """CVAT exports ellipses as crowds."""
     content = coco([("x.png", [(1, 5, 5, 20, 20), (2, 9, 9, 9, 9), (2, 30, 5, 9, 9)])])

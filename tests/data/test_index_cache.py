@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from data.findings import ScanReport
 from tests.data.data_set import BOX, DataSet, boxes, coco, give_away, image_bytes, load, refusal, voc
 from tests.helpers.open_counter import OpenCounter
 
@@ -90,15 +89,6 @@ def test_a_moved_folder_causes_none(three, tmp_path):
     assert after.path(0) == str(moved.root / "images/train/a.png")
 
 
-def test_an_edited_json_causes_a_scan_of_each_split_that_names_it(three, tmp_path):
-    three.yaml(train="images/train", annotations={"train": "all.json"})
-    load(three.data, cache_dir=str(tmp_path / "cache"))
-    path = three.root / "all.json"
-    edit(path, path.read_bytes().replace(b"20, 20]", b"20, 21]"))
-    assert images_opened(three, tmp_path / "cache") == 2
-    assert boxes(load(three.data, cache_dir=str(tmp_path / "cache")))["a"] == [("a", 5, 5, 20, 21)]
-
-
 @pytest.mark.parametrize("form", ["yolo", "coco"])
 def test_labels_of_an_archive_with_one_time_are_told_apart_by_their_contents(three, tmp_path, form):
     def give_one_time() -> None:
@@ -122,14 +112,6 @@ def test_a_moved_json_is_scanned_anew_because_it_may_name_its_folder(three, tmp_
     load(three.data, cache_dir=str(tmp_path / "cache"))
     moved = DataSet(three.root.rename(tmp_path / "moved"))
     assert "images/train/a.png" in refusal(lambda: load(moved.data, cache_dir=str(tmp_path / "cache")))
-
-
-def test_a_report_that_cannot_be_written_leaves_the_index_cached(three, tmp_path, lines, monkeypatch):
-    three.file("labels/train/lost.txt")
-    monkeypatch.setattr(ScanReport, "write", lambda *_: os.stat(tmp_path / "gone"))
-    load(three.data, cache_dir=str(tmp_path / "cache"))
-    assert any(f"{tmp_path}/cache/train-" in record.getMessage() for record in lines.records)
-    assert images_opened(three, tmp_path / "cache") == 0
 
 
 def test_a_damaged_cache_is_made_anew(three, tmp_path):

@@ -63,13 +63,6 @@ def test_a_fraction_is_of_the_whole_and_held_out_images_may_be_of_any_part(sets)
     assert len(load(spec)) == 2
 
 
-def test_images_without_a_label_file_are_those_of_the_parts(sets):
-    sets.images("one/images/train/z.png", "two/images/train/w.png")
-    index = sets.index()
-    assert [index.paths[i][:7] for i in np.flatnonzero(index.without_label_file())] == ["one/ima", "two/ima"]
-    assert "; 2 images without a label file, trained as showing no object" in index.summary("train")
-
-
 def test_a_data_set_is_extended_by_the_classes_of_a_model(sets):
     """As for a model that keeps its classes: its first ones are matched without case."""
     spec = open_set(sets.root / "one/data.yaml", ["train"]).extended(("Dark", "tree"), "best.pt")

@@ -1,16 +1,18 @@
-"""Rule D5: an entry of a COCO JSON is of the image whose path ends with its file name, in whole folders."""
+"""Rule D5: an entry of a file for all images is of the image whose path ends with its file name, in whole folders."""
 
 from __future__ import annotations
 
 import pytest
 
 from data.findings import ORPHAN, UNDECLARED
-from tests.data.data_set import DataSet, coco, load, num_boxes, open_set, places
+from tests.data.data_set import DataSet, coco, load, open_set, places, told
 
 ONE = [(1, 5, 5, 20, 20)]
 TWO = [(1, 5, 5, 20, 20), (2, 30, 5, 20, 20)]
+ALL = {"train": "all.json", "val": "all.json"}
 
-FITTING = {  # with the images train/a/7.png, val/a/7.png, val/8.png, and train/Ü y.png
+# The image of an entry with two boxes, beside train/t.png and val/v.png, or nothing.
+FITTING = {
     "8.png": "val/8.png",
     "val/8.png": "val/8.png",
     "images/val/8.png": "val/8.png",
@@ -21,100 +23,80 @@ FITTING = {  # with the images train/a/7.png, val/a/7.png, val/8.png, and train/
     "train/a/7.png": "train/a/7.png",
     "U\u0308%20y.png": "train/\u00dc y.png",
     "u\u0308 y.png": "train/\u00dc y.png",
-}
-LOST = ("7.png", "a/7.png", "A/7.PNG", "gone.png", "other/8.png", "b/a/7.png", "8", "/elsewhere/images/val/8.png", "")
+} | dict.fromkeys(
+    ("7.png", "a/7.png", "A/7.PNG", "gone.png", "other/8.png", "b/a/7.png", "8", "/elsewhere/images/val/8.png", ""), ""
+)
 
 
 @pytest.fixture
 def shared(data: DataSet) -> DataSet:
-    """Two splits that share a JSON, whose first entries are of one image each."""
+    """Two splits that share a JSON."""
     data.images(*(f"images/{name}.png" for name in ("train/a/7", "val/a/7", "val/8", "train/\u00dc y")))
-    data.images("images/train/t.png", "images/val/v.png")
-    data.yaml(annotations={"train": "all.json", "val": "all.json"})
+    data.write("images/train/t.png images/val/v.png")
+    data.yaml(annotations=ALL)
     return data
 
 
-def write(data: DataSet, *entries: tuple[str, list]) -> None:
-    data.file("all.json", coco([("train/t.png", ONE), ("val/v.png", ONE), *entries]))
+def entries(data: DataSet, *others: tuple[str, list]) -> None:
+    data.file("all.json", coco([("train/t.png", ONE), ("val/v.png", ONE), *others]))
 
 
 @pytest.mark.parametrize("file_name", FITTING)
-def test_an_entry_is_of_the_image_whose_path_ends_with_its_name(shared, file_name):
-    write(shared, (file_name.format(root=shared.root), TWO))
-    image = f"images/{FITTING[file_name]}"
-    for split in ("train", "val"):
-        index = shared.index(split)
-        expected = {f"images/{split}/{split[0]}.png": 1}
-        if image.startswith(f"images/{split}/"):
-            expected[image] = 2
-        assert num_boxes(index) == expected
-        assert index.report.lost_objects == 0
-
-
-@pytest.mark.parametrize("file_name", LOST)
-def test_an_entry_that_fits_no_image_or_several_is_counted_with_its_objects_in_each_split(shared, file_name):
-    write(shared, (file_name, TWO))
-    for split in ("train", "val"):
-        index = shared.index(split)
-        assert num_boxes(index) == {f"images/{split}/{split[0]}.png": 1}
-        assert (index.report.used_objects, index.report.lost_objects) == (1, 2)
-        assert len(places(index, ORPHAN)) == 1
+def test_an_entry_is_of_the_only_image_whose_path_ends_with_its_name_or_lost_in_each_split(shared, file_name):
+    entries(shared, (file_name.format(root=shared.root), TWO))
+    image = FITTING[file_name]
+    for split, own in (("train", "images/train/t.png:1"), ("val", "images/val/v.png:1")):
+        if not image:
+            assert told(shared.index(split)) == f"{own} lost 1+2 all.json"
+            continue
+        images = [own, f"images/{image}:2"] if image.startswith(split) else [own]
+        assert told(shared.index(split)) == " ".join(sorted(images))
 
 
 def test_of_two_entries_of_an_image_one_is_lost(shared):
-    write(shared, ("8.png", ONE), ("val/8.png", TWO))
-    report = shared.index("val").report
-    assert report.used_objects + report.lost_objects == 4
-    assert report.lost_images == 0  # the image is used
+    entries(shared, ("8.png", ONE), ("val/8.png", TWO))
+    assert told(shared.index("val")) == "images/val/8.png:1 images/val/v.png:1 lost 0+2 all.json"
 
 
 def test_entries_of_images_that_exist_but_are_not_declared_are_one_line_and_not_lost(shared):
-    shared.images("images/extra/1.png", "images/extra/2.png")
-    entries = [(name.format(root=shared.root), ONE) for name in ("{root}/images/extra/1.png", "EXTRA/2.PNG", "%31.png")]
-    write(shared, ("extra/1.png", TWO), ("images/extra/2.png", ONE), *entries)
-    index = shared.index()
-    assert (index.report.used_objects, index.report.lost_objects) == (1, 0)
-    assert len(places(index, UNDECLARED)) == 1
-
-
-def test_an_entry_that_fits_several_undeclared_images_is_lost(shared):
-    """One that fits a declared image is its entry, whatever thumbnails or masks are beside it."""
-    shared.images("images/extra/1.png", "images/thumbnails/1.png", "images/thumbnails/8.png")
-    write(shared, ("1.png", TWO), ("8.png", ONE))
+    """One that fits several of these is lost, and one that fits a declared image is its entry."""
+    shared.write("images/extra/1.png images/extra/2.png images/thumbnails/8.png")
+    more = [(name.format(root=shared.root), ONE) for name in ("{root}/images/extra/1.png", "EXTRA/2.PNG", "%31.png")]
+    entries(shared, ("extra/1.png", TWO), ("8.png", ONE), *more)
     index = shared.index("val")
-    assert num_boxes(index) == {"images/val/8.png": 1, "images/val/v.png": 1}
-    assert (index.report.lost_images, index.report.lost_objects) == (1, 2)
+    assert told(index) == "images/val/8.png:1 images/val/v.png:1"
+    assert len(places(index, UNDECLARED)) == 1
+    shared.write("images/more/1.png")
+    entries(shared, ("1.png", TWO))
+    assert told(shared.index()) == "images/train/t.png:1 lost 1+2 all.json"
 
 
-def test_entries_of_a_split_with_other_annotations_are_not_lost(shared):
+def test_entries_of_a_split_with_other_annotations_or_without_images_here_are_not_lost(shared):
     shared.file("val.json", coco([("val/v.png", TWO)]))
     shared.yaml(annotations={"train": "all.json", "val": "val.json"})
-    write(shared)
-    assert (shared.counts()[1:], shared.counts("val")[1:]) == ((1, 0, 0), (2, 0, 0))
-
-
-def test_entries_of_a_declared_split_that_is_missing_are_one_line_and_not_lost(shared):
-    shared.yaml(
-        train="images/train", val="images/val", test="images/test", annotations=dict.fromkeys(
-            ("train", "val", "test"), "all.json"
-        )
-    )  # fmt: skip
-    write(shared, ("test/1.png", TWO), ("2.png", ONE))
+    entries(shared)
+    assert (told(shared.index()), told(shared.index("val"))) == ("images/train/t.png:1", "images/val/v.png:2")
+    splits = {split: f"images/{split}" for split in ("train", "val", "test")}
+    shared.yaml(**splits, annotations="all.json")
+    entries(shared, ("test/1.png", TWO), ("2.png", ONE))
     index = load(open_set(shared.data, ["train"]))
-    assert (index.report.used_objects, index.report.lost_objects) == (1, 0)
+    assert told(index) == "images/train/t.png:1"
     assert len(places(index, UNDECLARED)) == 1
     shared.images("images/test/1.png")
-    index = load(open_set(shared.data, ["train"]))
-    assert (index.report.used_objects, index.report.lost_objects) == (1, 1)
+    assert len(places(load(open_set(shared.data, ["train"])), ORPHAN)) == 1
+
+
+def write(data: DataSet, content: dict, **yaml: object) -> None:
+    data.images("images/train/x.png", "images/train/y.png")
+    data.file("a.json", content)
+    data.yaml(train="images/train", annotations={"train": "a.json"}, **yaml)
 
 
 def test_ids_of_images_and_categories_are_those_of_the_json(data):
     content = coco([("x.png", [(7, 5, 5, 20, 20)]), ("y.png", [])], categories=[{"id": 7, "name": "b"}])
     content["images"][0]["id"] = content["annotations"][0]["image_id"] = "0042"
     content["images"][1]["id"] = 5.0
-    data.images("images/train/x.png", "images/train/y.png")
-    data.file("a.json", content)
-    data.yaml(train="images/train", names=["b"], annotations={"train": "a.json"})
+    write(data, content, names=["b"])
     truth = data.index().ground_truth()
     assert truth.image_ids == ("0042", 5)
     assert truth.category_ids == (7,)
@@ -126,17 +108,15 @@ def test_ids_of_images_and_categories_are_those_of_the_json(data):
         ({"names": ["ship", "boat"]}, {}, (3, 7)),
         ({"names": ["boat", "tug", "ship", "raft"]}, {}, (7, 8, 3, 9)),
         ({"names": ["ship", "boat"], "classes": {"boat": "ship"}}, {}, (3,)),
-        ({"names": ["ship", "boat"]}, {"single_cls": True}, (3,)),
         ({"names": ["vessel"]}, {"single_cls": True}, (3,)),
     ],
 )
 def test_a_class_has_the_id_of_its_category_the_smallest_if_merged(data, content, options, ids):
     """The file has categories without boxes, one of them called like a class."""
-    named = [(0, "fleet"), (3, "ship"), (7, "boat"), (1, "ship")]
-    categories = [{"id": number, "name": name} for number, name in named]
-    data.images("images/train/x.png")
-    data.file("a.json", coco([("x.png", [(7, 5, 5, 20, 20), (3, 30, 5, 20, 20)])], categories=categories))
-    data.yaml(train="images/train", annotations={"train": "a.json"}, **content)
+    categories = [
+        {"id": number, "name": name} for number, name in ((0, "fleet"), (3, "ship"), (7, "boat"), (1, "ship"))
+    ]
+    write(data, coco([("x.png", [(7, 5, 5, 20, 20), (3, 30, 5, 20, 20)])], categories=categories), **content)
     index = data.index(**options)
     assert index.ground_truth().category_ids == ids
     assert index.report.used_objects == 2
@@ -158,8 +138,7 @@ ROOTED = [(0, "fleet", "none"), (1, "ship", "fleet"), (10, "boat", "fleet")]
 def test_names_come_from_the_categories_without_the_root_of_roboflow(data, categories, used, names):
     """Its exports have a category without boxes, the supercategory of all others (rf-detr, pull request 1303)."""
     named = [{"id": number, "name": name, "supercategory": above} for number, name, above in categories]
-    data.images("images/train/x.png")
-    data.file("a.json", coco([("x.png", [(number, 5, 5, 20, 20) for number in used])], categories=named))
+    write(data, coco([("x.png", [(number, 5, 5, 20, 20) for number in used])], categories=named))
     data.file("data.yaml", "train: images/train\nannotations: {train: a.json}\n")
     spec = open_set(data.data, ["train"])
     assert spec.names == names
@@ -167,7 +146,5 @@ def test_names_come_from_the_categories_without_the_root_of_roboflow(data, categ
 
 
 def test_categories_are_matched_with_names_by_name(data):
-    data.images("images/train/x.png")
-    data.file("a.json", coco([("x.png", TWO)]))
-    data.yaml(train="images/train", names=["z", "b", "a"], annotations={"train": "a.json"})
+    write(data, coco([("x.png", TWO)]), names=["z", "b", "a"])
     assert data.index().classes.tolist() == [2, 1]

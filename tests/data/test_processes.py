@@ -11,7 +11,7 @@ import pytest
 from data.loading.build import open_val_index
 from data.open import open_data
 from data.spec import DataSource
-from tests.data.data_set import DataSet, coco, voc
+from tests.data.data_set import DataSet, voc
 from tests.helpers.ranks import run_ranks
 from utils.config.settings import TrainConfig
 
@@ -64,26 +64,17 @@ def test_other_processes_of_the_node_do_not_list_or_scan(tmp_path, form):
         assert content == list(leader[1:])
 
 
-def _open_described(ctx, data: str, root: str):
-    with _recorded(root) as used:
+def _open_described(ctx, data: str):
+    with _recorded(data) as used:
         return used, open_data(DataSource(data, ("train",)), ctx).names
 
 
-@pytest.mark.parametrize("form", ["folder of VOC", "YAML with the names of a JSON"])
-def test_the_classes_are_read_by_one_process(tmp_path, form):
+def test_the_classes_are_read_by_one_process(tmp_path):
     data = DataSet(tmp_path / "set")
-    data.images("train/x.png", "train/y.png")
-    data.file("train/x.xml", voc(("b", 5, 5, 20, 20)))
-    data.file("train/y.xml", voc(("a", 5, 5, 20, 20)))
-    named, read = data.root, {"train/x.xml", "train/y.xml"}
-    if form != "folder of VOC":
-        data.file("all.json", coco([("x.png", [(1, 5, 5, 20, 20)])]))
-        named, read = (
-            data.file("data.yaml", "train: train\nannotations: {train: all.json}\n"),
-            {"data.yaml", "all.json"},
-        )
-    (used, names), *others = run_ranks(3, _open_described, str(named), str(data.root))
-    assert read <= set(used)
+    data.write("train/x.png train/y.png train/x.xml")
+    data.file("train/y.xml", voc(("b", 5, 5, 20, 20)))
+    (used, names), *others = run_ranks(3, _open_described, str(data.root))
+    assert {"train/x.xml", "train/y.xml"} <= set(used)
     assert names == ("a", "b")
     assert others == [([], names)] * 2
 

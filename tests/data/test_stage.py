@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from data.open import open_data
 from data.spec import DataSource
-from tests.data.data_set import BOX, Counts, DataSet, boxes, coco, counts, give_away, load, open_set, refusal, voc
+from tests.data.data_set import BOX, DataSet, boxes, coco, counts, give_away, load, open_set, refusal, voc
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.ranks import run_ranks
 
@@ -85,8 +85,10 @@ def test_a_folder_that_nodes_share_is_refused(tmp_path):
 
 @pytest.mark.parametrize("form", ["yolo", "voc", "coco", "list"])
 def test_a_copy_has_the_images_labels_and_losses_of_its_original(data, tmp_path, form):
-    data.pairs("train/a", "train/p/b", "val/c")
+    data.pairs("train/a", "train/p/b", "train/no_file", "val/c")
     data.file("labels/train/gone.txt", BOX * 2)
+    os.remove(data.root / "labels/train/no_file.txt")
+    (data.root / "labels/train/no_file.txt").symlink_to("nowhere")
     for name in ("p/b", "a", "gone"):
         data.file(f"voc/{name}.xml", voc(("a", 5, 5, 20, 20), ("?", 5, 5, 20, 20)))
     absolute = f"{data.root}/images/train/p/b.png"
@@ -105,21 +107,6 @@ def test_a_copy_has_the_images_labels_and_losses_of_its_original(data, tmp_path,
     assert boxes(copied) == boxes(original)
     assert counts(copied) == counts(original)
     assert list(copied.paths) == list(original.paths)
-    assert list(map(str, copied.report.findings)) == list(map(str, original.report.findings))
-
-
-def test_a_label_that_is_no_file_is_a_finding_as_in_the_original(tmp_path):
-    data = two_splits(tmp_path / "set")
-    stage(data, tmp_path / "stage")
-    os.remove(data.root / "labels/train/0.txt")
-    (data.root / "labels/train/0.txt").mkdir()
-    os.remove(data.root / "labels/train/1.txt")
-    (data.root / "labels/train/1.txt").symlink_to("nowhere")
-    data.file("labels/train/2.txt", "")
-    os.utime(data.root / "labels/train/2.txt", (0, 0))  # an archive without times
-    copied, original = load(stage(data, tmp_path / "stage")), data.index(use_cache=False)
-    assert counts(original) == Counts(5, 3, 2)
-    assert counts(copied) == counts(original)
     assert list(map(str, copied.report.findings)) == list(map(str, original.report.findings))
 
 
@@ -164,12 +151,11 @@ def test_an_interrupted_copy_is_resumed(tmp_path, monkeypatch):
 def test_a_link_at_the_place_of_a_copy_is_not_written_through(tmp_path):
     """Another user of the node could guess the place."""
     data = two_splits(tmp_path / "set")
-    stage(data, tmp_path / "stage")
-    (copy,) = (path for path in (tmp_path / "stage").iterdir() if path.is_dir())
+    copy = stage(data, tmp_path / "stage").root.parent
     shutil.rmtree(copy)
     (tmp_path / "theirs").mkdir()
     copy.symlink_to(tmp_path / "theirs")
-    with pytest.raises(Exception, match=str(copy.name)):
+    with pytest.raises(Exception, match=copy.name):
         stage(data, tmp_path / "stage")
     assert list((tmp_path / "theirs").iterdir()) == []
 

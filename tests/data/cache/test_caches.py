@@ -189,18 +189,6 @@ def test_the_first_process_of_each_node_fills_the_file_of_its_node(index, tmp_pa
     assert results == [(len(SIZES), True), (0, True)] * 2
 
 
-def _first_pixels(cache, i):
-    return cache[i].tobytes()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_the_same_pixels(index, cached, method):
-    cache = cached("disk", index)
-    expected = cache[3].tobytes()
-    with multiprocessing.get_context(method).Pool(2) as pool:
-        assert pool.starmap(_first_pixels, [(cache, 3), (cache, 3)]) == [expected, expected]
-
-
 def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
     good = Path(index.path(2)).read_bytes()
     Path(index.path(2)).write_bytes(b"not an image")
