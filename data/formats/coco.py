@@ -140,8 +140,9 @@ def category_names(data: bytes) -> tuple[str, ...]:
 def _box(annotation: Any, name_of: dict[str, str]) -> Box:
     """Returns the box of an annotation. Raises ValueError."""
     bbox = annotation.get("bbox")
-    values = [number(value) for value in bbox] if isinstance(bbox, list) else []
-    if len(values) != 4 or None in values:
+    found = map(number, bbox) if isinstance(bbox, list) and len(bbox) == 4 else ()
+    values = [value for value in found if value is not None]
+    if len(values) != 4:
         raise ValueError(f"expected a bbox of four numbers, got {shown(bbox)[:60]}")
     x, y, w, h = map(float, values)
     crowd = annotation.get("iscrowd")
