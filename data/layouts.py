@@ -252,7 +252,7 @@ def _labels_of(split: str, entry: Path, images: Mapping[str, str], folders: Fold
         of_all = [path for path in paths if not _split_in(path)]
         of_all = [path for path in of_all if path.suffix == ".csv" or path.name.startswith(FILE_NAMES)]
         for candidates in (of_split, of_all):
-            formats = {path: label_format for path in candidates if (label_format := format_of_file(path))}
+            formats = {path: found for path in candidates if (found := format_of_file(path))}
             # COCO also has captions and keypoints of the same images.
             formats = {path: formats[path] for path in formats if path.name.startswith("instances")} or formats
             if formats:
