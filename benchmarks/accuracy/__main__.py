@@ -4,9 +4,9 @@
         --peer PYTHON
     python -m benchmarks.accuracy show variants.yaml --out FOLDER --data a.yaml b.yaml --base NAME
 
-``run`` trains the missing runs, each on one thread, and scores each last.pt with pycocotools; it can be stopped and
-started again. A variant that is changed after its runs needs another name. ``show`` prints the APs and the differences
-of all variants from ``--base``.
+``run`` trains the missing runs, each on one thread, and scores each last.pt with pycocotools, ours also without box
+voting; it can be stopped and started again. A variant that is changed after its runs needs another name. ``show``
+prints the APs and the differences of all variants from ``--base``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.accuracy.runs import VariantRun, copy_data, stored_result, train_and_score
+from benchmarks.accuracy.runs import VariantRun, copy_data, scored_of, stored_result, train_and_score
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
 from benchmarks.coco_scores import require_pycocotools
@@ -48,7 +48,8 @@ def main() -> None:
     if len({source.stem for source in sources}) < len(sources):
         raise UserError("--data: files with the same name would share a folder of runs; rename one")
     declared = read_variants(options.variants)
-    names = [*(options.only or declared), *([options.base] if options.base and options.action == "show" else [])]
+    base = options.base.removesuffix(" without voting") if options.action == "show" else ""
+    names = [*(options.only or declared), *([base] if base else [])]
     unknown = [name for name in names if name not in declared]
     if unknown:
         raise UserError(f"{options.variants}: no variant {', '.join(unknown)}, only {', '.join(declared)}")
@@ -88,11 +89,12 @@ def train(variants: list[Variant], sources: list[Path], options: argparse.Namesp
 def show(variants: list[Variant], sources: list[Path], options: argparse.Namespace) -> None:
     copies = [copy_data(source, options.out) for source in sources]
     runs: dict[str, dict] = {}
-    for variant, data in itertools.product(variants, copies):
-        folder = options.out / variant.name / data.name
-        found = read_runs(folder, variant, data, draws=options.draws, seeds=options.seeds or ())
-        if found is not None:
-            runs.setdefault(variant.name, {})[data.name] = found
+    for variant in variants:
+        for suffix, data in itertools.product(scored_of(variant), copies):
+            folder = options.out / variant.name / data.name
+            found = read_runs(folder, variant, data, draws=options.draws, seeds=options.seeds or (), suffix=suffix)
+            if found is not None:
+                runs.setdefault(f"{variant.name}{suffix}", {})[data.name] = found
     if not runs:
         raise UserError(f"{options.out}: no run has ended yet")
     if options.base and options.base not in runs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import resource
@@ -24,6 +25,9 @@ from data.read_spec import load_dataset_spec
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.labels import GroundTruth
+
+# What is scored of each run, with val.py's flag; the peer, which has no box voting, has only the first.
+SCORED = {"": (), " without voting": ("--no-box-voting",)}
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class VariantRun:
     peer: str  # the peer's Python
 
 
+def scored_of(variant: Variant) -> dict[str, tuple[str, ...]]:
+    return {"": ()} if variant.peer else SCORED
+
+
 def stored_result(folder: Path, variant: Variant) -> dict | None:
     """Returns the content of result.json in a run's folder; None if the run has not ended.
 
@@ -90,12 +98,12 @@ def train_and_score(run: VariantRun) -> dict:
     # Processor time, including workers, depends less on other load than the time.
     result |= {"train_cpu_s": _cpu_s_of_children() - began_cpu_s, "commit": commit()}
     result["variant"] = dataclasses.asdict(run.variant)
-    for split, gt in run.data.gt.items():
-        name = f"val-{split}"
-        _call(_predict_command(run, split, name), run.folder / f"{name}.log")
-        predictions = run.folder / f"{split}.json"
+    for (split, gt), (suffix, flags) in itertools.product(run.data.gt.items(), scored_of(run.variant).items()):
+        name = f"val-{split}{suffix}"
+        _call([*_predict_command(run, split, name), *flags], run.folder / f"{name}.log")
+        predictions = run.folder / f"{split}{suffix}.json"
         os.replace(run.folder / name / "predictions.json", predictions)
-        result[split] = average_precision(predictions, gt, run.data.classes)
+        result[f"{split}{suffix}"] = average_precision(predictions, gt, run.data.classes)
     write_whole(run.folder / "result.json", json.dumps(result, indent=1))
     return result
 

@@ -32,9 +32,12 @@ class VariantScores:
 
 
 def read_runs(
-    folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()
+    folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = (), suffix: str = ""
 ) -> VariantScores | None:
-    """Reads the runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended."""
+    """Reads the runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended.
+
+    ``suffix``: which of their scores (`SCORED`); runs without it are left out.
+    """
     ap = []
     drawn = []
     seconds = []
@@ -42,11 +45,13 @@ def read_runs(
         if seeds and result.parent.name not in map(str, seeds):
             continue
         values = stored_result(result.parent, variant)
-        ap.append(np.mean([values[split] for split in data.gt]))
+        if not all(f"{split}{suffix}" in values for split in data.gt):
+            continue
+        ap.append(np.mean([values[f"{split}{suffix}"] for split in data.gt]))
         seconds.append(values["train_cpu_s"])
         parts = []
         for number, (split, gt) in enumerate(data.gt.items()):
-            table = read_detections(result.parent / f"{split}.json", gt, data.classes)
+            table = read_detections(result.parent / f"{split}{suffix}.json", gt, data.classes)
             times = draw_images(gt.num_images, draws, seed=number)
             parts.append(nanmean(resampled_ap(gt, table, len(data.classes), times), axis=1))
         drawn.append(np.mean(parts, axis=0))
