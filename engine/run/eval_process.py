@@ -24,7 +24,7 @@ from engine.evaluation.stored import write_evaluation
 from engine.run.build import choose_kernels, open_evaluation
 from engine.run.plan import resolve
 from engine.train.checkpoint import Checkpoint
-from engine.train.control import Action, RunControl
+from engine.train.control import RunControl
 from engine.train.saver import scores_path, weights_path
 from engine.train.scoring import POLL_S
 from models.detector import build_detector
@@ -176,7 +176,7 @@ def serve(ctx: DistributedContext, store: dist.Store, folder: Path, score: Score
                 break
             if not broadcast_object(ctx, scores.exists()):  # an earlier start may have scored it
                 evaluation = score(weights, is_closing)
-                if control.after_validation() is not Action.CONTINUE:
+                if control.stops_after_validation():
                     break
                 if evaluation is not None:
                     write_evaluation(evaluation, scores)

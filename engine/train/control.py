@@ -22,14 +22,12 @@ STOP_KEY = "stop"  # in the run's store: exit code of a signal that a rank got w
 POLL_EVERY_S = 1.0
 
 
-class Action(enum.Flag):
-    """Actions that every rank takes next. These are flags, so that the actions of several hooks can be combined."""
+class Action(enum.Enum):
+    """The action that every rank takes next."""
 
-    CONTINUE = 0
+    CONTINUE = enum.auto()
     SAVE = enum.auto()  # save the run at once
-    END = enum.auto()  # take no more steps
-    SKIP_REST = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
-    STOP = SAVE | END | SKIP_REST  # for a signal or a request: a resumed run continues here
+    STOP = enum.auto()  # save it, and take no more steps: a resumed run continues here
 
 
 class StepFlags(NamedTuple):
@@ -132,26 +130,25 @@ class RunControl:
         """Adds the requests of all ranks in a step whose values have been read."""
         self._flags |= flags
 
-    def after_step(self, action: Action) -> Action:
-        """Returns the action to take after a step: what the ranks have requested, or ``action``, the combined actions
-        of the hooks, which are the same on all ranks. If a hook ends the run, it is also saved."""
+    def after_step(self) -> Action:
+        """Returns the action that the ranks have requested."""
         self._beat()
         flags = self._flags
         self._flags = NO_FLAGS
         if flags.stop:
             return self.agree()
-        return action | Action.SAVE if flags.save or action else action
+        return Action.SAVE if flags.save else Action.CONTINUE
 
     def agree(self) -> Action:
         """Returns `Action.STOP` if a signal has reached any rank, or any has requested a stop. Called at the start,
         after an epoch, and after a step in which a rank has asked for it."""
         code = max_over_ranks(self._ctx, self._code)
-        if code:
-            return self._stop(code)
-        if max_over_ranks(self._ctx, int(self._stop_requested)):
+        if not code:
+            if not max_over_ranks(self._ctx, int(self._stop_requested)):
+                return Action.CONTINUE
             self.stopped_by_callback |= not self._agree_on_failure()
-            return self._stop(0)
-        return Action.CONTINUE
+        self._stop(code)
+        return Action.STOP
 
     def should_stop(self) -> bool:
         """Returns whether a signal has reached this rank or, as of the last second, another one. Called before each
@@ -169,10 +166,12 @@ class RunControl:
         self._validation_stopped = is_stopped
         return is_stopped
 
-    def after_validation(self) -> Action:
-        """Returns `Action.STOP` if a signal has ended the validation, or the wait for its scores, on any rank."""
+    def stops_after_validation(self) -> bool:
+        """Returns whether a signal has ended the validation, or the wait for its scores, on any rank."""
         code = max_over_ranks(self._ctx, self._code if self._validation_stopped else 0)
-        return self._stop(code) if code else Action.CONTINUE
+        if code:
+            self._stop(code)
+        return code != 0
 
     def raise_if_aborted(self, position: str, continuation: str) -> None:
         """Raises an error if the run is aborted (`agree_on_abort`), also by a signal since the ranks have agreed last.
@@ -209,10 +208,9 @@ class RunControl:
     def _agree_on_failure(self) -> bool:
         return max_over_ranks(self._ctx, int(bool(self._failure))) > 0
 
-    def _stop(self, exit_code: int) -> Action:
+    def _stop(self, exit_code: int) -> None:
         self.exit_code = exit_code
         self.has_stopped = True
-        return Action.STOP
 
 
 def _failure_error(message: str, continuation: str) -> UserError:

@@ -11,7 +11,6 @@ import numpy as np
 from engine.evaluation.result import EvalResult
 from engine.evaluation.tables import format_table, result_rows
 from engine.optim.schedule import epochs_in_time
-from engine.train.control import Action
 from engine.train.ledger import Epoch
 from engine.train.loop import Hook, Trainer
 from utils.config.flags import as_flag
@@ -32,11 +31,11 @@ class EarlyStopping(Hook):
     def __init__(self, fitness: str) -> None:
         self._fitness = fitness
 
-    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> Action | None:
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
         progress = trainer.progress
         config = trainer.settings.config
         if trainer.ledger.unscored or not progress.stops_early(config, trainer.steps.epochs):
-            return None
+            return
         get_logger().info(
             "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
             self._fitness,
@@ -44,7 +43,7 @@ class EarlyStopping(Hook):
             progress.best_epoch,
             config.patience,
         )
-        return Action.END
+        trainer.end()
 
 
 class TimeLimit(Hook):

@@ -14,7 +14,7 @@ from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.evaluation.tables import number_text
 from engine.train.checkpoint import Progress, UnscoredEpoch
-from engine.train.control import Action, RunControl
+from engine.train.control import RunControl
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.files.results_csv import CONFIDENCE_COLUMN, ResultsTable
 from utils.logger import get_logger
@@ -127,7 +127,7 @@ class EpochLedger:
                     epoch.row.setdefault("time", self.seconds())
                     break
                 epoch.evaluation = self._scorer.score(epoch)
-                if self._control.after_validation() is not Action.CONTINUE:
+                if self._control.stops_after_validation():
                     break
             self._record(epoch)
             recorded.append(self.unscored.pop(0))

@@ -51,10 +51,10 @@ class Hook:
     With ``--eval-ranks`` an epoch is scored and saved in this sense at the end of the next one. A run that has ended
     without the scores of its last epoch gets them in a start that takes no step.
 
-    Hooks are on every rank, in the same order, and may communicate: all ranks return the same action (None continues).
-    Those with ``on_rank_0`` exist on rank 0 alone: they return no action, and call no collective. A single rank
-    requests a save or a stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or
-    epoch. State that a hook needs when a run resumes is in `Progress`, or in a file that the hook writes.
+    Hooks are on every rank, in the same order, and may communicate; those with ``on_rank_0`` exist on rank 0 alone, and
+    call no collective. On all ranks together, a hook may end the run (`Trainer.end`). A single rank requests a save or
+    a stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or epoch. State that a
+    hook needs when a run resumes is in `Progress`, or in a file that the hook writes.
     """
 
     on_rank_0 = False  # the hook exists on rank 0 only
@@ -62,12 +62,12 @@ class Hook:
     # batches is prefetched then.
     decides_next_epoch = False
 
-    def start(self, trainer: Trainer) -> Action | None: ...
-    def after_step(self, trainer: Trainer) -> Action | None: ...
-    def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> Action | None: ...
-    def epoch_scored(self, trainer: Trainer, epoch: Epoch) -> Action | None: ...
-    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> Action | None: ...
-    def finish(self, trainer: Trainer) -> Action | None: ...
+    def start(self, trainer: Trainer) -> None: ...
+    def after_step(self, trainer: Trainer) -> None: ...
+    def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> None: ...
+    def epoch_scored(self, trainer: Trainer, epoch: Epoch) -> None: ...
+    def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None: ...
+    def finish(self, trainer: Trainer) -> None: ...
     def close(self) -> None: ...
 
 
@@ -102,6 +102,10 @@ class Trainer:
         self.schedule = build_schedule(self.settings.hyp, self.steps, cosine=self.settings.config.cos_lr)
         self.loader.set_epochs(epochs)
         self.saver.set_epochs(epochs)
+
+    def end(self) -> None:
+        """Takes no more steps. All ranks call this at the same point."""
+        self._stopped = True
 
     def fit(self) -> UserError | None:
         """Runs the rest of the run. Returns the error of a callback's ``on_end``, on rank 0. Raises as
@@ -177,8 +181,8 @@ class Trainer:
         if self.ctx.is_main and self.saver.is_due():  # one clock decides for all
             self.control.request_save()
             self.saver.postpone()
-        action = self._ask_hooks("after_step")  # followed once the ranks have agreed on it
-        self._follow(self.control.after_step(action))
+        self._call_hooks("after_step")
+        self._follow(self.control.after_step())
 
     def _batches_of_next_step(self) -> int:
         """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides the images of the next
@@ -199,10 +203,9 @@ class Trainer:
         row = {f"train/{name}": value for name, value in losses.items()} | self.step.optimizer.rates()
         epoch = Epoch(self.progress.epoch + 1, row, is_closing)
         self.progress.complete_epoch()
-        action = self._ask_hooks("epoch_trained", epoch)  # with --time, it may change the number of epochs
+        self._call_hooks("epoch_trained", epoch)  # with --time, one may change the number of epochs
         epoch.is_validated = validates_after(epoch.number, self.steps.epochs, self.settings.config.val_every)
         self.ledger.add(epoch)
-        self._follow(action)
         self._record_epochs()
         self._follow(self.control.agree())
 
@@ -247,27 +250,16 @@ class Trainer:
             advice = "with a lower lr0 (--set lr0=...) or with --amp off"  # a run that continues can change neither
             raise UserError(f"stopped: the last {bad_steps} steps were not finite; {remedy} {advice}")
 
-    def _ask_hooks(self, point: Point, *args: Any) -> Action:
-        """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, combined."""
-        action = Action.CONTINUE
-        for hook in self.hooks:
-            answer = getattr(hook, point)(self, *args)
-            if answer is not None and hook.on_rank_0:
-                raise TypeError(f"{type(hook).__name__}.{point}: a hook on rank 0 alone must not return an action")
-            action |= answer or Action.CONTINUE
-            if Action.SKIP_REST in action:
-                break
-        return action
-
     def _call_hooks(self, point: Point, *args: Any) -> None:
-        """Calls a method of all hooks, and follows the action that they return."""
-        self._follow(self._ask_hooks(point, *args))
+        """Calls a method of all hooks."""
+        for hook in self.hooks:
+            getattr(hook, point)(self, *args)
 
     def _follow(self, action: Action) -> None:
-        """Saves or ends the run, as ``action`` requests."""
-        if Action.SAVE in action:
+        """Saves the run, and stops it, as ``action`` requests."""
+        if action is not Action.CONTINUE:
             self._save()
-        self._stopped |= Action.END in action
+        self._stopped |= action is Action.STOP
 
     def _save(self, *, best: Epoch | None = None) -> None:
         """Saves the run, with the values of all its steps; in best.pt the weights of ``best``."""

@@ -13,7 +13,6 @@ import torch
 
 from data.loading.prefetcher import Prefetcher
 from engine.train.checkpoint import Checkpoint, Progress, UnscoredEpoch
-from engine.train.control import Action
 from engine.train.hooks import EarlyStopping
 from engine.train.ledger import Epoch
 from engine.train.loop import Hook, Trainer
@@ -57,49 +56,6 @@ def test_scores_that_come_an_epoch_late_give_the_same_files(tmp_path, val_every)
     assert_same_content(alone, evaluated)
 
 
-def test_checkpoints_have_the_scores_of_their_weights_only(tmp_path):
-    watch = Watch(epoch_saved=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE))
-    trainer = build(tmp_path, watch, epochs=3, scores=Scores({3: 0}))
-    trainer.fit()
-    scores = [save[:3] for save in trainer.saver.saves]
-    assert scores == [(0, 0, None), (1, 0, 0.1), (1, 0, 0.1), (1, 1, None), (2, 0, 0.2), (3, 0, 0)]
-    assert trainer.best == [1, 2]
-
-
-def test_of_epochs_with_equal_fitness_the_one_with_the_highest_ap_is_best(tmp_path):
-    """ultralytics#21123: AP50 was 1.0 in epochs 3 to 14, and best.pt had AP 0.883 while epoch 9 had 1.000."""
-    scores = Scores({1: 0.5, 2: 0.883, 3: 1.0, 4: 0.9, 5: 1.0}, ap50=1.0)
-    trainer = build(tmp_path, epochs=5, scores=scores, fitness="AP50")
-    trainer.fit()
-    assert trainer.best == [1, 2, 3]
-    assert (trainer.progress.best_epoch, trainer.progress.best_fitness) == (3, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("answers", "steps", "saved"),
-    [
-        ({"start": (0, 0, Action.SAVE)}, 6, [(0, 0), (0, 0), (1, 0), (2, 0)]),
-        ({"after_step": (0, 2, Action.SAVE)}, 6, [(0, 0), (0, 2), (1, 0), (2, 0)]),
-        ({"start": (0, 0, Action.END)}, 0, [(0, 0)]),
-        ({"epoch_saved": (1, 0, Action.END)}, 3, [(0, 0), (1, 0)]),
-    ],
-)
-def test_the_trainer_follows_what_hooks_return(tmp_path, answers, steps, saved):
-    watch = Watch(**answers)
-    trainer = build(tmp_path, watch)
-    trainer.fit()
-    assert trainer.progress.updates == steps
-    assert trainer.positions == saved
-    assert len(watch.of("finish")) == 1
-
-
-def test_a_hook_that_only_rank_0_has_must_not_return_an_action(tmp_path):
-    watch = Watch(after_step=(0, 1, Action.SAVE))
-    watch.on_rank_0 = True
-    with pytest.raises(TypeError):
-        build(tmp_path, watch).fit()
-
-
 class Calls(Hook):
     """Calls a function of the trainer at a position."""
 
@@ -113,6 +69,24 @@ class Calls(Hook):
 
     def epoch_saved(self, trainer: Trainer, epoch: Epoch) -> None:
         self.after_step(trainer)
+
+
+def test_checkpoints_have_the_scores_of_their_weights_only(tmp_path):
+    save = Calls(lambda trainer: trainer.control.request_save(), 1)
+    trainer = build(tmp_path, save, epochs=3, scores=Scores({3: 0}))
+    trainer.fit()
+    scores = [save[:3] for save in trainer.saver.saves]
+    assert scores == [(0, 0, None), (1, 0, 0.1), (1, 2, None), (2, 0, 0.2), (3, 0, 0)]
+    assert trainer.best == [1, 2]
+
+
+def test_of_epochs_with_equal_fitness_the_one_with_the_highest_ap_is_best(tmp_path):
+    """ultralytics#21123: AP50 was 1.0 in epochs 3 to 14, and best.pt had AP 0.883 while epoch 9 had 1.000."""
+    scores = Scores({1: 0.5, 2: 0.883, 3: 1.0, 4: 0.9, 5: 1.0}, ap50=1.0)
+    trainer = build(tmp_path, epochs=5, scores=scores, fitness="AP50")
+    trainer.fit()
+    assert trainer.best == [1, 2, 3]
+    assert (trainer.progress.best_epoch, trainer.progress.best_fitness) == (3, 1.0)
 
 
 def resume(folder: Path, *hooks: Hook, **options: Any) -> WatchedTrainer:

@@ -16,7 +16,7 @@ from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import METRICS
 from engine.optim.schedule import step_plan
 from engine.train.checkpoint import Checkpoint, Progress, UnscoredEpoch
-from engine.train.control import Action, RunControl
+from engine.train.control import RunControl
 from engine.train.ledger import Epoch, EpochLedger, LedgerState
 from engine.train.loop import Hook, Trainer
 from engine.train.saver import Saver
@@ -81,19 +81,16 @@ class WatchedSaver(Saver):
 
 
 class Watch(Hook):
-    """Notes each call with its position, and returns the given actions: {point: (epoch, batch, action)}."""
+    """Notes each call with its position."""
 
-    def __init__(self, **answers: tuple[int, int, Action]) -> None:
+    def __init__(self) -> None:
         self.calls: list[tuple] = []
-        self._answers = answers
         for point in POINTS:
             setattr(self, point, partial(self._note, point))
 
-    def _note(self, point: str, trainer: Trainer | None = None, *epoch: Any) -> Action | None:
+    def _note(self, point: str, trainer: Trainer | None = None, *epoch: Any) -> None:
         position = (trainer.progress.epoch, trainer.progress.batch) if trainer else ()
         self.calls.append((point, *position, *(item.number for item in epoch)))
-        *wanted, action = self._answers.get(point, (None,))
-        return action if list(position) == wanted else None
 
     def of(self, *names: str) -> list[tuple]:
         return [call for call in self.calls if call[0] in names]
