@@ -16,14 +16,14 @@ from data.samples.readers import SampleReader
 from engine.evaluation.evaluator import Evaluator, tile_stitcher
 from engine.evaluation.tables import protocol_text
 from engine.export.parity import try_export
+from engine.optim.schedule import step_plan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
 from engine.report.advice import Subject, advise
 from engine.run.check_settings import check_settings, unused_settings_of_run
 from engine.run.choices import Choices, log_choices
 from engine.run.folder import claim_folder
-from engine.run.inputs import Inputs, StartingModel
 from engine.run.sources import build_starting_model, open_inputs
-from engine.run.starts import RunStart
+from engine.run.starts import Inputs, RunStart, StartingModel
 from engine.train.callbacks import UserCallbacks
 from engine.train.checkpoint import RunDescription, SaveContext
 from engine.train.control import RunControl
@@ -43,9 +43,10 @@ from models.postprocess.detections import select_for_validation
 from models.postprocess.nms import load_nms
 from models.postprocess.selection import ValidationSettings
 from utils.config.settings import RunSettings, TrainConfig
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
+from utils.machine.devices import resolve_amp
 from utils.machine.torch_threads import threads_of_process
 from utils.process.signals import StopSignals
 from utils.strings import counted
@@ -74,7 +75,11 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
     """
     check_settings(ctx, start.settings, resumes=start.resumes)
     prepare_process(ctx, start)
-    user_hooks = open_user_hooks(ctx, start.settings.config)
+    user_hooks: list[Hook] = []  # opened before any file is read
+    if ctx.is_main:
+        user_hooks += map(Tracker, open_services(start.settings.config.tracker))
+    if start.settings.config.callbacks:
+        user_hooks.append(UserCallbacks(start.settings.config.callbacks))
     inputs = open_inputs(ctx, start)
     starting = build_starting_model(ctx, start, inputs)
     choices = start.choices(ctx, inputs, starting)
@@ -84,6 +89,7 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
     if choices.anchors is not None and model.head.anchors is not None:  # before the loss reads them
         model.head.anchors.copy_(choices.anchors)
     loader = build_train_loader(ctx, config, settings.hyp, inputs.samples.with_hyp(settings.hyp), stride=model.stride)
+    steps = step_plan(config, len(loader))
     criterion, val_loader, evaluator = open_evaluation(
         ctx, settings, inputs.val, model, class_weights=choices.class_weights, teacher=starting.teacher
     )
@@ -92,8 +98,8 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
         settings,
         model,
         criterion,
-        choices.steps,
-        amp_dtype=choices.amp_dtype,
+        steps,
+        amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         full_batch=loader.global_images(0),
         # Crowd regions, and objects cut by the borders of moving tiles.
         has_regions=bool(loader.index.crowd.any()) or loader.samples.tiles is not None,
@@ -144,12 +150,12 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
         batches=len(loader),
     )
     if start.takes_steps:
-        log_choices(choices, step.optimizer)
+        log_choices(choices, steps, step)
         log_start(ctx, start, inputs, settings, subject)
     return Trainer(
         ctx=ctx,
         settings=settings,
-        steps=choices.steps,
+        steps=steps,
         step=step,
         loader=loader,
         progress=progress,
@@ -184,14 +190,6 @@ def choose_kernels(config: TrainConfig) -> None:
         # Nothing here reads uninitialized memory, and filling it takes time. torch makes the setting a property of its
         # module at run time, which a type checker cannot see.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def open_user_hooks(ctx: DistributedContext, config: TrainConfig) -> list[Hook]:
-    """Opens the services of ``--tracker``, on rank 0, and imports ``--callbacks``, before any file is read. Raises
-    UserError if that fails."""
-    services = open_services(config.tracker) if ctx.is_main else []
-    callbacks = [UserCallbacks(config.callbacks)] if config.callbacks else []
-    return [*map(Tracker, services), *callbacks]
 
 
 def open_evaluation(

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from data.index import DatasetIndex
+from data.samples.dataset import AugmentedImages
 from engine.optim.build import SHORT_RUN, LoadedParameters, resolve_optimizer
-from engine.optim.optimizer_set import OptimizerSet
 from engine.optim.schedule import StepPlan
-from engine.run.inputs import Inputs, StartingModel
 from engine.train.batch_size import find_batch_size
 from engine.train.lr_probe import REFERENCE_EPOCHS, WeightsProbe, lr_mult_by_score
+from engine.train.step import TrainStep
 from models.autoanchor import fitted_anchors
 from models.detector import Detector
 from models.losses.base import class_weights
+from models.losses.distillation import Teacher
 from utils.config.settings import FIND_BATCH_SIZE, Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger
@@ -33,12 +34,12 @@ class Choices:
     the settings that are each process's own."""
 
     settings: RunSettings
-    steps: StepPlan
-    amp_dtype: torch.dtype | None  # type of autocast; None: no autocast
     anchors: Tensor | None  # (L, A, 2), that replace those of the model; None: these are kept
     class_weights: Tensor | None  # (C,) in the loss, on the CPU; None: all are equal
     loaded: LoadedParameters  # how fast loaded weights and new ones learn
-    reasons: dict[str, str]  # by choice: a sentence of the log, or why; none or "": nothing was left open
+    optimizer_reason: str  # why the run has this optimizer
+    lr_reason: str = ""  # why loaded weights learn at their rate: a sentence about them; "": not known
+    messages: Sequence[str] = ()  # other choices, for the log
 
 
 def choose_flips(hyp: Hyperparameters, names: Sequence[str], given: Collection[str]) -> tuple[dict[str, Any], str]:
@@ -62,15 +63,14 @@ def choose_flips(hyp: Hyperparameters, names: Sequence[str], given: Collection[s
 
 
 def choose_batch_size(
-    ctx: DistributedContext, settings: RunSettings, inputs: Inputs, starting: StartingModel
+    ctx: DistributedContext, settings: RunSettings, model: Detector, teacher: Teacher | None, samples: AugmentedImages
 ) -> tuple[int, str]:
-    """Returns the batch size of the settings, or for -1 the largest that fits on the GPUs."""
+    """Returns the batch size of the settings, or for -1 the largest that fits on the GPUs, and then a log line."""
     config = settings.config
     if config.batch_size != FIND_BATCH_SIZE:
         return config.batch_size, ""
-    head = starting.model.head
-    loss = head.build_loss(settings.hyp, teacher=starting.teacher, label_smoothing=config.label_smoothing)
-    batch_size = find_batch_size(ctx, settings, starting.model, loss.to(ctx.device), inputs.samples)
+    loss = model.head.build_loss(settings.hyp, teacher=teacher, label_smoothing=config.label_smoothing)
+    batch_size = find_batch_size(ctx, settings, model, loss.to(ctx.device), samples)
     return batch_size, f"--batch-size -1: {batch_size}, the largest that fits"
 
 
@@ -143,15 +143,13 @@ def choose_class_weights(config: TrainConfig, model: Detector, train: DatasetInd
     return weights, f"--cls-pw {config.cls_pw:g}: weights in the loss: {listed(shown)}"
 
 
-def log_choices(choices: Choices, optimizer: OptimizerSet) -> None:
+def log_choices(choices: Choices, steps: StepPlan, step: TrainStep) -> None:
     """Logs what a run has chosen, with the reasons, and the number and size of its steps."""
     config = choices.settings.config
-    steps = choices.steps
-    reasons = choices.reasons
+    optimizer = step.optimizer
     log = get_logger()
-    for choice in ("flips", "batch size", "anchors", "class weights"):
-        if reasons.get(choice):
-            log.info("%s", reasons[choice])
+    for message in choices.messages:
+        log.info("%s", message)
     factors = {group["is_new"]: group["lr_mult"] for group in optimizer.param_groups}
     new_factor = factors.get(True, 1.0)
     length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
@@ -164,24 +162,20 @@ def log_choices(choices: Choices, optimizer: OptimizerSet) -> None:
         batches,
         counted(config.batch_size, "image"),
         config.imgsz,
-        str(choices.amp_dtype or torch.float32).removeprefix("torch."),
+        str(step.amp_dtype or torch.float32).removeprefix("torch."),
         optimizer.name,
-        reasons["optimizer"],
+        choices.optimizer_reason,
         optimizer.lr * new_factor,
         " (raised for few steps)" if new_factor > 1 else "",
         "; the first step compiles the model" if config.compile else "",
     )
-    if False in factors and factors[False] != new_factor:
-        log.info("%s", loaded_weights_text(factors[False], new_factor, reasons.get("lr_mult", "")))
-
-
-def loaded_weights_text(factor: float, new_factor: float, reason: str) -> str:
-    """Formats the relative learning rate of loaded weights, with the ``reason`` if there is one: ``factor`` and
-    ``new_factor`` multiply the learning rate of loaded and of new ones."""
+    factor = factors.get(False, new_factor)  # of loaded weights
+    if factor == new_factor:
+        return
     if factor == 0:
         text = "loaded weights do not learn"
     elif factor > new_factor:
         text = f"loaded weights learn {factor / new_factor:.3g} times faster"
     else:
         text = f"loaded weights learn {new_factor / factor:.3g} times slower"
-    return f"{text}: {reason}" if reason else text
+    log.info("%s", f"{text}: {choices.lr_reason}" if choices.lr_reason else text)

@@ -18,13 +18,11 @@ from data.loading.build import open_run_val_reader, open_train_samples
 from data.open import open_data
 from data.spec import class_names
 from engine.evaluation.fitness import Fitness
-from engine.run.inputs import Inputs, StartingModel
-from engine.run.starts import RunStart
+from engine.run.starts import Inputs, RunStart, StartingModel
 from engine.run.teacher import open_teacher
 from engine.train.checkpoint import DataFingerprint
 from models.detector import Detector, build_detector
 from models.weights.load import class_count, names_for
-from models.weights.read import StoredWeights
 from models.weights.transfer import match_weights
 from utils.config.image_size import check_image_size
 from utils.config.settings import TrainConfig
@@ -60,7 +58,8 @@ def open_inputs(ctx: DistributedContext, start: RunStart) -> Inputs:
     if read is not None and teacher is not None and config.keep_old:
         weights = replace(read, names=teacher.detector.names)  # also of a file without names
     elif read is not None:
-        weights = _with_names(read, meta_model)
+        classes = class_count(meta_model, read.shapes)
+        weights = replace(read, names=names_for(classes, read.names, read.path)) if classes else read
     if weights is not None:
         match_weights(meta_model, weights)  # raises UserError if nothing fits
     samples = open_train_samples(ctx, config, hyp, spec, stride=meta_model.stride)
@@ -122,30 +121,10 @@ def _freeze_flag(numbers: Sequence[int]) -> str:
     return f"--freeze {' '.join(map(str, numbers))}"
 
 
-def _with_names(weights: StoredWeights, meta_model: Detector) -> StoredWeights:
-    """Returns the weights with the names of their classes, which are assumed or dropped, with a line in the log, if the
-    file has none or others than its class layers (`names_for`)."""
-    classes = class_count(meta_model, weights.shapes)
-    return replace(weights, names=names_for(classes, weights.names, weights.path)) if classes else weights
-
-
 def build_starting_model(ctx: DistributedContext, start: RunStart, inputs: Inputs) -> StartingModel:
     """Builds the model of a run on its device; `ContinuedRun.restore` loads its state. Every rank must call this.
     Raises UserError if processes have read different weights."""
-    model = _build(start.settings.config, inputs)
-    loaded = start.load_weights(ctx, model, inputs)
-    parameters = f"{sum(p.numel() for p in model.parameters()):,} parameters"
-    description = f"{model.spec['name']}: {parameters}, {counted(len(inputs.names), 'class')}"
-    for line in ("; ".join([description, *loaded.lines[:1]]), *loaded.lines[1:]):
-        get_logger().info("%s", line)
-    check_same_model(ctx, model, loaded.tensors)
-    model = model.to(ctx.device).to(memory_format=torch.channels_last)
-    teacher = None if inputs.teacher is None else inputs.teacher.build(inputs.spec, model)
-    return StartingModel(model, loaded, teacher)
-
-
-def _build(config: TrainConfig, inputs: Inputs) -> Detector:
-    """Builds a model with random weights and frozen layers."""
+    config = start.settings.config
     names = inputs.names
     channels = inputs.spec.pixels.channels
     model = build_detector(inputs.meta_model.spec, len(names), names=names, seed=config.seed, channels=channels)
@@ -153,7 +132,15 @@ def _build(config: TrainConfig, inputs: Inputs) -> Detector:
     if layers:
         freeze_layers(model, layers)
         get_logger().info("frozen: layers %s", ", ".join(map(str, sorted(layers))))
-    return model
+    loaded = start.load_weights(ctx, model, inputs)
+    parameters = f"{sum(p.numel() for p in model.parameters()):,} parameters"
+    description = f"{model.spec['name']}: {parameters}, {counted(len(names), 'class')}"
+    for line in ("; ".join([description, *loaded.lines[:1]]), *loaded.lines[1:]):
+        get_logger().info("%s", line)
+    check_same_model(ctx, model, loaded.tensors)
+    model = model.to(ctx.device).to(memory_format=torch.channels_last)
+    teacher = None if inputs.teacher is None else inputs.teacher.build(inputs.spec, model)
+    return StartingModel(model, loaded, teacher)
 
 
 def freeze_layers(model: Detector, layers: Collection[int]) -> None:

@@ -10,12 +10,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from data.loading.build import count_train_batches
-from data.spec import DataSource
+from data.samples.dataset import AugmentedImages
+from data.samples.readers import SampleReader
+from data.spec import DatasetSpec, DataSource
+from engine.evaluation.fitness import Fitness
 from engine.optim.build import LoadedParameters
 from engine.optim.schedule import new_layers_lr_mult, step_plan
 from engine.run.choices import (
@@ -27,13 +31,14 @@ from engine.run.choices import (
     choose_lr_mult,
     choose_optimizer,
 )
-from engine.run.inputs import Inputs, LoadedWeights, StartingModel
 from engine.run.teacher import TeacherFile
-from engine.train.checkpoint import Checkpoint, DataFingerprint, Progress, RunDescription, TrainState, UnscoredEpoch
+from engine.train.checkpoint import Checkpoint, DataFingerprint, Progress, RunDescription, UnscoredEpoch
 from engine.train.ledger import LedgerState
-from engine.train.lr_probe import probe_weights
+from engine.train.lr_probe import WeightsProbe, probe_weights
 from engine.train.saver import remove_unscored, scores_path
+from engine.train.step import TrainStep
 from models.detector import Detector, build_meta_detector
+from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, model_of
 from models.weights.origin import RANDOM, origin_of_run, taught_by
@@ -46,10 +51,49 @@ from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError, errors_of
 from utils.files.torch_file import read_checkpoint
 from utils.logger import get_logger
-from utils.machine.devices import resolve_amp
 from utils.schema import build
 
 DEFAULT_MODEL = "yolov8n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The data set and the other files of a run."""
+
+    spec: DatasetSpec  # with the classes of a teacher that are kept, and the images that are held out
+    names: tuple[str, ...]  # of the model's classes
+    used_classes: list[str]  # names of the data set's classes that --classes chose
+    fitness: Fitness
+    weights: StoredWeights | None  # from which a new run starts
+    meta_model: Detector  # the run's model, on the meta device
+    teacher: TeacherFile | None
+    samples: AugmentedImages  # of the training split, with the flips of the settings
+    val: SampleReader
+    fingerprint: DataFingerprint
+
+
+class LoadedWeights(NamedTuple):
+    """The weights with which a model starts."""
+
+    pretrained: dict[str, tuple[int, ...]]  # rows of new classes, by name of each parameter from weights
+    tensors: list[Tensor]  # from files, equal on all ranks
+    origin: dict[str, str]  # fields of `models.weights.origin.Origin`
+    probe: WeightsProbe | None = None  # how well the weights of a new run detect its objects; None: not measured
+    lines: Sequence[str] = ()  # of the log
+
+
+class StartingModel(NamedTuple):
+    """A model before its first step."""
+
+    model: Detector  # on its device
+    weights: LoadedWeights
+    teacher: Teacher | None  # for the loss of this model
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parameters come, or came when the run began, from weights."""
+        rows = self.weights.pretrained
+        return all(name in rows and not rows[name] for name, _ in self.model.named_parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +106,11 @@ class _Start:
     per_machine: frozenset[str]  # settings whose values are each process's own
     messages: tuple[str, ...]  # written to the log before anything else
 
-    def _data_source(self, stored_in: str) -> DataSource:
+    @property
+    def data_source(self) -> DataSource:
         config = self.settings.config
         output = str(self.folder or config.folder) if config.plots else ""
-        source = DataSource.of_training(config)
-        return replace(source, output=output, continues_output=self.folder is not None, stored_in=stored_in)
+        return replace(DataSource.of_training(config), output=output, continues_output=self.folder is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +130,6 @@ class NewRun(_Start):
     def command(self) -> TrainConfig:
         """The settings that have begun the run, some of them open."""
         return self.settings.config
-
-    @property
-    def data_source(self) -> DataSource:
-        return self._data_source(stored_in="")
 
     def read_weights(self, ctx: DistributedContext) -> StoredWeights | None:
         """Reads ``--weights``; None if there are none. Raises UserError for a file without a detector."""
@@ -126,21 +166,21 @@ class NewRun(_Start):
         on the GPUs."""
         config = self.settings.config
         hyp = self.settings.hyp
-        train = inputs.samples.reader.image_index
-        reasons: dict[str, str] = {}
-        flips, reasons["flips"] = choose_flips(hyp, inputs.names, self.given)
+        samples = inputs.samples
+        train = samples.reader.image_index
+        model = starting.model
+        probe = starting.weights.probe
+        flips, flips_line = choose_flips(hyp, inputs.names, self.given)
         hyp = replace(hyp, **flips)
-        batch_size, reasons["batch size"] = choose_batch_size(ctx, RunSettings(config, hyp), inputs, starting)
+        batch_size, size_line = choose_batch_size(ctx, RunSettings(config, hyp), model, starting.teacher, samples)
         config = replace(config, batch_size=batch_size)
-        steps = step_plan(config, count_train_batches(config, inputs.samples))
-        optimizer, reasons["optimizer"] = choose_optimizer(config, steps)
-        lr_mult, reasons["lr_mult"] = choose_lr_mult(config, hyp, steps, starting.weights.probe)
-        anchors, reasons["anchors"] = choose_anchors(ctx, config, hyp, starting.model, train, starting.weights.probe)
-        weights, reasons["class weights"] = choose_class_weights(config, starting.model, train)
+        steps = step_plan(config, count_train_batches(config, samples))
+        optimizer, optimizer_reason = choose_optimizer(config, steps)
+        lr_mult, lr_reason = choose_lr_mult(config, hyp, steps, probe)
+        anchors, anchors_line = choose_anchors(ctx, config, hyp, model, train, probe)
+        weights, weights_line = choose_class_weights(config, model, train)
         return Choices(
             settings=RunSettings(replace(config, optimizer=optimizer), replace(hyp, lr_mult=lr_mult)),
-            steps=steps,
-            amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
             anchors=anchors,
             class_weights=weights,
             loaded=LoadedParameters(
@@ -148,16 +188,18 @@ class NewRun(_Start):
                 lr_mult=lr_mult,
                 new_lr_mult=new_layers_lr_mult(steps.planned_steps),
             ),
-            reasons=reasons,
+            optimizer_reason=optimizer_reason,
+            lr_reason=lr_reason,
+            messages=[line for line in (flips_line, size_line, anchors_line, weights_line) if line],
         )
 
     def restore(
-        self, ctx: DistributedContext, state: TrainState, epoch_batches: int, fingerprint: DataFingerprint
+        self, ctx: DistributedContext, step: TrainStep, epoch_batches: int, fingerprint: DataFingerprint
     ) -> tuple[Progress, LedgerState]:
         """Returns the position of the run, and its ledger.
 
         Args:
-            state: of the step; that of a checkpoint is put in place.
+            step: its state becomes that of the checkpoint.
             epoch_batches: batches of an epoch on each rank.
             fingerprint: of the data set as it is now.
         """
@@ -207,7 +249,8 @@ class ContinuedRun(_Start):
 
     @property
     def data_source(self) -> DataSource:
-        return self._data_source(stored_in="" if "data" in self.per_machine else str(self.checkpoint.path))
+        stored_in = "" if "data" in self.per_machine else str(self.checkpoint.path)
+        return replace(super().data_source, stored_in=stored_in)
 
     def read_weights(self, ctx: DistributedContext) -> None:
         return None
@@ -249,21 +292,19 @@ class ContinuedRun(_Start):
             weights, _ = choose_class_weights(config, starting.model, inputs.samples.reader.image_index)
         return Choices(
             settings=RunSettings(config, replace(hyp, lr_mult=lr_mult)),
-            steps=step_plan(config, count_train_batches(config, inputs.samples)),
-            amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
             anchors=None,
             class_weights=weights,
             loaded=LoadedParameters(
                 new_rows=starting.weights.pretrained, lr_mult=lr_mult, new_lr_mult=self.stored.new_lr_mult
             ),
-            reasons={"optimizer": "as when the run began"},
+            optimizer_reason="as when the run began",
         )
 
     def restore(
-        self, ctx: DistributedContext, state: TrainState, epoch_batches: int, fingerprint: DataFingerprint
+        self, ctx: DistributedContext, step: TrainStep, epoch_batches: int, fingerprint: DataFingerprint
     ) -> tuple[Progress, LedgerState]:
         """Puts the state of the checkpoint in place. Raises UserError if it does not fit the run."""
-        self.checkpoint.restore(ctx, state)
+        self.checkpoint.restore(ctx, step)
         header = self.checkpoint.header
         progress = self._position(epoch_batches, fingerprint)
         unscored = header.unscored or self._unscored_last_epoch()
