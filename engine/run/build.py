@@ -121,7 +121,7 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
     saver = Saver(
         folder,
         ctx=ctx,
-        state=step,
+        step=step,
         progress=progress,
         description=description,
         context=SaveContext(

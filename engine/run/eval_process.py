@@ -7,7 +7,7 @@ import itertools
 import json
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -71,7 +71,9 @@ def run_evaluating_process(
             folder, run_id, facts = json.loads(store.get("run"))
             control = RunControl(ctx, signals)
             try:
-                check_same_program(facts)
+                for name, value in program_facts().items():  # other code would give other scores
+                    if value != facts[name]:
+                        raise UserError(f"{name} is {value} here, but {facts[name]} on the training processes")
                 with signals.deferred():
                     checkpoint = read_record(Path(folder), run_id)
                     score = build_score(ctx, config, explicit_flags, checkpoint, control)
@@ -83,14 +85,6 @@ def run_evaluating_process(
                 raise
     if signals.received:
         raise Stopped(signals.code)
-
-
-def check_same_program(expected: Mapping[str, str]) -> None:
-    """Raises UserError if ``expected``, the `program_facts` of the training processes, are not those of this one: its
-    scores would not be theirs."""
-    for name, value in program_facts().items():
-        if value != expected[name]:
-            raise UserError(f"{name} is {value} here, but {expected[name]} on the training processes")
 
 
 def read_record(folder: Path, run_id: str) -> Checkpoint:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -31,9 +31,7 @@ from utils.schema import Bounds, Count, build, check
 from utils.strings import counted
 
 if TYPE_CHECKING:
-    from engine.optim.ema import ModelEma
-    from engine.optim.optimizer_set import OptimizerSet
-    from models.detector import Detector
+    from engine.train.step import TrainStep
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
 
@@ -188,18 +186,9 @@ class RunDescription:
     teacher: dict[str, str] = field(default_factory=dict)
 
 
-class TrainState(Protocol):
-    """The state that training changes: `engine.train.step.TrainStep`."""
-
-    model: nn.Module
-    ema: ModelEma[Detector]
-    optimizer: OptimizerSet
-    scaler: torch.amp.GradScaler
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoredState:
-    """The state dicts of a `TrainState`."""
+    """The state dicts of a `TrainStep`: what training changes."""
 
     model: dict[str, Tensor] = field(default_factory=dict)
     ema: dict[str, Tensor] = field(default_factory=dict)
@@ -240,15 +229,15 @@ class Checkpoint:
     def capture(
         cls,
         ctx: DistributedContext,
-        state: TrainState,
+        step: TrainStep,
         header: CheckpointHeader,
         description: RunDescription,
         rows: list[dict[str, float]],
     ) -> Checkpoint | None:
         """Returns the checkpoint of a run at a step boundary, with the tensors of the run itself, on rank 0; None on
         the others. Every rank must call this."""
-        models = {"model": state.model, "ema": state.ema.module}
-        state.optimizer.consolidate()
+        models = {"model": step.model, "ema": step.ema.module}
+        step.optimizer.consolidate()
         rank_buffers = None
         if header.progress.batch > 0:  # within an epoch
             rank_buffers = _gather_rank_buffers(ctx, models)
@@ -260,32 +249,32 @@ class Checkpoint:
         stored = StoredState(
             model=states["model"],
             ema=states["ema"],
-            optimizer=state.optimizer.state_dict(),
-            scaler=state.scaler.state_dict(),
+            optimizer=step.optimizer.state_dict(),
+            scaler=step.scaler.state_dict(),
             rank_buffers=rank_buffers,
         )
         return cls(header=header, description=description, state=stored, rows=rows)
 
-    def restore(self, ctx: DistributedContext, state: TrainState) -> None:
+    def restore(self, ctx: DistributedContext, step: TrainStep) -> None:
         """Loads the state that `capture` took into a run, on all ranks. Raises UserError if it does not fit."""
         stored = self.state
-        models = {"model": state.model, "ema": state.ema.module}
+        models = {"model": step.model, "ema": step.ema.module}
         try:
-            unwrap(state.model).load_state_dict(stored.model)
-            state.ema.module.load_state_dict(stored.ema)
+            unwrap(step.model).load_state_dict(stored.model)
+            step.ema.module.load_state_dict(stored.ema)
             for name, values in (stored.rank_buffers or {}).items():
                 if len(values) == ctx.world_size:  # otherwise the means are kept
                     buffers = float_buffers(unwrap(models[name]))
                     copy_from_flat(values[ctx.rank].to(buffers[0].device), buffers)
-            state.optimizer.load_state_dict(stored.optimizer)
-            if stored.scaler and state.scaler.is_enabled():
-                state.scaler.load_state_dict(stored.scaler)
+            step.optimizer.load_state_dict(stored.optimizer)
+            if stored.scaler and step.scaler.is_enabled():
+                step.scaler.load_state_dict(stored.scaler)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
             raise UserError(f"{self.path}: does not fit this run: {reason}") from None
 
     def content(self) -> dict[str, Any]:
-        """Returns the content of the file; `rank_buffers` and `unscored` only if there are any."""
+        """Returns the content of the file, without fields that are None."""
         parts = (self.header, self.description, self.state)
         content = {key: value for part in parts for key, value in as_plain(part).items()} | {"rows": self.rows}
         return {key: value for key, value in content.items() if value is not None}

@@ -28,30 +28,6 @@ MIN_BAR_COLUMNS = 4
 MAX_BAR_COLUMNS = 12
 
 
-class Pace:
-    """Measures how long steps take now. The first step of a process is not counted: it waits for the first batch."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque()  # seconds of the steps of the last `PACE_S`
-        self._recent_s = 0.0  # their sum
-        self._steps = 0
-
-    def count(self, seconds: float) -> None:
-        """Counts a step."""
-        self._steps += 1
-        if self._steps == 1:
-            return
-        self._recent.append(seconds)
-        self._recent_s += seconds
-        while self._recent_s > PACE_S and len(self._recent) > MIN_PACE_STEPS:
-            self._recent_s -= self._recent.popleft()
-
-    @property
-    def step_s(self) -> float:
-        """Mean seconds of the recent steps, NaN before the second step."""
-        return self._recent_s / len(self._recent) if self._recent else math.nan
-
-
 class ProgressBar(Hook):
     """Shows the time left, the fraction of time spent waiting for data, a GPU's memory, losses and images per second;
     puts the speed of an epoch into its row."""
@@ -63,7 +39,8 @@ class ProgressBar(Hook):
         self._epoch = 0  # that is counted, from 1; 0: none yet
         self._trained_at = 0.0
         self._between_s = 0.0  # seconds of validation and saving between two epochs
-        self._pace = Pace()
+        self._recent: deque[float] = deque()  # seconds of the steps of the last `PACE_S`
+        self._recent_s = 0.0  # their sum
 
     def _begin(self, trainer: Trainer) -> None:
         """Begins to count an epoch, whose first step in this process has been taken."""
@@ -85,6 +62,7 @@ class ProgressBar(Hook):
             self._bar = tqdm(total=self._steps, initial=self._done, bar_format=layout, dynamic_ncols=True, leave=True)
 
     def after_step(self, trainer: Trainer) -> None:
+        is_first = not self._epoch
         if self._epoch != trainer.progress.epoch + 1:
             self._begin(trainer)
         self._done += 1
@@ -92,7 +70,11 @@ class ProgressBar(Hook):
         self._images += trainer.step_samples
         self._wait_s += trainer.data_wait_s
         now = time.monotonic()
-        self._pace.count(now - self._stepped_at)
+        if not is_first:  # the first step waits for the first batch
+            self._recent.append(now - self._stepped_at)
+            self._recent_s += self._recent[-1]
+        while self._recent_s > PACE_S and len(self._recent) > MIN_PACE_STEPS:
+            self._recent_s -= self._recent.popleft()
         self._stepped_at = now
         silent_s = now - self._shown_at
         if self._bar is not None:
@@ -123,9 +105,9 @@ class ProgressBar(Hook):
         """Writes the status into the bar, or as a line, the most important first."""
         self._shown_at = time.monotonic()
         images_per_s, wait = self._speed()
-        step_s = self._pace.step_s
-        if math.isnan(step_s):
-            step_s = (self._shown_at - self._started) / self._taken
+        step_s = (self._shown_at - self._started) / self._taken
+        if self._recent:
+            step_s = self._recent_s / len(self._recent)
         epochs_left = trainer.steps.epochs - self._epoch
         steps_left = self._steps - self._done + epochs_left * self._steps
         left_s = steps_left * step_s + (epochs_left + 1) * self._between_s

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from engine.train.checkpoint import (
     Progress,
     RunDescription,
     SaveContext,
-    TrainState,
     UnscoredEpoch,
     as_plain,
 )
 from engine.train.ledger import Epoch, EpochLedger
+from engine.train.step import TrainStep
 from utils.config.flags import as_flag
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
@@ -35,10 +35,9 @@ from utils.program import resume_flag
 
 RESULTS_CSV = "results.csv"
 # Keys of best.pt: the averaged weights, their scores and description.
-_BEST_KEYS = (
-    "progress", "metrics", "run_id", "model_spec", "names", "used_classes", "imgsz", "bits", "config", "hyp", "data",
-    "identity", "val_images", "tile", "pretrained", "new_lr_mult", "origin", "ema"
-)  # fmt: skip
+_NOT_IN_BEST = ("class_weights", "command", "teacher")
+_DESCRIPTION_KEYS = [item.name for item in fields(RunDescription) if item.name not in _NOT_IN_BEST]
+_BEST_KEYS = ("progress", "metrics", *_DESCRIPTION_KEYS, "ema")
 
 
 def weights_path(folder: Path, epoch: int) -> Path:
@@ -95,7 +94,7 @@ class Saver:
         folder: Path,
         *,
         ctx: DistributedContext,
-        state: TrainState,
+        step: TrainStep,
         progress: Progress,
         description: RunDescription,
         context: SaveContext,
@@ -107,7 +106,7 @@ class Saver:
         self.best = folder / "best.pt"
         self.saved_updates = progress.updates
         self._ctx = ctx
-        self._state = state
+        self._step = step
         self._progress = progress
         self._context = context
         self._saved_at = time.monotonic()
@@ -164,7 +163,7 @@ class Saver:
         )
         self.postpone()
         self.saved_updates = progress.updates
-        checkpoint = Checkpoint.capture(self._ctx, self._state, header, self.description, ledger.table.as_rows())
+        checkpoint = Checkpoint.capture(self._ctx, self._step, header, self.description, ledger.table.as_rows())
         if checkpoint is None:
             return
         content = copy_to_cpu(checkpoint.content())
@@ -194,7 +193,7 @@ class Saver:
         it, in the background. Raises the error of an earlier write."""
         if self._ctx.is_main:
             content = {"progress": as_plain(self._progress), "metrics": {}, **as_plain(self.description)}
-            content["ema"] = self._state.ema.module.state_dict()
+            content["ema"] = self._step.ema.module.state_dict()
             self._submit({weights_path(self.folder, epoch): copy_to_cpu({key: content[key] for key in _BEST_KEYS})})
 
     def _submit(self, files: dict[Path, dict[str, Any]]) -> None:

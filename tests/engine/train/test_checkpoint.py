@@ -52,7 +52,7 @@ def save(
     folder: Path, state: SimpleNamespace, *, ctx: DistributedContext = SINGLE, batch: int = 0
 ) -> tuple[Saver, EpochLedger]:
     progress = Progress(epoch=2, batch=batch)
-    saver = Saver(folder, ctx=ctx, state=state, progress=progress, description=DESCRIPTION, context=CONDITIONS)
+    saver = Saver(folder, ctx=ctx, step=state, progress=progress, description=DESCRIPTION, context=CONDITIONS)
     control = RunControl(ctx, StopSignals())
     ledger = EpochLedger(ctx, progress, Fitness.parse("AP", []), Scores(), control, LedgerState(ROWS, {"AP": 0.5}))
     saver.save(ledger, best=Epoch(2))

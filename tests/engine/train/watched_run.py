@@ -184,7 +184,7 @@ def build(
     control = RunControl(ctx, signals or StopSignals())
     described = checkpoint_of(config=config)
     saver = WatchedSaver(
-        folder, ctx=ctx, state=step, progress=progress, description=described.description, context=described.header.run
+        folder, ctx=ctx, step=step, progress=progress, description=described.description, context=described.header.run
     )
     saver.saves = []
     scorer = scores or Scores()
