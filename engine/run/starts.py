@@ -332,7 +332,7 @@ class ContinuedRun(_Start):
         shapes. The arguments are those of `restore`.
         """
         config = self.settings.config
-        conditions = self.checkpoint.header.run
+        before = self.checkpoint.header.run
         progress = replace(self.checkpoint.progress)
         data = self.stored.identity
 
@@ -345,9 +345,9 @@ class ContinuedRun(_Start):
         compare("validation", data.val_labels, fingerprint.val_labels, "the search for the best epoch begins again")
         steps = step_plan(config, epoch_batches)
         old_size = self.stored.config.batch_size
-        is_recounted = old_size != config.batch_size or conditions.epoch_batches != epoch_batches
+        is_recounted = old_size != config.batch_size or before.epoch_batches != epoch_batches
         has_other_order = data.train_labels != fingerprint.train_labels or (config.rect and is_recounted)
-        if progress.batch == conditions.epoch_batches or (progress.batch and has_other_order):
+        if progress.batch == before.epoch_batches or (progress.batch and has_other_order):
             progress.batch = epoch_batches
         elif progress.batch and is_recounted:
             batches = min(progress.batch * old_size // config.batch_size, epoch_batches)

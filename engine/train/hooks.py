@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -53,13 +52,10 @@ class TimeLimit(Hook):
 
     def __init__(self, hours: float) -> None:
         self._hours = hours
-        self._trained_at = 0.0
 
     def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> None:
-        # An epoch ends with a validation and a save, which took as long after the epoch before.
-        between_s = trainer.epoch_started - self._trained_at if self._trained_at else 0.0
-        self._trained_at = time.monotonic()
-        epochs = epochs_in_time(epoch.number, trainer.ledger.seconds() + between_s, self._hours * 3600)
+        seconds = trainer.ledger.seconds() + trainer.between_epochs_s  # what follows takes as long as the last time
+        epochs = epochs_in_time(epoch.number, seconds, self._hours * 3600)
         epochs = broadcast_object(trainer.ctx, epochs)
         if epochs != trainer.steps.epochs:
             get_logger().info("--time %g: %s", self._hours, counted(epochs, "epoch"))

@@ -93,6 +93,8 @@ class Trainer:
         self.step_samples = 0  # samples of the newest step over all ranks; with ``--quad``, four per image
         self.data_wait_s = 0.0  # how long the newest step waited for its samples
         self.epoch_started = time.monotonic()  # when this process began to take steps of the newest epoch
+        self.between_epochs_s = 0.0  # how long validation and saves took before it; 0: not known
+        self._epoch_trained = 0.0  # when this process took the last step of an epoch
         self._stopped = not self.takes_steps  # this process takes no more steps
         self.schedule = build_schedule(self.settings.hyp, self.steps, cosine=self.settings.config.cos_lr)
 
@@ -153,6 +155,8 @@ class Trainer:
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Takes the remaining steps of an epoch, and ends it, unless a signal or a request stops the run before."""
         self.epoch_started = time.monotonic()
+        if self._epoch_trained:
+            self.between_epochs_s = self.epoch_started - self._epoch_trained
         is_closing = is_closing_epoch(self.progress.epoch + 1, self.steps.epochs, self.settings.hyp.close_mosaic)
         self.step.criterion.set_no_mosaic(is_closing)
         while self.progress.batch < len(self.loader) and not self._stopped:
@@ -203,6 +207,7 @@ class Trainer:
         row = {f"train/{name}": value for name, value in losses.items()} | self.step.optimizer.rates()
         epoch = Epoch(self.progress.epoch + 1, row, is_closing)
         self.progress.complete_epoch()
+        self._epoch_trained = time.monotonic()
         self._call_hooks("epoch_trained", epoch)  # with --time, one may change the number of epochs
         epoch.is_validated = validates_after(epoch.number, self.steps.epochs, self.settings.config.val_every)
         self.ledger.add(epoch)

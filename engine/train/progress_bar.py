@@ -37,8 +37,6 @@ class ProgressBar(Hook):
     def __init__(self) -> None:
         self._bar: tqdm | None = None
         self._epoch = 0  # that is counted, from 1; 0: none yet
-        self._trained_at = 0.0
-        self._between_s = 0.0  # seconds of validation and saving between two epochs
         self._recent: deque[float] = deque()  # seconds of the steps of the last `PACE_S`
         self._recent_s = 0.0  # their sum
 
@@ -46,8 +44,6 @@ class ProgressBar(Hook):
         """Begins to count an epoch, whose first step in this process has been taken."""
         if not self._epoch:
             get_logger().info("first step %.1f s after the start", seconds_since_start())
-        if self._trained_at:
-            self._between_s = trainer.epoch_started - self._trained_at
         self._epoch = trainer.progress.epoch + 1
         self._title = f"epoch {self._epoch}/{trainer.steps.epochs}"
         self._steps = trainer.steps.per_epoch
@@ -85,7 +81,6 @@ class ProgressBar(Hook):
             self._show(trainer)
 
     def epoch_trained(self, trainer: Trainer, epoch: Epoch) -> None:
-        self._trained_at = time.monotonic()
         if self._epoch == epoch.number:  # this process has taken a step of it
             images_per_s, wait = self._speed()
             epoch.row |= {"speed/images_per_s": images_per_s, "speed/data_wait": wait}
@@ -110,7 +105,7 @@ class ProgressBar(Hook):
             step_s = self._recent_s / len(self._recent)
         epochs_left = trainer.steps.epochs - self._epoch
         steps_left = self._steps - self._done + epochs_left * self._steps
-        left_s = steps_left * step_s + (epochs_left + 1) * self._between_s
+        left_s = steps_left * step_s + (epochs_left + 1) * trainer.between_epochs_s
         losses = trainer.progress.mean_losses(trainer.step.criterion.names)
         status = [f"left {format_duration(left_s)}", f"wait {wait:.0%}"]
         if trainer.ctx.device.type == "cuda":

@@ -139,6 +139,31 @@ def test_what_cannot_work_is_refused_before_more_is_built_and_leaves_no_folder(
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "probability", "advice"),
+    [
+        ([], 0, "--set fliplr=0.5 "),
+        (["--set", "fliplr=0.5"], 0.5, "--set fliplr=0 "),
+        (["--hyp", "own.yaml"], 0.5, "--set fliplr=0 "),
+    ],
+)
+def test_flips_that_exchange_two_classes_are_off_unless_asked_for(folder, more, probability, advice):
+    (folder / "own.yaml").write_text("fliplr: 0.5\n")
+    data = folder / "set" / "data.yaml"
+    data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": ["left light", "Right_light"]}))
+    batches = []
+    for flags in (["--set", f"fliplr={probability}", "--name", "reference"], more):
+        with built(*flags) as trainer:
+            trainer.loader.start_at(0, 0)
+            batches.append(next(iter(trainer.loader)).images)
+            trainer.control.request_stop()
+            trainer.fit()
+    assert torch.equal(*batches)
+    assert advice in (folder / "runs" / "exp" / "train.log").read_text()
+    with built("--resume", "runs/exp/last.pt") as trainer:
+        assert trainer.settings.hyp.fliplr == probability
+
+
 CLASSES = 40  # so that the class layers are wider than those of a model for two classes
 SIMILAR = 7
 DARK = 3

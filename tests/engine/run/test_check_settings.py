@@ -11,9 +11,12 @@ import torch
 
 import train
 from engine.run.check_settings import check_settings, unused_settings_of_run
+from engine.run.sources import check_kernels
+from models.detector import build_detector
 from models.heads.yolox import YOLOXHead
+from tests.engine.gpu_cases import CUDA
 from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters, RunSettings, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -106,3 +109,18 @@ def test_lines_about_unused_settings_are_logged(tmp_path, capsys):
     for start in ("--sync-bn and --zero do", "--set lr_mult does"):
         assert len([line for line in out.splitlines() if line.startswith(f"warning: {start} nothing")]) == 1, out
     assert "warning: --sync-bn and --zero do nothing" in (tmp_path / "exp" / "train.log").read_text()
+
+
+def upsampled(mode: str) -> dict:
+    return {**TINY_MODEL, "head": [[4, 1, "nn.Upsample", [None, 2, mode]], [[2, 5, 4], 1, "Detect", ["nc"]]]}
+
+
+def test_upsampling_without_a_deterministic_gradient_is_refused():
+    config = TrainConfig(deterministic=True)
+    detector = build_detector(upsampled("bicubic"), 2)
+    with pytest.raises(UserError, match=r"--deterministic: layer model\.5 \(Upsample, bicubic\)"):
+        check_kernels(config, detector, CUDA)
+    check_kernels(config, detector, torch.device("cpu"))
+    check_kernels(TrainConfig(), detector, CUDA)
+    for mode in ("nearest", "bilinear", "nearest-exact"):
+        check_kernels(config, build_detector(upsampled(mode), 2), CUDA)
