@@ -13,9 +13,9 @@ from typing import Any
 from engine.inference.model import InferenceModel, open_model
 from engine.inference.predict import Predictor, unused_detection_settings
 from engine.inference.results import Results, Window, describe_counts, written_suffix
-from engine.inference.sources import FileProblem, ReadAhead, open_source
+from engine.inference.sources import ReadAhead, SourceOptions, log_skipped, open_source
 from engine.inference.tracks import ObjectTracks
-from engine.inference.writers import Drawn, OutputFolder, open_writers
+from engine.inference.writers import Drawn, ResultFiles
 from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
 from utils.config.settings import DetectConfig
@@ -61,26 +61,34 @@ def detect(config: DetectConfig) -> Path | None:
     # The window shows a frame before the next one is processed.
     ahead = ReadAhead(0 if config.view_img else predictor.images_at_once)
     tracks = ObjectTracks(config.track, threshold) if config.track else None
-    options = predictor.source_options(ahead, tracks, vid_stride=config.vid_stride, max_frames=config.max_frames)
-    frames = open_source(config.source, options)
-    output = OutputFolder(config)
-    writers = open_writers(output)
-    log = FrameLog(predictor.names, config)
-    paths: set[str] = set()  # of all files
-    skipped: list[FileProblem] = []
+    skipped: list[tuple[str, int]] = []
 
-    def write(item: Drawn | FileProblem) -> Drawn | FileProblem:
-        """Logs and writes the next frame, or notes the problem."""
-        if isinstance(item, FileProblem):
-            item.log()
-            paths.add(item.path)
-            if item.is_skipped:
-                skipped.append(item)
-            return item
+    def skip(reason: str, number: int) -> None:
+        log_skipped(reason, number)
+        skipped.append((reason, number))
+
+    options = SourceOptions(
+        config.vid_stride,
+        config.max_frames,
+        threads=predictor.threads,
+        ahead=ahead,
+        pixels=model.pixels,
+        is_tracked=tracks is not None,
+        skip=skip,
+    )
+    frames = open_source(config.source, options)
+    files = ResultFiles(config)
+    log = FrameLog(predictor.names, config)
+    paths: set[str] = set()  # of the files that are used
+
+    def write(item: Drawn | UserError) -> Drawn | None:
+        """Logs and writes the next frame, unless it cannot be drawn."""
+        if isinstance(item, UserError):
+            skip(str(item), 1)
+            return None
         paths.add(item.result.path)
         log.add(item.result)
-        for writer in writers:
-            writer.write(item)
+        files.write(item)
         return item._replace(encoded=b"")
 
     with contextlib.ExitStack() as stack:
@@ -90,24 +98,23 @@ def detect(config: DetectConfig) -> Path | None:
         stack.enter_context(contextlib.closing(found))
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
         stack.enter_context(contextlib.closing(log))
-        for writer in writers:
-            stack.enter_context(contextlib.closing(writer))
+        stack.enter_context(contextlib.closing(files))
         draw = partial(draw_frame, config)
         drawn = stack.enter_context(contextlib.closing(map_ahead(draw, found, threads=predictor.threads, ahead=ahead)))
         written = stack.enter_context(contextlib.closing(map_ahead(write, drawn, threads=1, ahead=ahead)))
         for item in written:
-            if window is None or isinstance(item, FileProblem) or item.drawing is None:
+            if window is None or item is None or item.drawing is None:
                 continue
             if not window.show(item.drawing, wait=not item.result.frame.is_video):
                 break
     log.summarize()
-    if output.path is not None:
-        get_summary_logger().info("results are in %s%s", output.path, output.note)
+    if files.path is not None:
+        get_summary_logger().info("results are in %s%s", files.path, files.note)
     if skipped:
-        num_skipped = sum(problem.number for problem in skipped)
-        num_files = len(paths) + num_skipped - len(skipped)
-        raise UserError(f"{num_skipped} of {num_files} files could not be used (first: {skipped[0].reason})")
-    return output.path
+        num_skipped = sum(number for _, number in skipped)
+        num_files = len(paths) + num_skipped
+        raise UserError(f"{num_skipped} of {num_files} files could not be used (first: {skipped[0][0]})")
+    return files.path
 
 
 def log_threshold(config: DetectConfig, model: InferenceModel, threshold: float) -> None:
@@ -122,19 +129,18 @@ def log_threshold(config: DetectConfig, model: InferenceModel, threshold: float)
     get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
 
 
-def draw_frame(config: DetectConfig, item: Results | FileProblem) -> Drawn | FileProblem:
-    """Draws the detections of a frame, and encodes the drawing if it is an image's and is saved."""
-    if isinstance(item, FileProblem):
-        return item
+def draw_frame(config: DetectConfig, result: Results) -> Drawn | UserError:
+    """Draws the detections of a frame, and encodes the drawing if it is an image's and is saved. Returns the error if
+    it is too large for its format."""
     if config.nosave and not config.view_img:
-        return Drawn(item, None, b"")
-    drawing = item.drawn(conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness)
-    if config.nosave or item.frame.is_video:
-        return Drawn(item, drawing, b"")
+        return Drawn(result, None, b"")
+    drawing = result.drawn(conf=not config.hide_conf, labels=not config.hide_labels, line_width=config.line_thickness)
+    if config.nosave or result.frame.is_video:
+        return Drawn(result, drawing, b"")
     try:
-        return Drawn(item, drawing, encode_image(drawing, written_suffix(item.path), item.path))
+        return Drawn(result, drawing, encode_image(drawing, written_suffix(result.path), result.path))
     except UserError as error:
-        return FileProblem(item.path, str(error), is_skipped=True)
+        return error
 
 
 class FrameLog:

@@ -20,7 +20,7 @@ from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.images import Color, Source, as_frames, as_images
 from engine.inference.model import InferenceModel, autocast_type, open_model, resolve_imgsz
 from engine.inference.results import Boxes, ResultList, Results
-from engine.inference.sources import FileProblem, Frame, FrameStream, ReadAhead, SourceOptions, open_source
+from engine.inference.sources import Frame, FrameStream, ReadAhead, SourceOptions, open_source
 from engine.inference.tracks import ObjectTracks, TrackerSource
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import select_detections
@@ -224,23 +224,16 @@ class Predictor:
         tracks = None if tracker is None else ObjectTracks(tracker, resolved.selection.conf_thres)
         if isinstance(source, str | os.PathLike | int):
             ahead = ReadAhead(self.images_at_once)
-            options = self.source_options(ahead, tracks, vid_stride=vid_stride)
+            options = SourceOptions(
+                vid_stride, threads=self.threads, ahead=ahead, pixels=self.model.pixels, is_tracked=tracks is not None
+            )
             frames = open_source(str(source) if isinstance(source, int) else os.fspath(source), options)
         elif vid_stride != 1:
             raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
         else:
             ahead = ReadAhead(0)  # the caller may make an image only when it has the result of the one before
             frames = as_frames(source, color or self.color, self.model.pixels)
-
-        def results() -> Iterator[Results]:
-            with contextlib.closing(self.detect_frames(frames, resolved, ahead=ahead, tracks=tracks)) as found:
-                for item in found:
-                    if isinstance(item, FileProblem):
-                        item.log()
-                    else:
-                        yield item
-
-        return results()
+        return self.detect_frames(frames, resolved, ahead=ahead, tracks=tracks)
 
     def track(
         self,
@@ -279,20 +272,14 @@ class Predictor:
         """Number of threads for reading and drawing: one on a CPU, whose cores the model uses."""
         return 1 if self.device.type == "cpu" else min(available_cores(), MAX_THREADS)
 
-    def source_options(
-        self, ahead: ReadAhead, tracks: ObjectTracks | None, *, vid_stride: int, max_frames: int = 0
-    ) -> SourceOptions:
-        """Returns the options with which `open_source` yields frames for `detect_frames`."""
-        return SourceOptions(vid_stride, max_frames, self.threads, ahead, self.model.pixels, tracks is not None)
-
     def detect_frames(
         self, source: FrameStream, settings: ResolvedSettings, *, ahead: ReadAhead, tracks: ObjectTracks | None
-    ) -> Generator[Results | FileProblem, None, None]:
-        """Yields the results of the frames of a source, in order, and the problems of its files at their places. An
-        error of the source is raised after the frames before it.
+    ) -> Generator[Results, None, None]:
+        """Yields the results of the frames of a source, in order. An error of the source is raised after the batches
+        before it.
 
         Args:
-            source: frames and problems; it is closed at the end.
+            source: it is closed at the end.
             ahead: largest number of frames in a batch. While the model runs, the next batch is read and letterboxed in
                 another thread. If it is 0, frames are processed one by one, each before the next one is read.
             tracks: keeps only the detections that belong to tracks, which may be below the threshold of ``settings``;
@@ -304,39 +291,27 @@ class Predictor:
             selection = replace(settings.selection, conf_thres=tracks.lowest_confidence)
             settings = settings._replace(selection=selection)
 
-        def batches() -> Iterator[list[Frame | FileProblem]]:
-            batch: list[Frame | FileProblem] = []
-            try:
-                for item in source:
-                    if isinstance(item, Frame):
-                        ahead.note(item)
-                    batch.append(item)
-                    if len(batch) >= max(ahead(), 1):
-                        yield batch
-                        batch = []
-            except Exception:
-                if batch:
-                    yield batch  # before the error is raised
-                raise
+        def batches() -> Iterator[list[Frame]]:
+            batch: list[Frame] = []
+            for frame in source:
+                ahead.note(frame)
+                batch.append(frame)
+                if len(batch) >= max(ahead(), 1):
+                    yield batch
+                    batch = []
             if batch:
                 yield batch
 
-        def prepare(batch: list[Frame | FileProblem]) -> tuple[list[Frame | FileProblem], list[Canvases]]:
-            images = [item.image for item in batch if isinstance(item, Frame)]
-            return batch, list(self.prepare(images, settings))
+        def prepare(batch: list[Frame]) -> tuple[list[Frame], list[Canvases]]:
+            return batch, list(self.prepare([frame.image for frame in batch], settings))
 
         prepared = map_ahead(prepare, batches(), threads=1, ahead=lambda: min(ahead(), 1))
         with contextlib.closing(source), contextlib.closing(prepared):  # the threads end first
             for batch, canvases in prepared:
-                detected = iter(self.detect(canvases, settings))
-                for item in batch:
-                    if isinstance(item, FileProblem):
-                        yield item
-                        continue
-                    found = next(detected)
+                for frame, found in zip(batch, self.detect(canvases, settings)):
                     if tracks is not None:
-                        found = found._replace(rows=tracks.update(item, found.rows))
-                    yield self._result(item, found)
+                        found = found._replace(rows=tracks.update(frame, found.rows))
+                    yield self._result(frame, found)
 
     def prepare(self, images: Sequence[np.ndarray], settings: ResolvedSettings) -> Iterator[Canvases]:
         """Letterboxes images of any sizes, uint8 (H, W, 3) RGB or in the model's pixel format, into batches of one

@@ -69,20 +69,11 @@ class Frame:
     sequence: str = ""  # where objects are tracked: the video or stream, or an image's folder; "": images of a call
 
 
-@dataclass(frozen=True)
-class FileProblem:
-    """A problem with a file of a source, reported between the frames."""
-
-    path: str
-    reason: str
-    is_skipped: bool  # nothing of the file is used
-    number: int = 1  # of files, of which ``path`` is the first
-
-    def log(self) -> None:
-        get_logger().warning("%s%s", self.reason, "; skipped" if self.is_skipped else "")
+FrameStream: TypeAlias = Generator[Frame, None, None]
 
 
-FrameStream: TypeAlias = Generator[Frame | FileProblem, None, None]
+def log_skipped(reason: str, _number: int) -> None:
+    get_logger().warning("%s; skipped", reason)
 
 
 class ReadAhead:
@@ -114,6 +105,7 @@ class SourceOptions(NamedTuple):
     ahead: Callable[[], int] = lambda: 0  # returns how many frames of files may be decoded in advance
     pixels: PixelFormat = RGB8
     is_tracked: bool = False  # objects are tracked, so that a single image is refused
+    skip: Callable[[str, int], None] = log_skipped  # called with the reason why files are skipped, and their number
 
 
 DEFAULT_OPTIONS = SourceOptions()
@@ -161,7 +153,7 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
     if not files:
         unread = _unread_files(source)
         if unread:
-            raise UserError(f"{source}: no image or video; {unread[0].reason}")
+            raise UserError(f"{source}: no image or video; {unread[0][0]}")
         if is_folder:
             raise UserError(
                 f"{source}: no image or video in this folder; its subfolders: --source {shlex.quote(f'{source}/**/*')}"
@@ -185,25 +177,21 @@ def _matches(source: str) -> list[Path]:
     return [entry for entry in entries if not entry.name.startswith(".") and not entry.is_dir()]
 
 
-def _unread_files(source: str) -> list[FileProblem]:
-    """Counts the images of a folder or a glob that are of kinds that are not read: a problem for each kind."""
+def _unread_files(source: str) -> list[tuple[str, int]]:
+    """Returns the kinds of images in a folder or a glob that are not read: a message about each, and their number."""
     files = defaultdict[str, list[str]](list)
     for path in _matches(source):
         if path.suffix.lower() in UNREAD_SUFFIXES - VIDEO_SUFFIXES:
             files[path.suffix.lower()].append(str(path))
-    problems = []
-    for suffix, paths in sorted(files.items()):
-        reason = f"{min(paths)}: {unread_text(suffix, len(paths))}"
-        problems.append(FileProblem(min(paths), reason, is_skipped=True, number=len(paths)))
-    return problems
+    return [(f"{min(paths)}: {unread_text(suffix, len(paths))}", len(paths)) for suffix, paths in sorted(files.items())]
 
 
 def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameStream:
-    """Yields the frames of ``source``, see `source_files`, in order, and the problems of its files.
+    """Yields the frames of ``source``, see `source_files`, in order.
 
     Raises UserError: at the call for a source that does not exist or cannot be opened, or a single image if ``options``
     are for tracking; at iteration for an unreadable file, which is skipped if the source has others, and for a live
-    source that is lost and does not come back.
+    source that is lost and does not come back. A video that ends early is a warning.
     """
     source = as_address(source)
     suffixes = image_suffixes(options.pixels)
@@ -215,17 +203,14 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
         return _file_frames(files, source, options)
     if is_image:  # OpenCV would read it as a video of one frame
         content = EncodedImage.from_data(read_url(source, max_bytes=MAX_IMAGE_BYTES), source)
-        return _one(Frame(str(source), decode_image(content, pixels=options.pixels), sequence=str(source)))
+        frame = Frame(source, decode_image(content, pixels=options.pixels), sequence=source)
+        return (only for only in [frame])
     capture = _open_capture(source)
     if not capture.isOpened():
         raise UserError(f"webcam {source}: not found, or in use" if is_webcam(source) else f"{source}: no stream")
     if _duration_s(capture) is None:
         return _live_frames(source, capture, options)
     return _video_frames(source, capture, _fps(capture), options)
-
-
-def _one(item: Frame | FileProblem) -> FrameStream:
-    yield item
 
 
 def is_video(path: Path) -> bool:
@@ -244,49 +229,52 @@ def _by_number(path: Path) -> list[tuple[str, int]]:
 
 
 def _file_frames(files: list[Path], source: str, options: SourceOptions) -> FrameStream:
-    """Yields the frames of files, and their problems."""
+    """Yields the frames of files."""
     counts = defaultdict[str, Iterator[int]](itertools.count)
     numbers = [next(counts[sequence_of(path)]) for path in files]
 
-    def read(item: tuple[Path, int]) -> FrameStream:
-        """Reads an image. A video is opened when the files before it are finished."""
+    def read(item: tuple[Path, int]) -> Frame | UserError | None:
+        """Reads an image. Returns None for a video, which is opened when the files before it are finished."""
         path, number = item
         if is_video(path):
-            return _video_file_frames(path, options)
+            return None
         try:
-            return _one(Frame(str(path), read_image(path, options.pixels), number, sequence=sequence_of(path)))
+            return Frame(str(path), read_image(path, options.pixels), number, sequence=sequence_of(path))
         except UserError as error:
-            return _one(FileProblem(str(path), str(error), is_skipped=True))
+            return error
 
-    if not Path(os.path.expanduser(source)).is_file():
-        yield from _unread_files(source)
+    for reason, number in _unread_files(source):
+        options.skip(reason, number)
     is_empty = True
-    items_of_files = map_ahead(read, zip(files, numbers), threads=options.threads, ahead=options.ahead)
-    with contextlib.closing(items_of_files) as contents:
-        for items in contents:
-            with contextlib.closing(items):
-                for item in items:
-                    if isinstance(item, FileProblem) and item.is_skipped and len(files) == 1:
-                        raise UserError(item.reason)
-                    is_empty = is_empty and not isinstance(item, Frame)
-                    yield item
+    images = map_ahead(read, zip(files, numbers), threads=options.threads, ahead=options.ahead)
+    with contextlib.closing(images):
+        for path, image in zip(files, images):
+            try:
+                if isinstance(image, UserError):
+                    raise image
+                if image is None:
+                    yield from _video_file_frames(path, options)
+                else:
+                    yield image
+                is_empty = False
+            except UserError as error:
+                if len(files) == 1:
+                    raise
+                options.skip(str(error), 1)
     if is_empty:
         raise UserError(f"{source}: none of its {len(files)} files can be read")
 
 
 def _video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
-    """Yields the frames of a video, or the problem that prevents reading it."""
+    """Yields the frames of a video file. Raises UserError if it cannot be opened."""
     capture = _open_capture(str(path)) if path.is_file() else None  # OpenCV would wait for a pipe's writer
     if capture is None or not capture.isOpened():
-        reason = f"{path}: cannot be opened as a video (missing, damaged, or a codec that this OpenCV lacks)"
-        yield FileProblem(str(path), reason, is_skipped=True)
-        return
-    yield from _video_frames(str(path), capture, _shortest_rate(str(path), capture), options)
+        raise UserError(f"{path}: cannot be opened as a video (missing, damaged, or a codec that this OpenCV lacks)")
+    return _video_frames(str(path), capture, _shortest_rate(str(path), capture), options)
 
 
-def _video_frames(source: str, capture: cv2.VideoCapture, fps: float, options: SourceOptions) -> FrameStream:
-    """Yields every n-th frame, read ahead in a thread. A video without a frame, or that ends early, is a problem."""
-    name = str(source)
+def _video_frames(name: str, capture: cv2.VideoCapture, fps: float, options: SourceOptions) -> FrameStream:
+    """Yields every n-th frame, read ahead in a thread. Raises UserError for a video without a frame."""
 
     def read() -> FrameStream:
         duration_s = _duration_s(capture)
@@ -334,7 +322,9 @@ def _video_frames(source: str, capture: cv2.VideoCapture, fps: float, options: S
             of_duration = f" of {duration_s:.2f}" if duration_s is not None else ""
             read_s = end_s if taken else 0.0
             reason = f"{name}: ends after {read_s:.2f}{of_duration} s (damaged, or OpenCV cannot read the rest)"
-            yield FileProblem(name, reason, is_skipped=not taken)
+            if not taken:
+                raise UserError(reason)
+            get_logger().warning("%s", reason)
 
     with contextlib.closing(iterate_ahead(read(), options.ahead)) as items:
         yield from items
@@ -372,11 +362,10 @@ def _shortest_rate(path: str, capture: cv2.VideoCapture) -> float:
     return fps if 0.75 < fps * step_s < 1.5 else min(1 / step_s, MAX_FPS)
 
 
-def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
+def _live_frames(name: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     """Yields every n-th of the newest frames. A source that is lost is opened again, `RETRY_PAUSES_S`; a video of
     unknown length just ends."""
-    name = str(source)
-    is_file = "://" in source and os.path.splitext(url_path(source))[1].lower() in VIDEO_SUFFIXES
+    is_file = "://" in name and os.path.splitext(url_path(name))[1].lower() in VIDEO_SUFFIXES
     fps = _fps(capture)
     index = -1
     due = 0  # index of the next frame to yield
@@ -421,7 +410,7 @@ def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions)
             get_logger().warning(message, name, STREAM_TIMEOUT_S, len(RETRY_PAUSES_S))
         time.sleep(RETRY_PAUSES_S[retries])
         retries += 1
-        capture = _open_capture(source)  # one that is not open has no frame
+        capture = _open_capture(name)  # one that is not open has no frame
 
 
 def _newest_frames(capture: cv2.VideoCapture) -> Generator[tuple[int, float, np.ndarray], None, None]:

@@ -1,10 +1,9 @@
-"""The files of detect.py, and their names: a writer for each kind of file (labels, tracks, predictions.json, crops,
-images, videos)."""
+"""The files of detect.py, and their names: labels, tracks, predictions.json, crops, images, videos."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
 import json
 import os
 import re
@@ -40,14 +39,26 @@ class Drawn(NamedTuple):
     encoded: bytes  # the drawing as an image file, if it is saved as one
 
 
-class OutputFolder:
-    """The folder of a run of detect.py, created with its first file, and the names of frames in it."""
+class ResultFiles:
+    """Writes the files of a run of detect.py into its folder, which is created with the first one.
+
+    NAME is that of `result_names`, and NAME_FRAME for the frames of videos:
+
+    - labels/NAME.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number
+    - tracks/NAME.txt, instead of labels, where NAME is a video's or a folder's
+    - predictions.json
+    - crops/CLASS/NAME_NUMBER.jpg; a folder in NAME is above CLASS
+    - images with their boxes, NAME.jpg or with another suffix of images, and videos, NAME.mp4
+    """
 
     def __init__(self, config: DetectConfig) -> None:
         """Raises UserError for a source in the folder of the results."""
         self.path: Path | None = None
         self.note = ""  # about the format of videos
-        self.config = config
+        self._config = config
+        self._begun: set[Path] = set()  # files of tracks
+        self._json: BinaryIO | None = None
+        self._video: VideoFile | None = None  # the newest one
         files = source_files(config.source)
         target = Path(config.project, config.name).resolve()
         for path in files if config.exist_ok else ():
@@ -59,15 +70,44 @@ class OutputFolder:
         self._track_names = result_names(_track_path(sequence_of(path)) for path in files)
         names = tuple(self._names.values())
         # By name; names of videos get the numbers of frames.
-        self.image_ids = {} if any(map(is_video, files)) else dict(zip(names, image_ids_of(names)))
+        self._image_ids = {} if any(map(is_video, files)) else dict(zip(names, image_ids_of(names)))
 
-    def file(self, name: str) -> Path:
+    def write(self, drawn: Drawn) -> None:
+        """Writes what the flags request of a frame."""
+        config = self._config
+        result = drawn.result
+        frame = result.frame
+        stem = self._name_of(frame.path)
+        name = f"{stem}_{frame.index:06d}" if frame.is_video else stem
+        if config.save_txt and config.track:
+            self._write_tracks(result)
+        elif config.save_txt:
+            result.save_txt(self._file(f"labels/{name}.txt"), save_conf=config.save_conf)
+        if config.save_json:
+            self._write_json(result, name)
+        if config.save_crop:
+            result.save_crop(self._file(f"crops/{name}").parent, f"{name}.jpg")
+        if drawn.encoded:
+            write_whole(self._file(stem + written_suffix(frame.path)), drawn.encoded)
+        elif drawn.drawing is not None and not config.nosave:
+            self._write_video(self._file(f"{stem}.mp4"), frame, drawn.drawing)
+
+    def close(self) -> None:
+        """Completes predictions.json and the newest video, which cannot be played before that."""
+        with contextlib.ExitStack() as stack:
+            if self._json is not None:
+                file = stack.enter_context(self._json)
+                stack.callback(file.write, b"]" if file.tell() == 1 else b"\n]")
+            if self._video is not None:
+                self._video.close()
+
+    def _file(self, name: str) -> Path:
         """Returns the path of the file ``name``, whose own folder exists then and is no link."""
         if self.path is None:
-            self.path = increment_path(self.config.project, self.config.name, self.config.exist_ok)
+            self.path = increment_path(self._config.project, self._config.name, self._config.exist_ok)
         return folder_below(self.path, Path(name).parent) / Path(name).name
 
-    def name_of(self, path: str) -> str:
+    def _name_of(self, path: str) -> str:
         """Names the file, webcam or URL of a frame (`Frame.path`)."""
         if path in self._names:
             return self._names[path]
@@ -75,147 +115,74 @@ class OutputFolder:
             return f"webcam{path}"
         return safe_name(Path(url_path(path)).stem or path.partition("://")[2])[:100]
 
-    def frame_name(self, frame: Frame) -> str:
-        """Names an image, or a frame of a video with its number."""
-        name = self.name_of(frame.path)
-        return f"{name}_{frame.index:06d}" if frame.is_video else name
-
-    def track_name(self, frame: Frame) -> str:
-        """Names the sequence of a frame."""
-        return self._track_names.get(_track_path(frame.sequence)) or self.name_of(frame.path)
-
-
-class Writer:
-    """Writes the files of one kind. NAME is that of `result_names`, and NAME_FRAME for the frames of videos."""
-
-    def __init__(self, output: OutputFolder) -> None:
-        self.output = output
-
-    def write(self, drawn: Drawn) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Completes the files that hold several frames."""
-
-
-class LabelWriter(Writer):
-    """Writes labels/NAME.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number."""
-
-    def write(self, drawn: Drawn) -> None:
-        path = self.output.file(f"labels/{self.output.frame_name(drawn.result.frame)}.txt")
-        drawn.result.save_txt(path, save_conf=self.output.config.save_conf)
-
-
-class TrackWriter(Writer):
-    """Writes tracks/NAME.txt in MOT Challenge's format, where NAME is a video's or a folder's: lines of the frame's
-    number from 1, id, left, top, width, height, score and three times -1."""
-
-    _begun: frozenset[Path] = frozenset()
-
-    def write(self, drawn: Drawn) -> None:
-        path = self.output.file(f"tracks/{self.output.track_name(drawn.result.frame)}.txt")
-        boxes = drawn.result.boxes.array.astype(np.float64)
+    def _write_tracks(self, result: Results) -> None:
+        """Appends to the file of the frame's sequence, in MOT Challenge's format: lines of the frame's number from 1,
+        id, left, top, width, height, score and three times -1."""
+        frame = result.frame
+        name = self._track_names.get(_track_path(frame.sequence)) or self._name_of(frame.path)
+        path = self._file(f"tracks/{name}.txt")
+        boxes = result.boxes.array.astype(np.float64)
         rows = np.concatenate([boxes[:, 4:5], xyxy_to_xywh(boxes[:, :4]), boxes[:, 5:6]], 1)
-        template = f"{drawn.result.frame.index + 1},%d,%.3f,%.3f,%.3f,%.3f,%.6f,-1,-1,-1\n"
+        template = f"{frame.index + 1},%d,%.3f,%.3f,%.3f,%.3f,%.6f,-1,-1,-1\n"
         with open(path, "ab", opener=open_direct) if path in self._begun else open_new(path) as file:
             file.write("".join(template % tuple(row) for row in rows.tolist()).encode())
-        self._begun |= {path}
+        self._begun.add(path)
 
-
-class JsonWriter(Writer):
-    """Writes predictions.json. Image ids are names, or numbers if all names of the source are numbers; category ids
-    are COCO's for a model of its classes, else the numbers of the classes."""
-
-    _file: BinaryIO | None = None
-
-    def write(self, drawn: Drawn) -> None:
-        frame = drawn.result.frame
-        if self._file is None:
-            self._file = open_new(self.output.file("predictions.json"))
-            self._file.write(b"[")
-        class_names = drawn.result.names
-        category_ids = coco_category_ids(tuple(class_names.values())) or tuple(class_names)
-        name = self.output.frame_name(frame)
-        common: dict[str, Any] = {"image_id": self.output.image_ids.get(name, name), "file": frame.path}
+    def _write_json(self, result: Results, name: str) -> None:
+        """Appends to predictions.json. Image ids are names, or numbers if all names of the source are numbers; category
+        ids are COCO's for a model of its classes, else the numbers of the classes."""
+        frame = result.frame
+        if self._json is None:
+            self._json = open_new(self._file("predictions.json"))
+            self._json.write(b"[")
+        category_ids = coco_category_ids(tuple(result.names.values())) or tuple(result.names)
+        common: dict[str, Any] = {"image_id": self._image_ids.get(name, name), "file": frame.path}
         if frame.is_video:
             common |= {"frame": frame.index, "time": round(frame.time_s, 3)}
-        boxes = drawn.result.boxes
+        boxes = result.boxes
         corners = np.round(xyxy_to_xywh(boxes.array[:, :4].astype(np.float64)), 3).tolist()
         scores = boxes.array[:, -2].astype(np.float64).tolist()
         for row, (c, box, score) in enumerate(zip(boxes.classes, corners, scores)):
-            category = {"category_id": category_ids[c], "category": class_names[c]}
+            category = {"category_id": category_ids[c], "category": result.names[c]}
             entry = common | category | {"bbox": box, "score": round(score, 6)}
             if boxes.track_ids is not None:
                 entry["track_id"] = boxes.track_ids[row]
             text = json.dumps([entry], ensure_ascii=False, indent=1).removeprefix("[").removesuffix("\n]")
-            separator = "," if self._file.tell() > 1 else ""
-            self._file.write(f"{separator}{text}".encode(errors="backslashreplace"))
+            separator = "," if self._json.tell() > 1 else ""
+            self._json.write(f"{separator}{text}".encode(errors="backslashreplace"))
 
-    def close(self) -> None:
-        if self._file is not None:
-            with self._file as file:
-                file.write(b"]" if file.tell() == 1 else b"\n]")
-
-
-class CropWriter(Writer):
-    """Writes crops/CLASS/NAME_NUMBER.jpg; a folder in NAME is above CLASS."""
-
-    def write(self, drawn: Drawn) -> None:
-        name = self.output.frame_name(drawn.result.frame)
-        drawn.result.save_crop(self.output.file(f"crops/{name}").parent, f"{name}.jpg")
-
-
-class ImageWriter(Writer):
-    """Writes images with their boxes, NAME.jpg or with another suffix of images."""
-
-    def write(self, drawn: Drawn) -> None:
-        path = drawn.result.frame.path
-        if not drawn.result.frame.is_video:
-            write_whole(self.output.file(self.output.name_of(path) + written_suffix(path)), drawn.encoded)
-
-
-class VideoWriter(Writer):
-    """Writes videos with boxes, NAME.mp4.
-
-    A video has a constant frame rate: a frame is repeated until the next one is due, so that the video has the speed of
-    its source. Frames are resized to the first frame's size.
-    """
-
-    _video: cv2.VideoWriter | H264Writer | None = None  # the newest one
-    _path = Path()
-    _size_wh = (0, 0)
-    _fps = 0.0
-    _count = 0  # frames written
-    _newest_bgr: np.ndarray = np.zeros(0)
-    _newest_end_s = 0.0
-
-    def write(self, drawn: Drawn) -> None:
+    def _write_video(self, path: Path, frame: Frame, image: np.ndarray) -> None:
         """Raises OSError while the disk still has space for the index of the video: on a full disk, OpenCV would leave
         a file that cannot be played, without an error."""
-        frame = drawn.result.frame
-        image = drawn.drawing
-        if not frame.is_video or image is None:
-            return
-        path = self.output.file(f"{self.output.name_of(frame.path)}.mp4")
         if shutil.disk_usage(path.parent).free < SPARE_BYTES + image.nbytes:
-            self.close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        if self._video is None or path != self._path:
-            self.close()
-            height, width = image.shape[:2]
-            self._size_wh = (width, height)
-            # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
-            self._fps = max(round(frame.fps, 1 if frame.fps > 65 else 3), 0.002)
-            path.unlink(missing_ok=True)  # OpenCV would write to where it links
-            self._video, codec = open_video(path, self._fps, self._size_wh)
-            if codec == "mp4v":
-                self.output.note = (
-                    " (videos in MPEG-4 Part 2, which browsers do not play; with ffmpeg installed, in H.264)"
-                )
-            self._path = path
-            self._count = 0
-        else:
-            self._show_until(frame.time_s)
+        if self._video is not None and path != self._video.path:
+            video, self._video = self._video, None
+            video.close()
+        if self._video is None:
+            self._video = VideoFile(path, frame.fps, image.shape[1::-1])
+            if self._video.codec == "mp4v":
+                self.note = " (videos in MPEG-4 Part 2, which browsers do not play; with ffmpeg installed, in H.264)"
+        self._video.add(frame, image)
+
+
+class VideoFile:
+    """A video with a constant frame rate: a frame is repeated until the next one is due, so that the video has the
+    speed of its source. Frames are resized to the first frame's size."""
+
+    def __init__(self, path: Path, fps: float, size_wh: tuple[int, int]) -> None:
+        self.path = path
+        self._size_wh = size_wh
+        # OpenCV writes a frame rate as a fraction with powers of ten, whose numerator MPEG-4 limits to 65,535.
+        self._fps = max(round(fps, 1 if fps > 65 else 3), 0.002)
+        path.unlink(missing_ok=True)  # OpenCV would write to where it links
+        self._video, self.codec = open_video(path, self._fps, size_wh)
+        self._count = 0  # frames written
+        self._newest_bgr: np.ndarray | None = None
+        self._newest_end_s = 0.0
+
+    def add(self, frame: Frame, image: np.ndarray) -> None:
+        self._show_until(frame.time_s)
         if image.shape[1::-1] != self._size_wh:
             image = cv2.resize(image, self._size_wh, interpolation=cv2.INTER_AREA)
         self._newest_bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
@@ -224,7 +191,8 @@ class VideoWriter(Writer):
     def _show_until(self, time_s: float) -> None:
         """Writes the newest frame until the video lasts ``time_s``. It is written once if the video is thereby ahead by
         less than 1.5 frames, and otherwise, where frames follow each other faster than the frame rate, left out."""
-        assert self._video is not None
+        if self._newest_bgr is None:
+            return
         due = time_s * self._fps
         repeats = max(round(due) - self._count, int(self._count - due < 0.5))
         for _ in range(repeats):
@@ -232,25 +200,8 @@ class VideoWriter(Writer):
         self._count += repeats
 
     def close(self) -> None:
-        """Finishes the open video, which cannot be played before that."""
-        if self._video is not None:
-            self._show_until(self._newest_end_s)
-            self._video.release()
-            self._video = None
-
-
-def open_writers(output: OutputFolder) -> list[Writer]:
-    """Returns the writers of the files that the flags request."""
-    config = output.config
-    table: list[tuple[type[Writer], object]] = [
-        (LabelWriter, config.save_txt and not config.track),
-        (TrackWriter, config.save_txt and config.track),
-        (JsonWriter, config.save_json),
-        (CropWriter, config.save_crop),
-        (ImageWriter, not config.nosave),
-        (VideoWriter, not config.nosave),
-    ]
-    return [writer(output) for writer, is_requested in table if is_requested]
+        self._show_until(self._newest_end_s)
+        self._video.release()
 
 
 class H264Writer:
@@ -279,19 +230,13 @@ class H264Writer:
             raise UserError(f"{self._path}: ffmpeg could not write it (status {self._process.returncode})")
 
 
-@functools.cache
-def _ffmpeg_has_h264() -> bool:
-    if shutil.which("ffmpeg") is None:
-        return False
-    encoders = subprocess.run(["ffmpeg", "-encoders"], capture_output=True, text=True, check=False).stdout
-    return " libx264 " in encoders
-
-
 def open_video(path: Path, fps: float, size_wh: tuple[int, int]) -> tuple[cv2.VideoWriter | H264Writer, str]:
     """Opens a video for writing, in H.264 if ffmpeg or OpenCV can. Returns the writer and its codec. Raises UserError
     if OpenCV cannot write the video at all."""
-    if _ffmpeg_has_h264():
-        return H264Writer(path, fps, size_wh), "avc1"
+    if shutil.which("ffmpeg"):
+        encoders = subprocess.run(["ffmpeg", "-encoders"], capture_output=True, text=True, check=False).stdout
+        if " libx264 " in encoders:
+            return H264Writer(path, fps, size_wh), "avc1"
     for codec in ("avc1", "mp4v"):
         with quiet_codecs():
             video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, size_wh)

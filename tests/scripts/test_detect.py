@@ -30,7 +30,7 @@ from engine.inference import sources
 from engine.inference.predict import Predictor
 from engine.inference.results import Boxes, Results
 from engine.inference.sources import ReadAhead, open_source
-from engine.inference.writers import Drawn, OutputFolder, _ffmpeg_has_h264, open_writers
+from engine.inference.writers import Drawn, ResultFiles
 from models.detector import Detector, build_detector
 from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
@@ -244,7 +244,7 @@ def odd_folder(tmp_path, clip):
 def test_threads_and_batches_change_neither_results_nor_lines(
     weights, odd_folder, tmp_path, capsys, monkeypatch, batch
 ):
-    """With threads alone, not a single byte changes; a batch rounds differently."""
+    """With threads alone, not a single byte changes; a batch rounds differently. Warnings may come earlier."""
     found = []
     for _ in range(2):
         with refused("2 of 13 files could not be used (first: .../in/03.jpg: ..."):
@@ -255,7 +255,7 @@ def test_threads_and_batches_change_neither_results_nor_lines(
         monkeypatch.setattr(detection, "ReadAhead", lambda _: ReadAhead(4))
         monkeypatch.setattr(Predictor, "images_at_once", batch)
     (one, lines), (many, lines_of_many) = found
-    assert lines_of_many == lines
+    assert sorted(lines_of_many) == sorted(lines)
     warnings = [line.partition(":")[2] for line in lines if line.startswith("warning")]
     assert [re.search(r"(\d\d)[.b]", line)[1] for line in warnings] == ["03", "07"], warnings
     assert names_in(many) == names_in(one)
@@ -317,16 +317,13 @@ def test_tracks_have_the_names_of_their_sequences(tmp_path):
     config = DetectConfig(
         weights="a.pt", source=source, project=str(tmp_path), track="sort", save_txt=True, nosave=True
     )
-    output = OutputFolder(config)
-    writers = open_writers(output)
+    files = ResultFiles(config)
     for frame in open_source(source):
         boxes = Boxes(np.array([[1, 2, 5, 8, 3, 0.5, 0]]), (32, 32))
-        for writer in writers:
-            writer.write(Drawn(Results(frame, {0: "disc"}, boxes, {}), frame.image, b""))
-    for writer in writers:
-        writer.close()
-    assert names_in(output.path) == ["tracks/MOT17-02.txt", "tracks/MOT17-04.txt"]
-    assert (output.path / "tracks/MOT17-02.txt").read_text().startswith("1,3,1.000,2.000,4.000,6.000,0.5")
+        files.write(Drawn(Results(frame, {0: "disc"}, boxes, {}), frame.image, b""))
+    files.close()
+    assert names_in(files.path) == ["tracks/MOT17-02.txt", "tracks/MOT17-04.txt"]
+    assert (files.path / "tracks/MOT17-02.txt").read_text().startswith("1,3,1.000,2.000,4.000,6.000,0.5")
 
 
 def test_the_result_of_a_url_has_a_safe_name(weights, pictures, tmp_path, monkeypatch):
@@ -345,9 +342,7 @@ def test_a_written_video_keeps_frames_and_rate_and_plays_in_browsers(
         pytest.skip("needs ffmpeg")
     if not has_ffmpeg:
         monkeypatch.setenv("PATH", "")
-    _ffmpeg_has_h264.cache_clear()
     folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
-    _ffmpeg_has_h264.cache_clear()
     lines = capsys.readouterr().out.splitlines()
     video = cv2.VideoCapture(str(folder / "clip.mp4"))
     codec = int(video.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little")

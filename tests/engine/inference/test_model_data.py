@@ -40,7 +40,7 @@ WORKERS = ["vest", "person"]
     ],
 )
 def test_a_model_is_scored_on_what_it_has_learned(tmp_path, stored, names, single_cls, scored):
-    """The rows of the table of `classes_to_score`."""
+    """Names no flag, so that `classes_to_score` chooses."""
     model, spec = _model_and_data(tmp_path, stored, names)
     assert list(classes_to_score(model, spec, single_cls=single_cls)) == scored
 

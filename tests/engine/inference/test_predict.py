@@ -17,7 +17,7 @@ from engine.inference import predict
 from engine.inference.hub import load_from_hub
 from engine.inference.images import as_images
 from engine.inference.predict import Predictor, load
-from engine.inference.sources import FileProblem, Frame, ReadAhead
+from engine.inference.sources import Frame, ReadAhead
 from tests.engine.inference.conftest import picture, rows
 from tests.helpers.exif import jpeg_with_exif
 from utils.errors import UserError
@@ -61,7 +61,7 @@ def test_pil_images_are_turned_as_files_are(tmp_path, orientation):
 
 @pytest.mark.parametrize("size", [1, 2, 16])
 def test_lists_and_streams_give_a_result_for_each_image_in_order(predictor, tmp_path, monkeypatch, capsys, size):
-    """A damaged file of a stream has its place between the others."""
+    """A damaged file of a stream is left out with a warning."""
     configure_logging(True)
     shapes = [(48, 64), (64, 48), (48, 64), (20, 90), (64, 64), (64, 48)]
     images = [picture(*shape, seed=i) for i, shape in enumerate(shapes)]
@@ -155,15 +155,13 @@ def test_an_image_of_an_iterable_is_asked_for_after_the_result_of_the_one_before
         assert asked == list(range(number + 1))
 
 
-def test_what_goes_wrong_comes_at_its_place_among_the_frames(predictor):
+def test_an_error_of_a_source_comes_after_the_batches_before_it(predictor):
     """The source is closed in any case."""
     closed = []
 
     def items():
         try:
             for number in range(6):
-                if number == 3:
-                    yield FileProblem("3.png", "3.png: is damaged", is_skipped=True)
                 yield Frame(f"{number}.png", picture())
             raise UserError("unplugged")
         finally:
@@ -172,11 +170,10 @@ def test_what_goes_wrong_comes_at_its_place_among_the_frames(predictor):
     threads = set(threading.enumerate())
     settings = predictor.settings.resolve(predictor.model)
     stream = predictor.detect_frames(items(), settings, ahead=ReadAhead(4), tracks=None)
-    seen = [next(stream) for _ in range(7)]
+    seen = [next(stream) for _ in range(4)]
     with pytest.raises(UserError, match="unplugged"):
         next(stream)
-    assert [item.path for item in seen] == ["0.png", "1.png", "2.png", "3.png", "3.png", "4.png", "5.png"]
-    assert isinstance(seen[3], FileProblem)
+    assert [result.path for result in seen] == [f"{number}.png" for number in range(4)]
     assert closed == [True]
     assert set(threading.enumerate()) <= threads
 
