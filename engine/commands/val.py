@@ -108,28 +108,9 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 
     Also returns ``config``, adapted to the model: one trained with ``--single-cls`` is scored with it.
 
-    Raises UserError for a file that cannot be opened, or whose classes differ from the data set's.
+    Raises UserError for a file that cannot be opened, or whose classes differ from the data set's, and for flags that
+    do not fit it.
     """
-    model = _open_model(config, ctx)
-    if model.has_merged_classes and not config.single_cls:
-        get_logger().info("%s: was trained with --single-cls; all classes count as one", config.weights)
-        config = replace(config, single_cls=True)
-    classes = tuple(config.classes)
-    source = DataSource(
-        config.data,
-        (config.task,),
-        classes=classes,
-        stage=config.stage,
-        cache_dir=config.cache_dir,
-        output=str(Path(config.project, config.name)) if config.plots else "",
-    )
-    spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
-    check_same_model(ctx, model, model.state_dict().values())
-    return model, spec, config
-
-
-def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
-    """Opens ``config.weights``. Raises UserError for flags that do not fit them."""
     if config.tta and format_of(config.weights) is not None:
         raise UserError(f"{config.weights}: --tta: only checkpoints are evaluated with several views; leave it out")
     model = open_model(
@@ -141,7 +122,20 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
         ctx=ctx,
     )
     resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
-    return model
+    if model.has_merged_classes and not config.single_cls:
+        get_logger().info("%s: was trained with --single-cls; all classes count as one", config.weights)
+        config = replace(config, single_cls=True)
+    source = DataSource(
+        config.data,
+        (config.task,),
+        classes=tuple(config.classes),
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        output=str(Path(config.project, config.name)) if config.plots else "",
+    )
+    spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
+    check_same_model(ctx, model, model.state_dict().values())
+    return model, spec, config
 
 
 def score(

@@ -159,7 +159,7 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     assert unused["text"] == "2 of 5 classes have no box in train, val: cow (2), pig (4)"
     assert not_trained["text"].startswith("'hen': 0 boxes in 0 of 4 images of train")
     data.describe([*NAMES, "dogg"])
-    data.write("val/0", "1 0.3 0.3 0.1 0.1\n" * 0 + "".join(f"1 0.{i} 0.3 0.1 0.1\n" for i in range(10, 70)))
+    data.write("val/0", "".join(f"1 0.{i} 0.3 0.1 0.1\n" for i in range(10, 70)))
     data.write("train/0", "2 0.3 0.3 0.3 0.3\n")
     similar = [issue["text"] for issue in issues_of(capsys, data) if issue["kind"] == SIMILAR.name]
     assert similar == ["'dogg' has 1 box, 'dog' 64"]
