@@ -36,7 +36,7 @@ from engine.report.images import write_preview
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import Selected, select_for_validation
 from models.postprocess.selection import ValidationSettings
-from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
+from models.postprocess.tiles import TiledDetector, Tiles
 from models.postprocess.tta import TestTimeAugmentation
 from utils.config.export_formats import format_of
 from utils.config.settings import Hyperparameters, ValConfig
@@ -183,7 +183,10 @@ def score(
             detector,
             select,
             tiles=tiles,
-            view_input=ViewInput(stride=model.stride, imgsz=config.imgsz, only_hw=model.input_hw, batch=batch),
+            stride=model.stride,
+            imgsz=config.imgsz,
+            only_hw=model.input_hw,
+            batch=batch,
             settings=selections,
         )
     evaluator = Evaluator(

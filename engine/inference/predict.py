@@ -25,7 +25,7 @@ from engine.inference.tracks import ObjectTracks, TrackerSource
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import select_detections
 from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, detection_iou
-from models.postprocess.tiles import TiledDetector, Tiles, ViewInput
+from models.postprocess.tiles import TiledDetector, Tiles
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.class_names import class_numbers
 from utils.config.flags import unused_settings
@@ -368,7 +368,10 @@ class Predictor:
                 model,
                 lambda _, raw: [select_detections(*model.decode(raw), settings.selection)],
                 tiles=self.tiles,
-                view_input=ViewInput(stride=model.stride, imgsz=settings.imgsz, only_hw=model.input_hw, batch=batch),
+                stride=model.stride,
+                imgsz=settings.imgsz,
+                only_hw=model.input_hw,
+                batch=batch,
                 settings=[settings.selection],
             )
         with torch.inference_mode():

@@ -90,22 +90,16 @@ class Tiles:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViewInput:
-    """Input of a detector that sees views of an image."""
-
-    stride: int  # sides are multiples of it, pixels
-    imgsz: int  # longer side to which a whole image is scaled down, pixels
-    only_hw: tuple[int, int] | None = None  # the only accepted size, pixels; None: any
-    batch: int  # views per call
-
-
 class TiledDetector(nn.Module):
     """Finds the objects of one large image at a time.
 
     Args:
         select: maps ``detector`` and its raw maps (float32) to detections in pixels of its input: one or several
             selections of the same boxes.
+        stride: the sides of what the detector sees are multiples of it, pixels.
+        imgsz: longer side to which a whole image is scaled down, pixels.
+        only_hw: the only size that the detector accepts, pixels; None: any.
+        batch: views per call.
         settings: with which ``select`` selects each.
     """
 
@@ -115,14 +109,20 @@ class TiledDetector(nn.Module):
         select: Callable[[nn.Module, list[Tensor]], Sequence[Detections]],
         *,
         tiles: Tiles,
-        view_input: ViewInput,
+        stride: int,
+        imgsz: int,
+        only_hw: tuple[int, int] | None = None,
+        batch: int,
         settings: Sequence[PostprocessSettings],
     ) -> None:
         super().__init__()
         self.detector = detector
         self._select = select
         self._tiles = tiles
-        self._input = view_input
+        self._stride = stride
+        self._imgsz = imgsz
+        self._only_hw = only_hw
+        self._batch = batch
         self._settings = settings
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -140,9 +140,9 @@ class TiledDetector(nn.Module):
         height, width = images.shape[2:]
         windows = tile_windows((height, width), tile, self._tiles.overlap)
         corners = torch.tensor(windows, dtype=torch.float32, device=images.device)
-        side = self._input.imgsz if self._tiles.scaled else tile
+        side = self._imgsz if self._tiles.scaled else tile
         views = []
-        for chunk, window in zip(_chunks(windows, self._input.batch), corners.split(self._input.batch)):
+        for chunk, window in zip(_chunks(windows, self._batch), corners.split(self._batch)):
             tiles = torch.cat([images[:, :, y1:y2, x1:x2] for x1, y1, x2, y2 in chunk])
             if side != tile:
                 tiles = interpolate(tiles, (side, side), mode="bilinear")
@@ -184,12 +184,11 @@ class TiledDetector(nn.Module):
     def _detect_reduced(self, images: Tensor) -> list[Detections]:
         """Detects in the whole image, scaled down."""
         height, width = images.shape[2:]
-        limit_hw = self._input.only_hw or (self._input.imgsz, self._input.imgsz)
+        limit_hw = self._only_hw or (self._imgsz, self._imgsz)
         gain = min(limit_hw[0] / height, limit_hw[1] / width, 1.0)
         small_hw = (max(round(height * gain), 1), max(round(width * gain), 1))
         small = interpolate(images, small_hw, mode="bilinear", antialias=gain < 1)
-        stride = self._input.stride
-        input_hw = self._input.only_hw or tuple(-(-side // stride) * stride for side in small_hw)
+        input_hw = self._only_hw or tuple(-(-side // self._stride) * self._stride for side in small_hw)
         padding = (0, input_hw[1] - small_hw[1], 0, input_hw[0] - small_hw[0])
         gains = images.new_tensor([width / small_hw[1], height / small_hw[0]]).repeat(2)
         return self._detect(pad(small, padding, value=GRAY / 255), gain=gains)

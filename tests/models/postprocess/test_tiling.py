@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models.postprocess.selection import PostprocessSettings
-from models.postprocess.tiles import TiledDetector, Tiles, TileStitcher, ViewInput
+from models.postprocess.tiles import TiledDetector, Tiles, TileStitcher
 from tests.helpers.selection import stitch
 from tests.models.postprocess.stitching_reference import stitch as stitch_box_by_box
 from tests.models.postprocess.stitching_reference import windows_of
@@ -150,7 +150,9 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
         reader,
         PixelReader.find,
         tiles=Tiles(64, 0.2, bool(full_image)),
-        view_input=ViewInput(stride=32, imgsz=full_image, batch=4),
+        stride=32,
+        imgsz=full_image,
+        batch=4,
         settings=[SEEN],
     )
     raw = tiled(image)
@@ -218,7 +220,9 @@ def test_max_det_limits_the_detections_of_a_tile_and_not_of_an_image(iou_thres):
         PixelReader(),
         find,
         tiles=Tiles(64, overlap=0.0, full_image=False),
-        view_input=ViewInput(stride=32, imgsz=64, batch=4),
+        stride=32,
+        imgsz=64,
+        batch=4,
         settings=[settings],
     )
     detected = tiled.stitch(tiled(torch.zeros(1, 3, 256, 256)))[0]
