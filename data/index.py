@@ -3,7 +3,7 @@
 An index is identified by
 
 - `cache_key`: data set, split and settings, whatever the content: cache files that it names are replaced by newer ones;
-- `image_files`, `selection` and `image_digest()`: which cache file has its decoded images (data/cache/disk.py);
+- `image_files` and `image_digest()`: which cache file has its decoded images (data/cache/disk.py);
 - `label_digest()`: whether a run or a search that continues has the same data.
 
 The cache of the index itself is found by a fingerprint of the files (index_cache.py).
@@ -65,7 +65,6 @@ class DatasetIndex(LabelArrays):
     # Identifies data set, split and settings but not the content, so that caches of older content are replaced.
     cache_key: str = ""
     image_files: str = ""  # digest of the names, sizes and times of all image files of the split, including unused ones
-    selection: str = ""  # identifies the settings that select images: held-out images and classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None if `ground_truth` takes them from the paths
     id_of_category: Mapping[str, int] = field(default_factory=dict)  # see `Classes`; empty for other formats than COCO
     category_ids: tuple[int, ...] = ()  # by class; empty if they are the class indices

@@ -33,7 +33,6 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
             **concatenated(indexes),
             report=ScanReport.of(()),
             image_files=digest_of([index.image_files for index in indexes]),
-            selection=digest_of([index.selection for index in indexes]),
             pixels=spec.pixels,
         )
     findings = [

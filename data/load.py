@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.index import DatasetIndex, IndexSettings, LoadedSplit, cache_key_of, digest_of
+from data.index import DatasetIndex, IndexSettings, LoadedSplit, cache_key_of
 from data.index_cache import (
     find_cache_file,
     fingerprint_of,
@@ -91,13 +91,8 @@ def read_split(spec: DatasetSpec, split: str, settings: IndexSettings, known_fil
         full, labels, cache_file = _read_files(spec, source_split, settings, known_files.get(spec.source))
         note = "" if labels else " (cached)"
     used = select_used(full, spec, split, settings)
-    # With a fraction, runs with other seeds use other images and other caches. The classes in use belong to the
-    # selection, because they determine which images with lost labels are left out.
-    part_of_images = (settings.fraction,) if settings.fraction == 1 else (settings.fraction, settings.seed)
-    selection = [sorted(spec.held_out), spec.classes, spec.class_of, *([full.selection] if full.selection else [])]
-    used = replace(
-        used, cache_key=cache_key_of(spec, split, settings.single_cls, *part_of_images), selection=digest_of(*selection)
-    )
+    seed = 0 if settings.fraction == 1 else settings.seed  # with a fraction, each seed has its own images and caches
+    used = replace(used, cache_key=cache_key_of(spec, split, settings.fraction, seed, sorted(spec.held_out)))
     return LoadedSplit(spec, split, full, used, note, cache_file, labels, parts)
 
 
