@@ -50,33 +50,24 @@ def join_parts(spec: DatasetSpec, parts: Sequence[LoadedSplit]) -> DatasetIndex:
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
-    """Returns the index with classes numbered as in ``names``. Classes that it lacks are ignored in all its images."""
+    """Returns the index with classes numbered as in ``names``. For each class that it lacks, each image gets a crowd
+    region of its size after its boxes, in which the class is ignored."""
     position_of = {name: i for i, name in enumerate(names)}
     # The last entry is that of the class -1, which stays.
     number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)
     id_of_category = {**index.id_of_category, **dict(zip(index.names, index.category_ids))}
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number_of_class)
-    renumbered = replace(
-        index,
-        names=tuple(names),
-        classes=number_of_class[index.classes],
-        category_ids=ids_of_classes(id_of_category, names) if index.id_of_category else (),
-    )
-    return _with_ignored_classes(renumbered, missing)
-
-
-def _with_ignored_classes(index: DatasetIndex, classes: np.ndarray) -> DatasetIndex:
-    """Adds to each image a crowd region of the image's size for each of ``classes``, int32 (k,), after the image's
-    boxes."""
-    image_of_region = np.repeat(np.arange(len(index)), len(classes))
+    image_of_region = np.repeat(np.arange(len(index)), len(missing))
     num_regions = len(image_of_region)
     sizes_wh = index.image_hw[image_of_region, ::-1].astype(np.float64)
     order = np.argsort(np.r_[index.image_of_box, image_of_region], kind="stable")
     return replace(
         index,
-        offsets=index.offsets + len(classes) * np.arange(len(index) + 1),
+        names=tuple(names),
+        category_ids=ids_of_classes(id_of_category, names) if index.id_of_category else (),
+        offsets=index.offsets + len(missing) * np.arange(len(index) + 1),
         boxes_xywh_px=np.concatenate([index.boxes_xywh_px, np.c_[np.zeros_like(sizes_wh), sizes_wh]])[order],
-        classes=np.r_[index.classes, np.tile(classes, len(index))][order],
+        classes=np.r_[number_of_class[index.classes], np.tile(missing, len(index))][order],
         crowd=np.r_[index.crowd, np.ones(num_regions, bool)][order],
         area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
         repeated=np.r_[index.repeated, np.zeros(num_regions, bool)][order],

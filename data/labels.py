@@ -15,12 +15,11 @@ Unicode composition. The first of these four that fits any image counts, if it f
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote
-
-import numpy as np
 
 from data.findings import NO_LABEL, ORPHAN, UNDECLARED, Finding
 from data.folders import Folders
@@ -43,18 +42,18 @@ _REASONS = {
 
 
 class Labels:
-    """The labels of a split's images. Of a file for all images, those that it does not name are left out."""
+    """The labels of a split's images. Images that a file for all images does not name are left out."""
 
     def __init__(self, listing: Listing, names: Sequence[str] | None) -> None:
-        """``names``: see `Classes`. Raises UserError if a file for all images is unusable, or is of no image."""
+        """``names``: see `Classes`. Raises UserError if a file for all images is unusable, or names none of them."""
         self.format = listing.label_format
         self.images = listing.images
         self.image_ids: list[int | str] | None = None  # None if the format has none
-        self.findings: list[Finding] = []  # about labels of none of ``images``
+        self.findings: list[Finding] = []  # about labels that belong to none of ``images``
         self.classes = Classes(names)
         self._listing = listing
         self._stamps = listing.label_stamps.tolist()
-        self._entries: list[Entry] | None = None  # of ``images``
+        self._entries: list[Entry] | None = None  # one for each of ``images``
         if not self.format.is_per_image:
             self._read_shared_file(listing)
 
@@ -93,8 +92,13 @@ class Labels:
         # Absolute paths in the data set's folder become relative to it.
         names = [entry.image.removeprefix(f"{listing.named_root}/") for entry in entries]
         images = listing.shared_images or listing.images  # of all splits that name it, so that each has the same answer
-        image_of_entry = assign(names, [not entry.rows for entry in entries], images)
-        entry_of = {images[image]: entry for image, entry in zip(image_of_entry.tolist(), entries) if image >= 0}
+        image_of_entry = match_entries(names, images)
+        entry_of: dict[str, Entry] = {}
+        # Of several entries of an image, the first one with an object counts: without any it would be a background.
+        for number in sorted(range(len(entries)), key=lambda number: not entries[number].rows):
+            image = image_of_entry[number]
+            if image >= 0 and entry_of.setdefault(images[image], entries[number]) is not entries[number]:
+                image_of_entry[number] = TAKEN
         self.images = [name for name in listing.images if name in entry_of]
         if not self.images:
             first = f" (first: {_shown(entries[0].image)})" if entries else ""
@@ -151,37 +155,23 @@ def _user_errors(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
 
 
-def assign(names: Sequence[str], is_empty: Sequence[bool], images: Sequence[str]) -> np.ndarray:
-    """Returns the image of each of E entries, int64 (E,): its position in ``images``, `NOT_FOUND`, `AMBIGUOUS`, or
-    `TAKEN` if another entry has it: the first one with an object, because without any it would be a background."""
-    image_of_entry = match_entries(names, images)
-    taken: set[int] = set()
-    for number in sorted(range(len(names)), key=is_empty.__getitem__):
-        image = int(image_of_entry[number])
-        if image in taken:
-            image_of_entry[number] = TAKEN
-        elif image >= 0:
-            taken.add(image)
-    return image_of_entry
-
-
 def _findings_of_unused(
-    entries: Sequence[Entry], names: Sequence[str], image_of_entry: np.ndarray, listing: Listing
+    entries: Sequence[Entry], names: Sequence[str], image_of_entry: Sequence[int], listing: Listing
 ) -> list[Finding]:
     """Returns findings about the entries with an object that are of no image in ``listing``. ``names``: as compared;
-    ``image_of_entry``: see `assign`."""
+    ``image_of_entry``: as `match_entries` returns it, or `TAKEN`."""
     file = listing.labels[0]
-    unused = [number for number in np.flatnonzero(image_of_entry < 0).tolist() if entries[number].rows]
-    others = np.zeros(len(unused), np.int64)  # images of no split
+    unused = [number for number, image in enumerate(image_of_entry) if image < 0 and entries[number].rows]
+    others = [0] * len(unused)  # images of no split
     original = Path(listing.named_root)  # a copy lacks the images of no split
     if unused and not listing.lacks_split and original.is_dir():
         beside = images_beside(listing.shared_images or listing.images, Folders(original))
         others = match_entries([names[number] for number in unused], sorted(beside))
     undeclared: list[Entry] = []
     findings: list[Finding] = []
-    for number, other in zip(unused, others.tolist()):
+    for number, other in zip(unused, others):
         entry = entries[number]
-        image = int(image_of_entry[number])
+        image = image_of_entry[number]
         if image == NOT_FOUND and other >= 0:
             undeclared.append(entry)
             continue
@@ -198,47 +188,36 @@ def _findings_of_unused(
     return findings
 
 
-def match_entries(file_names: Sequence[str], images: Sequence[str]) -> np.ndarray:
-    """Returns the image of each of E file names, int64 (E,): its position in ``images``, `NOT_FOUND` or `AMBIGUOUS`.
+def match_entries(file_names: Sequence[str], images: Sequence[str]) -> list[int]:
+    """Returns the image of each file name: its position in ``images``, `NOT_FOUND` or `AMBIGUOUS`.
 
     ``images``: paths with ``/``. In file names, ``\\`` is also a separator, and ``.`` and ``..`` are left out.
     """
-    matcher = _Matcher(images)
-    return np.array([matcher.find(name) for name in file_names], np.int64)
 
+    @functools.cache
+    def image_of_end(num_parts: int, is_folded: bool, has_suffix: bool) -> dict[str, int]:
+        """Returns the image, or `AMBIGUOUS`, of the last ``num_parts`` of each path."""
+        table: dict[str, int] = {}
+        for number, image in enumerate(images):
+            parts = (image if has_suffix else os.path.splitext(image)[0]).rsplit("/", num_parts)
+            if len(parts) >= num_parts:
+                end = "/".join(parts[-num_parts:])
+                end = casefold_nfc(end) if is_folded else end
+                table[end] = AMBIGUOUS if end in table else number
+        return table
 
-class _Matcher:
-    """Finds images by the last parts of their paths. For each number of parts, a table is made when it is needed."""
-
-    def __init__(self, images: Sequence[str]) -> None:
-        self._images = images
-        self._tables: dict[tuple[int, bool, bool], dict[str, int]] = {}
-
-    def find(self, file_name: str) -> int:
-        """Returns the number of the image that a file name fits, `NOT_FOUND` or `AMBIGUOUS`."""
+    def match(file_name: str) -> int:
         name = file_name.removesuffix(ANY_SUFFIX)
         for is_folded in (False, True):
             for written in dict.fromkeys((name, unquote(name))):
                 parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".", "..")]
                 end = casefold_nfc("/".join(parts)) if is_folded else "/".join(parts)
-                table = self._table(len(parts), is_folded, has_suffix=name == file_name) if parts else {}
+                table = image_of_end(len(parts), is_folded, name == file_name) if parts else {}
                 if end in table:
                     return table[end]
         return NOT_FOUND
 
-    def _table(self, num_parts: int, is_folded: bool, has_suffix: bool) -> dict[str, int]:
-        """Returns the image, or `AMBIGUOUS`, of each end of a path."""
-        key = (num_parts, is_folded, has_suffix)
-        if key not in self._tables:
-            table: dict[str, int] = {}
-            for number, image in enumerate(self._images):
-                parts = (image if has_suffix else os.path.splitext(image)[0]).rsplit("/", num_parts)
-                if len(parts) >= num_parts:
-                    end = "/".join(parts[-num_parts:])
-                    end = casefold_nfc(end) if is_folded else end
-                    table[end] = AMBIGUOUS if end in table else number
-            self._tables[key] = table
-        return self._tables[key]
+    return [match(name) for name in file_names]
 
 
 def _shown(name: str) -> str:

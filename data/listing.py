@@ -137,7 +137,7 @@ def image_tree(image_folder: str, root: Path) -> str:
 
 
 def num_shared_parts(path: str, root: Path) -> int:
-    """Returns how many parts a path shares with the data set's folder: all of its own, or only the first."""
+    """Returns how many leading parts a path shares with the data set's folder: all of the folder's, or one."""
     return len(root.parts) if Path(path).is_relative_to(root) else 1
 
 
@@ -154,18 +154,14 @@ def _images_in(
     for name, entry in entries.items():
         stem, _, ending = name.rpartition(".")  # much faster than os.path.splitext; names do not begin with a dot
         suffix = f".{ending.lower()}" if stem else ""
-        is_link = entry.is_symlink()
         if suffix in suffixes and not (suffix == ARRAY_SUFFIX and stem in cached):
             # Methods of `DirEntry` look up nothing but links, for some of which they raise.
-            if os.path.isfile(entry.path) if is_link else entry.is_file():
+            if os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file():
                 yield prefix + name, entry.path
             elif not os.path.isdir(entry.path):
-                text = "a broken link" if is_link else "not a file that can be read"
-                findings.append(Finding(MISSING_IMAGE, text, prefix + name, lost_images=1))
+                findings.append(Finding(MISSING_IMAGE, "not a file that can be read", prefix + name, lost_images=1))
         elif suffix in UNREAD_SUFFIXES:
             unread.setdefault(suffix, []).append(name)
-        elif not suffix and is_link and not os.path.exists(entry.path):  # probably to a folder of images
-            findings.append(Finding(MISSING_IMAGE, "a broken link", prefix + name, lost_images=1))
     for suffix, names in unread.items():
         text = unread_text(suffix, len(names))
         findings.append(Finding(UNSUPPORTED, text, prefix + names[0], number=len(names)))

@@ -91,14 +91,10 @@ def _set_category_ids(classes: Classes, name_of: dict[str, str], used_ids: set[s
         name = name_of[key]
         first = classes.id_of_category.setdefault(name, int(key))
         if first != int(key) and key in used_ids and name in (classes.names or ()):
-            _refuse_same_name(name, first, key)
-
-
-def _refuse_same_name(name: str, first: object, second: object) -> None:
-    raise LabelFileError(
-        f"categories: '{name}' is the name of the ids {first} and {second}; rename one, or give the annotations of "
-        "both the same category_id"
-    )
+            raise LabelFileError(
+                f"categories: '{name}' is the name of the ids {first} and {key}; rename one, or give the annotations "
+                "of both the same category_id"
+            )
 
 
 def category_names(data: bytes) -> tuple[str, ...]:
@@ -129,12 +125,7 @@ def category_names(data: bytes) -> tuple[str, ...]:
         if is_above_all and not re.search(rf'"category_id"\s*:\s*"?{key}\b', text):
             del name_of[key]
             break
-    key_of: dict[str, str] = {}
-    for key in sorted(name_of, key=int):
-        first = key_of.setdefault(name_of[key], key)
-        if first != key:
-            _refuse_same_name(name_of[key], first, key)
-    return tuple(key_of)
+    return tuple(dict.fromkeys(name_of[key] for key in sorted(name_of, key=int)))
 
 
 def _box(annotation: Any, name_of: dict[str, str]) -> Box:

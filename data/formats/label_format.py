@@ -52,7 +52,7 @@ class LabelFileError(Exception):
 
 
 class Classes:
-    """Numbers the classes in label files as in ``names``, or all 0 if that is None; and keeps what the files say."""
+    """Numbers the classes of label files as in ``names``, or all 0 if it is None, and collects their names and ids."""
 
     def __init__(self, names: Sequence[str] | None) -> None:
         self.names = names
