@@ -2,7 +2,9 @@
 
 A file is written in a temporary folder and gets its name once it is complete; it is never written again. It contains
 its name, because a file of another data set may have been copied here. A run that is interrupted while it fills a cache
-leaves nothing that another opens.
+leaves nothing that another opens. Its name, such as ``lockstep-1000-train-KEY-CONTENT-IMAGES-640.lmdb``, identifies the
+user, the part of a data set, the version of its image files, and the images in use; not their labels, so that editing
+these causes no decoding.
 
 ``--cache disk`` holds reduced images in an LMDB file, mapped read-only by all ranks and workers of the node. A file
 that has been cut off is created again: reading beyond its end would kill the process. Each image has a checksum,
@@ -26,7 +28,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -55,44 +57,6 @@ _BATCH_BYTES = 64 << 20  # pixels committed at once
 _PAGE_BYTES = mmap.PAGESIZE  # an image's value takes whole pages, with a header of 16 bytes
 _VALUE_HEADER_BYTES = 16
 _REMEDY = "choose another --cache-dir or --cache none"
-
-
-class CacheName(NamedTuple):
-    """The name of a cache file, which identifies the part of a data set, the version of its images, and the images.
-
-    Labels and class names are not part of it, so that editing them causes no decoding. With a size and a suffix it is,
-    for example, ``lockstep-1000-train-KEY-CONTENT-IMAGES-640.lmdb``.
-    """
-
-    key: str  # identifies user, data set, split and the settings that divide it, whatever the content
-    content: str  # digest of the image files of the split, their pixel format, and the version of this code
-    images: str  # digest of the images in use
-
-    @classmethod
-    def of(cls, index: DatasetIndex) -> CacheName:
-        """Names the caches of the images of ``index``."""
-        return cls(
-            key=f"lockstep-{os.getuid()}-{index.cache_key}",
-            content=digest_of(_VERSION, index.image_files, index.pixels.content())[:16],
-            images=index.image_digest()[:16],
-        )
-
-    def path(self, folder: Path, imgsz: int, suffix: str) -> Path:
-        """Returns the path of the file with images of size ``imgsz``, 0 for full size. ``suffix``: ends its name."""
-        return folder / f"{'-'.join(self)}-{imgsz}{suffix}"
-
-    def remove_older(self, folder: Path) -> None:
-        """Removes the caches with the same key and other images, except those that are being filled.
-
-        A process that reads a removed cache keeps its mapping until it ends.
-        """
-        for path in folder.glob(f"{glob.escape(self.key)}-*"):
-            if path.suffix in _SUFFIXES and not path.name.startswith(f"{'-'.join(self)}-"):
-                with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
-                    holder = lock.acquire()
-                    if not holder:
-                        path.unlink()
-                        lock.path.unlink()
 
 
 class DiskCache:
@@ -206,9 +170,18 @@ def _open_or_fill(
     """
     folder = private_folder(cache_folder(cache_dir), "--cache-dir")
     folder.mkdir(parents=True, exist_ok=True)  # raises if it could not be made
-    name = CacheName.of(index)
-    path = name.path(folder, imgsz, suffix)
-    name.remove_older(folder)
+    key = f"lockstep-{os.getuid()}-{index.cache_key}"
+    content = digest_of(_VERSION, index.image_files, index.pixels.content())[:16]
+    name = f"{key}-{content}-{index.image_digest()[:16]}"
+    path = folder / f"{name}-{imgsz}{suffix}"
+    # Caches of other images are removed, unless they are being filled. Who reads one keeps its mapping.
+    for other in folder.glob(f"{glob.escape(key)}-*"):
+        if other.suffix in _SUFFIXES and not other.name.startswith(f"{name}-"):
+            with contextlib.suppress(OSError), FileLock(other.with_suffix(".lock")) as lock:
+                holder = lock.acquire()
+                if not holder:
+                    other.unlink()
+                    lock.path.unlink()
     with contextlib.suppress(OSError):  # before taking the lock, which is impossible in a read-only folder
         return open_file(path)
     with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
