@@ -24,11 +24,12 @@ _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.
 class Folders:
     """Looks up folders and files by absolute path. Each folder is read once.
 
-    ``root``: the data set's folder, to which names are relative.
+    ``root``: the data set's folder, to which names are relative; ``is_bounded``: whether labels must be in it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_bounded: bool = False) -> None:
         self.root = root
+        self.is_bounded = is_bounded
         self._entries: dict[str, dict[str, os.DirEntry]] = {}
         self._folded: dict[str, dict[str, list[str]]] = {}
         self._prefixes: dict[str, str] = {}

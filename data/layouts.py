@@ -39,15 +39,6 @@ FILE_NAMES = ("_annotations", "annotations", "instances", "labels", "result", "v
 _FILE_SUFFIXES = tuple(form.suffix for form in FORMATS if not form.is_per_image)
 
 
-class Layout(NamedTuple):
-    """What a folder describes."""
-
-    values: Any  # content of its YAML, unchecked; the names of the classes if the labels do not have them
-    path: Path  # its YAML, or the folder, for messages
-    note: str  # a line for the log
-    splits: dict[str, FilesSplit]  # empty if the YAML names them
-
-
 class _Labels(NamedTuple):
     """Labels of a split's images: a file for all, or the label files of some images in a folder."""
 
@@ -70,18 +61,20 @@ def split_of(name: str) -> str:
     return match[1].lower() if match else ""
 
 
-def read_folder(folder: Path) -> Layout:
+def read_folder(folder: Path) -> tuple[Any, Path, str, dict[str, FilesSplit]]:
     """Reads the YAML in ``folder`` or, without one that names images, the folder's layout.
 
-    Raises UserError, with what to write, if the folder is in no known layout, or in several.
+    Returns the unchecked content of the YAML, with class names if the labels have none; the path of the YAML or folder,
+    for messages; a line for the log; and the splits, none if the YAML names them. Raises UserError, with what to write,
+    if the folder is in no known layout, or in several.
     """
-    folders = Folders(_unpacked(folder))
+    folders = Folders(_unpacked(folder), is_bounded=True)
     root = folders.root
     yaml = _own_yaml(root)
     values = load_yaml(yaml, text_under=CLASS_KEYS) if yaml else {}
     # A malformed one is read, too, to say how.
     if yaml and (not isinstance(values, dict) or "names" not in values or not values.keys().isdisjoint(SPLITS)):
-        return Layout(values, yaml, f"{root}: its YAML is {yaml.name}", {})
+        return values, yaml, f"{root}: its YAML is {yaml.name}", {}
     all_images = images_below(str(root), IMAGE_SUFFIXES, folders)
     sources = _find_sources(all_images, folders)
     formats = {source.labels.label_format for source in sources.values() if source.labels}
@@ -108,7 +101,7 @@ def read_folder(folder: Path) -> Layout:
         shown.append(f"{split} {relative_name(source.entry, root)} ({place})")
     shown.append(f"classes of {relative_name(classes, root) if classes else 'the labels'}")
     note = f"{root}: {label_format.title}: {', '.join(shown)}{_not_used(sources.values(), all_images, folders)}"
-    return Layout(values, root, note, splits)
+    return values, root, note, splits
 
 
 def _unpacked(folder: Path) -> Path:
@@ -187,11 +180,11 @@ def _names_images(path: Path, folders: Folders) -> bool:
     return False
 
 
-def _by_split(names: dict[Path, str], folders: Folders) -> dict[str, Path]:
-    """Returns the folder of images in a folder, or a list, by the split in ``names``. Raises UserError if a split has
-    two."""
+def _by_split(split_of_path: dict[Path, str], folders: Folders) -> dict[str, Path]:
+    """Returns the folder of images in a folder, or a list, by split. Raises UserError if a split
+    has two."""
     found: dict[str, Path] = {}
-    for path, split in names.items():
+    for path, split in split_of_path.items():
         entry = _image_folder(path, folders)
         other = found.setdefault(split, entry)
         if not other.samefile(entry):
@@ -232,7 +225,7 @@ def _labels_of(split: str, entry: Path, images: Mapping[str, str], folders: Fold
     for label_format in PER_IMAGE:
         for place in [None] if label_format is YOLO else places:
             source = FilesSplit((entry,), place, label_format)
-            label_of, _ = pair(images, source, split, folders, named_by=str(folders.root), is_bounded=True)
+            label_of, _ = pair(images, source, split, folders, named_by=str(folders.root))
             files = frozenset(label_of.values())
             if files and not any(files <= other.files for other in labels):
                 labels.append(_Labels(place, label_format, files))

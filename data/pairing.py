@@ -60,13 +60,13 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         return read_listing(spec.listings[split], spec.root)
     if source.annotations is not None and not source.annotations.exists():
         raise spec.missing_error(source.annotations)
-    folders = Folders(spec.root)
+    folders = Folders(spec.root, is_bounded=spec.is_folder)
     images, findings = find_images(spec, split, folders)
     names = sorted(images)
     shared_images: list[str] = []
     lacks_split = False
     if source.label_format.is_per_image:
-        label_of, places = pair(images, source, split, folders, named_by=spec.source, is_bounded=spec.is_folder)
+        label_of, places = pair(images, source, split, folders, named_by=spec.source)
         labels = []
         label_stamps = []
         for name in names:
@@ -108,19 +108,18 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
 
 
 def pair(
-    images: Mapping[str, str], source: FilesSplit, split: str, folders: Folders, *, named_by: str, is_bounded: bool
+    images: Mapping[str, str], source: FilesSplit, split: str, folders: Folders, *, named_by: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the label file of each image that has one; and the folder (absolute) in which the label files of images
     are or would be, by the start of the images' names.
 
-    ``images``: paths by name, of ``source``; ``named_by``: the YAML or folder, for messages; ``is_bounded``: whether a
-    folder outside the data set's own is no place of labels. Raises UserError if two places have label files, or if a
-    file matches images of two folders.
+    ``images``: paths by name, of ``source``; ``named_by``: the YAML or folder, for messages. Raises UserError if two
+    places have label files, or if a file matches images of two folders.
     """
     label_of: dict[str, str] = {}
     places: dict[str, str] = {}
     image_of: dict[str, str] = {}  # the first image of each label file
-    for start, found in _matches(images, source, folders, is_bounded=is_bounded):
+    for start, found in _matches(images, source, folders):
         labeled = [place for place, labels in found.items() if labels]
         if len(labeled) > 1:  # captions and the like are no label files
             num_objects = {
@@ -167,7 +166,7 @@ def two_places(
 
 
 def _matches(
-    images: Mapping[str, str], source: FilesSplit, folders: Folders, *, is_bounded: bool
+    images: Mapping[str, str], source: FilesSplit, folders: Folders
 ) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
     """Yields, for each folder of images, the start of their names, and the label files that are called like them: by
     place in which they may be, by image."""
@@ -178,7 +177,7 @@ def _matches(
     for start, names in names_in.items():
         folder = os.path.dirname(images[names[0]])
         if source.annotations is None:
-            places = _yolo_places(folder, folders, is_bounded=is_bounded)
+            places = _yolo_places(folder, folders)
         else:
             places = _named_places(folder, source, folders)
         found: dict[str, dict[str, str]] = {place: {} for place in places}
@@ -190,11 +189,11 @@ def _matches(
         yield start, found
 
 
-def _yolo_places(image_folder: str, folders: Folders, *, is_bounded: bool) -> list[str]:
+def _yolo_places(image_folder: str, folders: Folders) -> list[str]:
     """Returns the folders in which YOLO's label files of the images in ``image_folder`` may be; the first need not
-    exist. ``is_bounded``: whether a folder outside the data set's own is none."""
+    exist."""
     parts = Path(image_folder).parts
-    for i in reversed(range(num_shared_parts(image_folder, folders.root) if is_bounded else 1, len(parts))):
+    for i in reversed(range(num_shared_parts(image_folder, folders.root) if folders.is_bounded else 1, len(parts))):
         if casefold_nfc(parts[i]) == IMAGE_FOLDERS[0]:
             above = os.path.join(*parts[:i])
             below = ["labels", *parts[i + 1 :]]
@@ -255,9 +254,7 @@ def _find_orphans(
         tops = [str(source.annotations)]
     else:  # also label folders of missing image folders
         entries = [str(entry) for entry in source.images if os.path.isdir(entry)]
-        tops = [
-            next(filter(os.path.isdir, _yolo_places(entry, folders, is_bounded=spec.is_folder))) for entry in entries
-        ]
+        tops = [next(filter(os.path.isdir, _yolo_places(entry, folders))) for entry in entries]
     orphans = {
         folders.prefix(folder) + name
         for folder in places.union(*map(folders.walk, tops))
@@ -269,7 +266,7 @@ def _find_orphans(
     for other, other_images in others:
         if other_images is None:
             return []
-        for _, found in _matches(other_images, other, folders, is_bounded=spec.is_folder):
+        for _, found in _matches(other_images, other, folders):
             orphans.difference_update(*(labels.values() for labels in found.values()))
     findings: list[Finding] = []
     for name in sorted(orphans):

@@ -261,9 +261,9 @@ def places_of_labels(root: Path) -> int:
     inside = [images / "a", labels / "a", labels / "train" / "images" / "a"]
     for path in (*inside, *(above / layouts.LABEL_FOLDER / "train" for above in (root, root / "export"))):
         path.mkdir(parents=True, exist_ok=True)
-    folders = Folders(root)
+    folders = Folders(root, is_bounded=True)
     of_folder = layouts._places(images, folders)
-    of_yolo = pairing._yolo_places(str(images), folders, is_bounded=True)
+    of_yolo = pairing._yolo_places(str(images), folders)
     named = pairing._named_places(str(images / "a"), FilesSplit((root / "export",), labels, VOC), folders)
     return len(of_folder) + len(of_yolo) + len(named)
 
