@@ -72,8 +72,8 @@ def load_split(
 
 
 def read_split(spec: DatasetSpec, split: str, settings: IndexSettings, known_files: Mapping[str, str]) -> LoadedSplit:
-    """Reads a split, whatever it has lost. ``known_files``: see `load_split`. Raises UserError if data is missing, or
-    if there is no image or no label file."""
+    """Reads a split without judging what it has lost. ``known_files``: see `load_split`. Raises UserError if data is
+    missing, or if there is no image or no label file."""
     source_split = "train" if spec.is_held_out(split) else split
     source = spec.split(source_split)
     note = ""

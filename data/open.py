@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from data.images.shards import is_shard_path
 from data.read_spec import YAML_FOLDER, load_dataset_spec
-from data.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, ShardSplit, Split, class_names
+from data.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, class_names
 from utils.class_names import typed_classes
 from utils.errors import UserError
 from utils.files.paths import is_inside
@@ -61,7 +61,8 @@ def _open_files(source: DataSource) -> DatasetSpec:
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
         spec = load_dataset_spec(find_data(source.data), source.known_root)
-        spec = _without_empty(spec, source.optional)
+        if source.is_val_optional:
+            spec = _without_empty_val(spec)
         for line in spec.notes:
             get_logger().info("%s", line)
         for split in _splits_to_read(source, spec):  # report missing data before weights are read
@@ -88,26 +89,23 @@ def _splits_to_read(source: DataSource, spec: DatasetSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys("train" if split == "val" else split for split in source.splits))
 
 
-def _without_empty(spec: DatasetSpec, optional: Sequence[str]) -> DatasetSpec:
-    """Returns ``spec`` without the splits of ``optional`` that are missing or empty, and logs each, as a warning if it
-    is missing: its name may be misspelled."""
-    left_out: dict[str, Split] = {}
-    for name in optional:
-        if name not in spec.splits:
-            continue
-        splits = [part.split(name) for part in spec.parts_of(name)]
-        paths = [path for s in splits for path in (s.images if isinstance(s, FilesSplit) else s.paths)]
-        if not all(map(_is_missing_or_empty, paths)):
-            continue
-        consequence = "left out; part of 'train' is held out in its place" if name == "val" else "left out"
-        missing = [path for path in paths if not path.exists()]
-        if missing:
-            get_logger().warning("%s: '%s' is %s", spec.missing_error(missing[0]), name, consequence)
-        else:
-            get_logger().info("%s: '%s' (%s) is empty and %s", spec.source, name, paths[0], consequence)
-        left_out[name] = spec.splits[name]
-    kept = {name: split for name, split in spec.splits.items() if name not in left_out}
-    return replace(spec, splits=kept, left_out=left_out)
+def _without_empty_val(spec: DatasetSpec) -> DatasetSpec:
+    """Returns ``spec`` without the split "val" if it is missing or empty, and logs that, as a warning if it is missing:
+    its name may be misspelled."""
+    if "val" not in spec.splits:
+        return spec
+    splits = [part.split("val") for part in spec.parts_of("val")]
+    paths = [path for s in splits for path in (s.images if isinstance(s, FilesSplit) else s.paths)]
+    if not all(map(_is_missing_or_empty, paths)):
+        return spec
+    consequence = "left out; part of 'train' is held out in its place"
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        get_logger().warning("%s: 'val' is %s", spec.missing_error(missing[0]), consequence)
+    else:
+        get_logger().info("%s: 'val' (%s) is empty and %s", spec.source, paths[0], consequence)
+    kept = {name: split for name, split in spec.splits.items() if name != "val"}
+    return replace(spec, splits=kept, left_out={"val": spec.splits["val"]})
 
 
 def _is_missing_or_empty(entry: Path) -> bool:
@@ -118,16 +116,14 @@ def _is_missing_or_empty(entry: Path) -> bool:
 
 
 def problem_of_output(path: Path, spec: DatasetSpec) -> str:
-    """Returns the image folder of ``spec`` that ``path`` is in, for messages, or "" if there is none."""
+    """Returns why files in ``path`` would become images of ``spec``, or "" if they would not."""
     for split in (*spec.splits.values(), *spec.left_out.values()):
-        if isinstance(split, JoinedSplit):
-            problems = [problem_of_output(path, part) for part in split.parts]
-            if any(problems):
-                return next(filter(None, problems))
-        elif not isinstance(split, ShardSplit):
-            for folder in split.images:
-                if os.path.isdir(folder) and is_inside(path, folder):
-                    return f"is in {folder}, which {spec.source} searches for images"
+        for part in split.parts if isinstance(split, JoinedSplit) else ():
+            if problem := problem_of_output(path, part):
+                return problem
+        for folder in split.images if isinstance(split, FilesSplit) else ():
+            if os.path.isdir(folder) and is_inside(path, folder):
+                return f"is in {folder}, which {spec.source} searches for images"
     return ""
 
 
@@ -136,10 +132,11 @@ def _plan_copy(source: DataSource) -> StagePlan:
     from data.stage import StagePlan
 
     spec = _open_files(source)
-    optional = [split for split in source.optional if split in spec.splits]
-    splits = dict.fromkeys((*_splits_to_read(source, spec), *optional))
+    splits = _splits_to_read(source, spec)
+    if source.is_val_optional and "val" in spec.splits:
+        splits = tuple(dict.fromkeys((*splits, "val")))
     with _permission_errors_named(source.data):
-        return StagePlan.of(spec, tuple(splits))
+        return StagePlan.of(spec, splits)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ class DataSource:
 
     data: str  # a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or `DEMO`
     splits: tuple[str, ...] = ()  # splits that will be read; others are not staged
-    optional: tuple[str, ...] = ()  # splits that are left out if they are missing or empty, and are staged otherwise
+    is_val_optional: bool = False  # whether "val" is left out if it is missing or empty, and staged otherwise
     classes: tuple[str, ...] = ()  # classes to use, by name or number; empty for all
     stage: str = ""  # folder on each node's local disk to which the splits are copied first; empty for no copy
     cache_dir: str = ""  # see `cache_folder`
@@ -49,11 +49,10 @@ class DataSource:
     @classmethod
     def of_training(cls, config: TrainConfig) -> DataSource:
         """Names the training and validation splits. With ``--val-fraction``, the validation split is optional."""
-        is_val_optional = bool(config.val_fraction)
         return cls(
             data=config.data,
-            splits=("train",) if is_val_optional else ("train", "val"),
-            optional=("val",) if is_val_optional else (),
+            splits=("train",) if config.val_fraction else ("train", "val"),
+            is_val_optional=bool(config.val_fraction),
             classes=tuple(config.classes),
             stage=config.stage,
             cache_dir=config.cache_dir,
@@ -112,7 +111,7 @@ class DatasetSpec:
     splits: dict[str, Split]
     source: str  # path of the YAML, or of a folder without one: for messages, and identifies the data set
     if_missing: str = "correct its paths"  # advice for missing data
-    left_out: dict[str, Split] = field(default_factory=dict)  # optional splits that are missing or empty
+    left_out: dict[str, Split] = field(default_factory=dict)  # an optional "val" that is missing or empty
     held_out: frozenset[str] = frozenset()  # names of the training images that form the split "val"
     label_names: tuple[str, ...] = ()  # classes in the labels, by number; empty if they are `names`
     class_of: tuple[int, ...] = ()  # number in `names`, or `IGNORED`, of each class in the labels
@@ -188,7 +187,13 @@ class DatasetSpec:
         Names are compared without case and outer spaces. A class that the data set does not label is ignored in its
         images, as when data sets are joined. Raises UserError if two used classes match the same name.
         """
-        part = self._with_names_of(names)
+        known_names = {class_key(name): name for name in reversed(names)}
+        part = replace(
+            self,
+            names=tuple(known_names.get(class_key(name), name) for name in self.names),
+            label_names=self.label_names or self.names,
+            class_of=self.class_of or tuple(range(len(self.names))),
+        )
         used = [part.names[number] for number in self.classes or range(len(part.names))]
         for name, count in Counter(used).items():
             if count > 1:
@@ -205,17 +210,6 @@ class DatasetSpec:
             notes=self.notes,
             pixels=self.pixels,
             tile=self.tile,
-        )
-
-    def _with_names_of(self, names: Sequence[str]) -> DatasetSpec:
-        """Returns the data set with each class renamed to the entry of ``names`` that differs from it only in case and
-        outer spaces, if there is one."""
-        known_names = {class_key(name): name for name in reversed(names)}
-        return replace(
-            self,
-            names=tuple(known_names.get(class_key(name), name) for name in self.names),
-            label_names=self.label_names or self.names,
-            class_of=self.class_of or tuple(range(len(self.names))),
         )
 
     def with_label_classes(self) -> DatasetSpec:

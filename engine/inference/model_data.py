@@ -39,7 +39,7 @@ def open_model_data(
         raise UserError(f"{model.path}: does not name its data set; name a YAML with --data")
     held_out = training.get("val_images")
     if isinstance(held_out, list) and held_out:  # they serve as "val" of a data set that has none
-        source = replace(source, optional=("val",), val_images=tuple(map(str, held_out)))
+        source = replace(source, is_val_optional=True, val_images=tuple(map(str, held_out)))
     spec = open_data(source, ctx)
     if source.classes:  # also if they are all of the data set's, the model may have them among others
         spec = replace(spec, classes=spec.classes or tuple(range(len(spec.names))))

@@ -23,7 +23,7 @@ def test_an_optional_split_without_images_is_left_out(data, lines, state):
     if state == "empty":
         (data.root / "images/val").mkdir()
     data.yaml()
-    spec = open_set(data.data, ["train"], optional=("val",))
+    spec = open_set(data.data, ["train"], is_val_optional=True)
     assert list(spec.splits) == ["train"]
     is_warned = any(record.levelno == logging.WARNING and "val" in record.getMessage() for record in lines.records)
     assert is_warned == (state == "missing")  # its name may be misspelled
