@@ -80,7 +80,6 @@ KINDS: dict[str, Kind] = {
 }
 ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, BAD_BOX})  # a row that is no box
 WARNED_SHARE = 0.01  # what concerns at least this fraction of the images or objects is a warning, else information
-_SHOWN = 3  # kinds in a message
 
 
 class Finding(NamedTuple):
@@ -176,11 +175,7 @@ class ScanReport:
         if self.lost_objects:
             parts.append(f"{self.lost_objects:,} of {counted(self.objects, 'object')}")
         lossy = [total for total in self.kinds if total.lost_images or total.lost_objects]
-        lossy.sort(key=lambda total: -max(total.lost_images / self.images, total.lost_objects / max(self.objects, 1)))
-        reasons = [_with_number(total) for total in lossy[:_SHOWN]]
-        if len(lossy) > _SHOWN:
-            reasons.append(f"and {counted(len(lossy) - _SHOWN, 'other kind')}")
-        return f"{' and '.join(parts)} can't be used: {'; '.join(reasons)}"
+        return f"{' and '.join(parts)} can't be used: {'; '.join(map(_with_number, lossy))}"
 
     def lines(self) -> list[tuple[int, str]]:
         """Returns the level and text of a line for the log about each kind of finding. Images without

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.images.shards import is_shard_path
 from data.read_spec import YAML_FOLDER, load_dataset_spec
 from data.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, class_names
 from utils.class_names import typed_classes
@@ -57,22 +55,21 @@ def _open_files(source: DataSource) -> DatasetSpec:
         from data.demo import ensure_demo
 
         return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
-    with _permission_errors_named(source.data):
-        if source.stored_in and not Path(known_by_name(source.data)).exists():
-            raise UserError(f"{source.data}: no such file")
-        spec = load_dataset_spec(find_data(source.data), source.known_root)
-        if source.is_val_optional:
-            spec = _without_empty_val(spec)
-        for line in spec.notes:
-            get_logger().info("%s", line)
-        for split in _splits_to_read(source, spec):  # report missing data before weights are read
-            spec.check_split(split)
-        problem = problem_of_output(Path(source.output), spec) if source.output else ""
-        if problem:
-            message = f"{source.output}: {problem}; plots there would become images of the data set"
-            if not source.continues_output:
-                raise UserError(f"{message}; name another folder with --project, or use --no-plots")
-            get_logger().warning("%s; move the run to another folder, and continue it there", message)
+    if source.stored_in and not Path(known_by_name(source.data)).exists():
+        raise UserError(f"{source.data}: no such file")
+    spec = load_dataset_spec(find_data(source.data), source.known_root)
+    if source.is_val_optional:
+        spec = _without_empty_val(spec)
+    for line in spec.notes:
+        get_logger().info("%s", line)
+    for split in _splits_to_read(source, spec):  # report missing data before weights are read
+        spec.check_split(split)
+    problem = problem_of_output(Path(source.output), spec) if source.output else ""
+    if problem:
+        message = f"{source.output}: {problem}; plots there would become images of the data set"
+        if not source.continues_output:
+            raise UserError(f"{message}; name another folder with --project, or use --no-plots")
+        get_logger().warning("%s; move the run to another folder, and continue it there", message)
     return spec
 
 
@@ -135,17 +132,7 @@ def _plan_copy(source: DataSource) -> StagePlan:
     splits = _splits_to_read(source, spec)
     if source.is_val_optional and "val" in spec.splits:
         splits = tuple(dict.fromkeys((*splits, "val")))
-    with _permission_errors_named(source.data):
-        return StagePlan.of(spec, splits)
-
-
-@contextlib.contextmanager
-def _permission_errors_named(data: str) -> Iterator[None]:
-    """Raises UserError for a file or folder of the data set ``data`` that this user may not read."""
-    try:
-        yield
-    except PermissionError as error:
-        raise UserError(f"data set {data}: {error.filename}: permission denied; let this user read it") from None
+    return StagePlan.of(spec, splits)
 
 
 def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
@@ -170,8 +157,6 @@ def find_data(data: str) -> str:
     data = known_by_name(data)
     path = Path(data)
     if data and os.path.exists(data):
-        if is_shard_path(path) and path.is_file():
-            raise UserError(f"data set {data}: an index of shards; name its folder, or the YAML in it")
         return data
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
     named = f"data set {data}: no such file{suggestion(path.stem, known)}" if data else "--data: name the data set"

@@ -35,27 +35,22 @@ def read_csv(data: bytes, classes: Classes) -> list[Entry]:
         is_open_images = "imageid" in columns
         if not columns.issuperset(_CORNERS) or not (is_open_images or "filename" in columns):
             raise LabelFileError(f"has no header {_HEADER} (or ImageID, LabelName, XMin, ...)", 1)
-        # By image and stated size. A row without a size has that of the image's first row with one.
-        objects_of: dict[str, dict[tuple[int, int] | None, list[tuple[int, dict[str, str]]]]] = {}
+        # An image has one stated size: rows with another one are another entry, which is lost.
+        objects_of: dict[tuple[str, tuple[int, int] | None], list[tuple[int, dict[str, str]]]] = {}
         for line in lines:
             row = {str(key).strip().lower(): (value or "") for key, value in line.items() if isinstance(value, str)}
             image = row.get("imageid", "") + ANY_SUFFIX if is_open_images else row.get("filename", "")
-            of_image = objects_of.setdefault(image, {})
-            size_hw = stated_size(row.get("height"), row.get("width"))
-            if size_hw and None in of_image:
-                of_image[size_hw] = of_image.pop(None)
-            objects = of_image.setdefault(size_hw or next(iter(of_image), None), [])
+            objects = objects_of.setdefault((image, stated_size(row.get("height"), row.get("width"))), [])
             if any(row.get(key) for key in (*_CORNERS, "labelname", "class")):
                 objects.append((lines.line_num, row))
     except EncodingError as error:
         raise LabelFileError(str(error)) from None
     except csv.Error as error:
         raise LabelFileError(f"malformed CSV ({error})", lines.line_num + 1) from None
-    entries = []
-    for image, of_image in objects_of.items():
-        for size_hw, objects in of_image.items():
-            entries.append(Entry(rows_of(objects, _box, classes), image, size_hw, is_normalized=is_open_images))
-    return entries
+    return [
+        Entry(rows_of(objects, _box, classes), image, size_hw, is_normalized=is_open_images)
+        for (image, size_hw), objects in objects_of.items()
+    ]
 
 
 def _box(row: dict[str, Any]) -> Box:

@@ -40,10 +40,8 @@ def _read_row(fields: list[str], line: int, num_classes: int | None, *, is_plain
     if not values:
         return Finding(BAD_ROW, f"not numbers separated by spaces: {' '.join(fields)[:60]!r}", row_number=line)
     if count != 5 and (count < 7 or count % 2 == 0):
-        reason = f"{count} fields, expected class cx cy w h, or a class and at least 3 points"
-        if count == 6:
-            reason += "; detect.py --save-conf adds a confidence, which no label has"
-        return Finding(BAD_ROW, reason, row_number=line)
+        expected = "expected class cx cy w h, or a class and at least 3 points"
+        return Finding(BAD_ROW, f"{count} fields, {expected}", row_number=line)
     if not all(map(isfinite, values)):
         return Finding(BAD_ROW, f"a number is not finite: {' '.join(fields)[:60]!r}", row_number=line)
     class_id = values[0]

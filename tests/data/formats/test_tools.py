@@ -190,15 +190,6 @@ def test_the_class_of_a_region_of_via_is_no_guess(data, attributes, name):
     assert index.row_number.tolist() == ([0, 1, 2, 3] if name else [1, 3])  # of the regions of all images
 
 
-def test_a_row_of_a_csv_without_a_size_has_that_of_its_image(data):
-    data.images("images/train/x.png")
-    rows = "x.png,,,a,5,5,25,25\nx.png,160,120,a,60,60,100,100\nx.png,,,b,20,20,60,60\n"
-    data.file("a.csv", f"filename,width,height,class,xmin,ymin,xmax,ymax\n{rows}")
-    data.yaml(train="images/train", annotations={"train": "a.csv"})
-    assert boxes(data.index())["x"] == [("a", 2.5, 2.5, 10, 10), ("a", 30, 30, 20, 20), ("b", 10, 10, 20, 20)]
-    assert data.counts() == (1, 3, 0, 0)
-
-
 ZEROS = {
     "a.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\nx.png,0,0,a,5,5,25,25",
     "a.xml": """<annotations><image name="x.png" height="0" width="80">
