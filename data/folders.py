@@ -111,8 +111,6 @@ def stamp_of(file: str | os.PathLike) -> tuple[int, int]:
         if error.errno in _NOTHING_THERE:
             return ABSENT
         raise
-    except ValueError:  # a null character in the name
-        return ABSENT
     return (status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else ABSENT
 
 
