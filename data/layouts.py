@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from os.path import commonpath, dirname
@@ -69,6 +70,14 @@ def read_folder(folder: Path) -> tuple[Any, Path, str, dict[str, FilesSplit]]:
     if the folder is in no known layout, or in several.
     """
     folders = Folders(_unpacked(folder), is_bounded=True)
+    layout = _read(folders)
+    if layout is None:
+        raise _refusal(folders)
+    return layout
+
+
+def _read(folders: Folders) -> tuple[Any, Path, str, dict[str, FilesSplit]] | None:
+    """Implements `read_folder`. None: the folder is in no known layout."""
     root = folders.root
     yaml = _own_yaml(root)
     values = load_yaml(yaml, text_under=CLASS_KEYS) if yaml else {}
@@ -79,14 +88,14 @@ def read_folder(folder: Path) -> tuple[Any, Path, str, dict[str, FilesSplit]]:
     sources = _find_sources(all_images, folders)
     formats = {source.labels.label_format for source in sources.values() if source.labels}
     if len(formats) != 1:
-        raise _refusal(all_images, sources, folders)
+        return None
     (label_format,) = formats
     classes = yaml
     if label_format is YOLO and not values.get("names"):
         classes = _name_list([root, *(source.entry for source in sources.values()), root / "labels"])
         values["names"] = _names_in(classes)
         if not values["names"]:
-            raise _refusal(all_images, sources, folders)
+            return None
     splits: dict[str, FilesSplit] = {}
     shown = []
     any_place = next(source.labels.path for source in sources.values() if source.labels)
@@ -293,13 +302,20 @@ def _names_in(name_list: Path | None) -> list[str]:
     return [line.strip() for line in read_text(name_list).splitlines() if line.strip()] if name_list else []
 
 
-def _refusal(all_images: Mapping[str, str], sources: dict[str, _Source], folders: Folders) -> UserError:
-    """Returns the error about a folder in no layout: what is not read, or the YAML to write. Without labels in their
-    places, it names the folders that have the most images and the most label files called like images."""
+def _refusal(folders: Folders) -> UserError:
+    """Returns the error about a folder in no layout: what is not read, the data set one level down, or the YAML to
+    write. Without labels in their places, it names the folders that have the most images and the most label files
+    called like images."""
     root = folders.root
     message = f"data set {root}: in no layout that --data FOLDER reads (docs/formats.md)"
     if unread := unread_formats(str(root), folders):
         return UserError(message + unread)
+    for path in sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != "."):
+        with contextlib.suppress(UserError):
+            if _read(Folders(_unpacked(path), is_bounded=True)):
+                return UserError(f"{message}; {path} is a data set: --data {shlex.quote(str(path))}")
+    all_images = images_below(str(root), IMAGE_SUFFIXES, folders)
+    sources = _find_sources(all_images, folders)
     if all_images and not any(source.labels for source in sources.values()):
         if any(source.entry == root for source in sources.values()):  # nothing is named after a split
             ((most, _),) = Counter(map(dirname, all_images.values())).most_common(1)

@@ -39,10 +39,14 @@ _FOR_MISSING_DATA = ("download", "url", "license")  # quoted by messages about m
 _KEYS = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "labels", "channels", "bits", "tile")
 
 
-def load_dataset_spec(path: str | Path, known_root: str = "", *, is_joined: bool = False) -> DatasetSpec:
+def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
     """Reads and checks a data set YAML or folder. Raises UserError that names the file and the key. ``known_root``: see
-    `DataSource`; ``is_joined``: whether another YAML joins this one."""
-    path = Path(path)
+    `DataSource`."""
+    return _load(Path(path), known_root, is_joined=False)
+
+
+def _load(path: Path, known_root: str, *, is_joined: bool) -> DatasetSpec:
+    """Implements `load_dataset_spec`. ``is_joined``: whether another YAML joins this one."""
     notes: list[str] = []
     splits: dict[str, Split] = {}
     if path.is_dir():
@@ -120,6 +124,8 @@ def checked_path(value: Any, location: str) -> Path:
     text = check(value, str, location).strip()
     if not text:
         raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
+    if one_line(text) != text:
+        raise UserError(f"{location}: {text!r}: in double quotes, \\ begins an escape: write / or leave out the quotes")
     return Path(os.path.expanduser(text.replace("\\", "/")))
 
 
@@ -208,7 +214,7 @@ def _read_joined_split(entries: Sequence[Any], split: str, path: Path, root: Pat
         real = os.path.realpath(part_path)
         if real in parts:
             raise UserError(f"{location}: joins {part_path} twice; name it once")
-        parts[real] = load_dataset_spec(part_path, is_joined=True)
+        parts[real] = _load(part_path, "", is_joined=True)
         parts[real].split(split)
     return JoinedSplit(tuple(parts.values()))
 

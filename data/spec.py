@@ -18,6 +18,7 @@ from data.formats.label_format import Format
 from utils.class_names import class_key, class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError, os_reason
+from utils.files.paths import relative_name
 from utils.pixels import RGB8, PixelFormat
 from utils.schema import suggestion
 
@@ -149,8 +150,18 @@ class DatasetSpec:
                 raise UserError(f"{path}: {os_reason(error)} (named by '{name}' of {self.source})") from None
 
     def missing_error(self, path: Path) -> UserError:
-        """Returns the error about a missing path."""
-        return UserError(f"{path}: not found (named by {self.source}); {self.if_missing}")
+        """Returns the error about a missing path. If its end exists beside the YAML, which then is of another machine,
+        the error says what to write."""
+        folder = Path(self.source).absolute().parent
+        ends = ["/".join(path.parts[i:]) for i in range(1, len(path.parts))]
+        end = next((end for end in ends if (folder / end).exists()), None)
+        if end is None:
+            return UserError(f"{path}: not found (named by {self.source}); {self.if_missing}")
+        inside = relative_name(path, self.root)
+        line = f"'{end}' in its place"
+        if end.endswith(inside):  # the root is another one here
+            line = f"'path: {end[: -len(inside)].rstrip('/') or '.'}'"
+        return UserError(f"{path}: not found (named by {self.source}), but {folder / end} exists; write {line}")
 
     @property
     def is_folder(self) -> bool:

@@ -309,6 +309,12 @@ def test_a_format_that_is_not_read_is_named(case, tmp_path):
     assert re.search(f"{file} is .*{title}", refusal(export.index))
 
 
+def test_a_data_set_one_level_down_is_named(tmp_path):
+    YOLO.write(tmp_path / "repository/data")
+    DataSet(tmp_path / "repository").file("scripts/plot.py", "")
+    assert f"--data {tmp_path}/repository/data" in refusal(lambda: open_set(tmp_path / "repository"))
+
+
 def test_other_folders_with_labels_are_named_in_a_line(tmp_path, lines):
     export = ROBOFLOW_VOC.write(tmp_path / "set")
     export.write(files_of("extra/{0}.png", "extra/{0}.xml", "masks/{0}.png", stems=of(3)))

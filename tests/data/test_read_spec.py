@@ -48,6 +48,25 @@ def test_an_entry_of_roboflow_is_not_read_from_another_export_in_the_parent(tmp_
     assert num_boxes(export.index()) == {"train/images/x.png": 1}
 
 
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"path": "/content/set", "train": "images/train"}, {"path": "."}),
+        ({"train": "/content/set/images/train"}, {"train": "images/train"}),
+        ({"path": "D:\\me\\set", "train": "images\\train"}, {"path": "."}),
+        ({"train": "C:\\me\\set\\images\\train"}, {"train": "images/train"}),
+    ],
+)
+def test_a_yaml_of_another_machine_says_which_line_to_write(data, content, line):
+    data.pairs("train/x")
+    data.file("data.yaml", yaml.safe_dump(content | {"names": ["a"]}))
+    message = refusal(data.index)
+    assert f"{data.root}/images/train exists" in message
+    assert next(iter(line.values())) in message
+    data.file("data.yaml", yaml.safe_dump(content | {"names": ["a"]} | line))
+    assert num_boxes(data.index()) == {"images/train/x.png": 1}
+
+
 NAMES = {
     "[cat, dog]": ("cat", "dog"),
     "{1: dog, 0: cat}": ("cat", "dog"),
