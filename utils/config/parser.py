@@ -130,7 +130,8 @@ def _settings_of_flag(cls: type[DataclassInstance], name: str, value: Any) -> di
     field = vocabulary(cls).fields.get(name)
     if field is not None and name not in cls.__dataclass_fields__:
         raise UserError(f"{flag_name(name)}: is a hyper-parameter; write --set {field.name}={value}")
-    if field is None or field.metadata["bounds"].choices or field.metadata["usage"].const is not None:
+    choices = field.metadata["bounds"].choices or () if field else ()
+    if field is None or (choices and value not in choices) or field.metadata["usage"].const is not None:
         value = _PYTHON_WORDS.get(str(value).lower(), value)
     return settings_of(cls, name, value, location=shown_name(field) if field else flag_name(name))
 

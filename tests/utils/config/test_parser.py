@@ -48,6 +48,11 @@ def test_flags_override_defaults():
     assert parse_command(TrainConfig, argv).explicit_flags == {"epochs", "resume", "override", "val_every", "cos_lr"}
 
 
+def test_a_choice_that_is_called_none_is_that_choice():
+    line = ["--data", "demo", "--hyp", "ranges.yaml", "--pruner", "none"]
+    assert parse_config(SearchConfig, line).pruner == "none"
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_paths_of_outputs_may_begin_with_the_home_folder(cls, monkeypatch):
     """A shell does not expand it in ``--out=~/new``; a folder called ~ would be created."""
