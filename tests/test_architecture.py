@@ -292,7 +292,7 @@ def loaded_by(*names: str) -> int:
         (6, lambda _: len(EXPORT_FORMATS), "export.py writes these formats."),
         (13, files_of_a_run, "A run writes these files, which a new run removes or a tracker stores."),
         (68, lambda _: loaded_by("engine.train.loop"), "The training loop loads these files."),
-        (155, lambda _: loaded_by("val", "engine.commands.val"), "val.py loads these files to validate."),
+        (151, lambda _: loaded_by("val", "engine.commands.val"), "val.py loads these files to validate."),
     ],
 )
 def test_the_surface_does_not_grow(ceiling: int, count: Callable[[Path], int], sentence: str, tmp_path: Path):
