@@ -136,7 +136,8 @@ def train(
     from ultralytics import YOLO
     from ultralytics.engine import trainer
 
-    trainer.check_amp = lambda model: True  # would download a model to compare float16 with float32
+    # The same result as its own check, which downloads a model on GPUs.
+    trainer.check_amp = lambda model: next(model.parameters()).is_cuda
     settings = {"data": data, "imgsz": imgsz, "batch": batch_size, "device": device, "cache": cache_of(cache)}
     YOLO(model).train(**settings, val=False, plots=False, pretrained=model.endswith(".pt"), **further)
 
