@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from torch import nn
 
@@ -33,10 +34,9 @@ from engine.inference.predict import unused_detection_settings
 from engine.report.advice import Subject
 from engine.report.content import FILE_NAME, error_sentences, report_content, verdict
 from engine.report.images import write_preview
-from models.detector import CPU_CHUNK
 from models.postprocess.detections import Selected, select_for_validation
 from models.postprocess.selection import ValidationSettings
-from models.postprocess.tiles import TiledDetector, Tiles
+from models.postprocess.tiles import Select, TiledDetector, Tiles
 from models.postprocess.tta import TestTimeAugmentation
 from utils.config.export_formats import format_of
 from utils.config.settings import Hyperparameters, ValConfig
@@ -88,7 +88,6 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
             title=f"Validation of {Path(config.weights).name}",
             folder=folder,
             config=config,
-            hyp=None,
             stride=model.stride,
             train=None,
             validated=scores.index,
@@ -171,28 +170,25 @@ def score(
     )
     detector: nn.Module = model
     if config.tta:
-        if not isinstance(model, CheckpointModel):
-            raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
-        detector = TestTimeAugmentation(model.detector)
-    select = partial(select_for_validation, settings=settings)
+        detector = TestTimeAugmentation(cast(CheckpointModel, model).detector)  # exported files are refused
+    select: Select = partial(select_for_validation, detector, settings=settings)
     selections = settings.selections(model.nms_iou)
-    tiled: TiledDetector | None = None
     if tiles is not None and not tiles.scaled:
-        batch = CPU_CHUNK if ctx.device.type == "cpu" else config.batch_size
-        tiled = TiledDetector(
+        detector = TiledDetector(
             detector,
             select,
+            selections,
             tiles=tiles,
             stride=model.stride,
             imgsz=config.imgsz,
             only_hw=model.input_hw,
-            batch=batch,
-            settings=selections,
+            batch=config.batch_size,
         )
+        select = detector.stitch
     evaluator = Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
-        postprocess=select if tiled is None else lambda _, raw: Selected(*tiled.stitch(raw)),
+        postprocess=lambda _, raw: Selected(*select(raw)),
         ctx=ctx,
         amp_dtype=broadcast_object(ctx, autocast_type(model, config.amp)),
         tiles=tile_stitcher(loader, model.nms_iou, settings),
@@ -202,7 +198,7 @@ def score(
         ),
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )
-    evaluation = evaluator.run(tiled or detector, loader)
+    evaluation = evaluator.run(detector, loader)
     if evaluation is None:
         return None
     return SplitScores(evaluation, evaluator.ground_truth, loader.index, canvases)

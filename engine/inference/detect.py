@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from engine.inference.model import InferenceModel, open_model
+from engine.inference.model import open_model
 from engine.inference.predict import Predictor, unused_detection_settings
 from engine.inference.results import Results, Window, describe_counts, written_suffix
 from engine.inference.sources import ReadAhead, SourceOptions, log_skipped, open_source
@@ -20,15 +18,15 @@ from models.postprocess.tiles import Tiles
 from utils.class_names import typed_classes
 from utils.config.settings import DetectConfig
 from utils.drawing.draw import encode_image
-from utils.errors import UserError, one_line
+from utils.errors import UserError
 from utils.files.new_folder import check_run_dir
-from utils.logger import LINE_EVERY_S, configure_logging, get_logger, get_summary_logger, terminal_bars
+from utils.logger import LINE_EVERY_S, configure_logging, get_logger, get_summary_logger
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
 from utils.machine.torch_threads import torch_threads
 from utils.strings import counted
 
-LOGGED_FRAMES = 5  # each of the first frames gets a line; the later ones share one
+LOGGED_FRAMES = 5  # each of the first frames gets a line
 
 
 def detect(config: DetectConfig) -> Path | None:
@@ -55,7 +53,8 @@ def detect(config: DetectConfig) -> Path | None:
     )
     settings = predictor.settings.resolve(model)
     threshold = settings.selection.conf_thres
-    log_threshold(config, model, threshold)
+    if config.conf_thres is None:
+        get_logger().info("confidence threshold %.4g (--conf-thres sets another)", threshold)
     for line in unused_detection_settings(config, model, predictor.tiles):
         get_logger().warning("%s", line)
     # The window shows a frame before the next one is processed.
@@ -97,7 +96,6 @@ def detect(config: DetectConfig) -> Path | None:
         found = predictor.detect_frames(frames, settings, ahead=ahead, tracks=tracks)
         stack.enter_context(contextlib.closing(found))
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
-        stack.enter_context(contextlib.closing(log))
         stack.enter_context(contextlib.closing(files))
         draw = partial(draw_frame, config)
         drawn = stack.enter_context(contextlib.closing(map_ahead(draw, found, threads=predictor.threads, ahead=ahead)))
@@ -117,18 +115,6 @@ def detect(config: DetectConfig) -> Path | None:
     return files.path
 
 
-def log_threshold(config: DetectConfig, model: InferenceModel, threshold: float) -> None:
-    """Logs the confidence threshold, if the user has not set it."""
-    if config.conf_thres is not None:
-        return
-    reason = "chosen by F1 in validation"
-    if model.confidence is None:
-        reason = "the weights store no better one"
-    elif threshold != model.confidence:
-        reason = f"the weights store {model.confidence:.4g} for detections with box voting"
-    get_logger().info("confidence threshold %.4g: %s (--conf-thres sets another)", threshold, reason)
-
-
 def draw_frame(config: DetectConfig, result: Results) -> Drawn | UserError:
     """Draws the detections of a frame, and encodes the drawing if it is an image's and is saved. Returns the error if
     it is too large for its format."""
@@ -144,8 +130,7 @@ def draw_frame(config: DetectConfig, result: Results) -> Drawn | UserError:
 
 
 class FrameLog:
-    """Logs a line for each of the first frames and the totals. The frames between update one line of a terminal, or
-    are a line every `LINE_EVERY_S` elsewhere."""
+    """Logs a line for each of the first frames, then one every `LINE_EVERY_S`, and the totals."""
 
     def __init__(self, names: dict[int, str], config: DetectConfig) -> None:
         self._names = names
@@ -156,7 +141,6 @@ class FrameLog:
         self._milliseconds = 0.0
         self._logged_at = time.monotonic()
         self._unit = "image"
-        self._bar: Any = None  # the line of the terminal
 
     def add(self, result: Results) -> None:
         """Counts and shows a frame."""
@@ -174,21 +158,9 @@ class FrameLog:
         line = f"{name}: {result.verbose()} ({milliseconds:.1f} ms)"
         if self._frames <= LOGGED_FRAMES:
             get_logger().info("%s", line)
-            return
-        line = f"{counted(self._frames, self._unit)}, now {line}"
-        bars = terminal_bars(sys.stdout)
-        if bars is not None:
-            if self._bar is None:
-                self._bar = bars(bar_format="{desc}", dynamic_ncols=True, leave=False, file=sys.stdout)
-            self._bar.set_description_str(one_line(line))
         elif time.monotonic() - self._logged_at >= LINE_EVERY_S:
             self._logged_at = time.monotonic()
-            get_logger().info("%s", line)
-
-    def close(self) -> None:
-        """Removes the line of the terminal."""
-        if self._bar is not None:
-            self._bar.close()
+            get_logger().info("%s, now %s", counted(self._frames, self._unit), line)
 
     def summarize(self) -> None:
         """Logs the totals."""

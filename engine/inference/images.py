@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ Color: TypeAlias = Literal["rgb", "bgr"]
 _ORIENTATION_TAG = 0x0112
 
 
-def as_images(source: Source | Sequence[Source], color: Color | None, pixels: PixelFormat = RGB8) -> list[Frame]:
-    """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named by their numbers:
+def frames_of(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> FrameStream:
+    """Yields the images, in order, converted to ``pixels``. Images that are not files are named by their numbers:
     image0.jpg, image1.jpg, ...
 
     - A path names an image file, decoded as `data.images.decode` describes.
@@ -35,27 +35,11 @@ def as_images(source: Source | Sequence[Source], color: Color | None, pixels: Pi
     - A PIL image is rotated as its EXIF data says; if it was opened from a file, it has the file's name.
     - A tensor is (C, H, W) or (B, C, H, W) with C = 1 (gray), 3 (RGB) or 4 (RGB and alpha), and uint8, uint16, or float
       in [0, 1], which is rounded to the bits of ``pixels``. A batch counts as B images.
-    - A list or tuple holds any of these.
     - For a format with C other channels, arrays are (H, W, C) and tensors (C, H, W). For gray, color is converted.
 
     An alpha channel is dropped. An RGB array that needs no conversion is not copied. Raises UserError for anything
     else, and for files that cannot be read.
     """
-    items: Sequence[Source] = source if isinstance(source, list | tuple) else [cast(Source, source)]
-    return list(_frames(items, color, pixels))
-
-
-def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> FrameStream:
-    """Yields the images of an iterable as frames of one sequence. Raises UserError for anything but an iterable."""
-    is_one = (isinstance(images, np.ndarray | Tensor) and images.ndim < 4) or _is_pillow(images)
-    if is_one or not isinstance(images, Iterable):
-        kind = "one image" if is_one else type(images).__name__
-        raise UserError(f"a video, a stream, a folder or an iterable of images is needed, not {kind}")
-    return _frames(images, color, pixels)
-
-
-def _frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat) -> Generator[Frame, None, None]:
-    """Yields images as `as_images` describes them."""
     if color not in (None, "rgb", "bgr"):
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
     number = 0
@@ -78,6 +62,15 @@ def _frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat) 
         for array in arrays:
             yield Frame(file or f"image{number}.jpg", array, number)
             number += 1
+
+
+def frames_of_iterable(images: Iterable[Source], color: Color | None, pixels: PixelFormat) -> FrameStream:
+    """Returns `frames_of` an iterable. Raises UserError for anything else."""
+    is_one = (isinstance(images, np.ndarray | Tensor) and images.ndim < 4) or _is_pillow(images)
+    if is_one or not isinstance(images, Iterable):
+        kind = "one image" if is_one else type(images).__name__
+        raise UserError(f"a video, a stream, a folder or an iterable of images is needed, not {kind}")
+    return frames_of(images, color, pixels)
 
 
 def _is_pillow(value: object) -> bool:

@@ -10,27 +10,27 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.render.letterbox import Letterbox, fit_letterbox, letterbox
-from engine.inference.images import Color, Source, as_frames, as_images
+from engine.inference.images import Color, Source, frames_of, frames_of_iterable
 from engine.inference.model import InferenceModel, autocast_type, open_model, resolve_imgsz
 from engine.inference.results import Boxes, ResultList, Results
 from engine.inference.sources import Frame, FrameStream, ReadAhead, SourceOptions, open_source
 from engine.inference.tracks import ObjectTracks, TrackerSource
-from models.detector import CPU_CHUNK
 from models.postprocess.detections import select_detections
 from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, detection_iou
-from models.postprocess.tiles import TiledDetector, Tiles
+from models.postprocess.tiles import Select, TiledDetector, Tiles
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.class_names import class_numbers
 from utils.config.flags import unused_settings
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, DetectConfig, ValConfig
 from utils.config.words import WORDS, attribute_error
+from utils.detections import Detections
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
 from utils.machine.resources import available_cores
@@ -108,22 +108,12 @@ def _checked_classes(classes: Any) -> list[int | str]:
 
 
 class Canvases(NamedTuple):
-    """Images of one canvas size, letterboxed."""
+    """Frames that are letterboxed to one canvas size."""
 
-    numbers: list[int]  # of the images in a call
+    frames: dict[int, Frame]  # by their number in the batch
     pixels: Tensor  # uint8 or uint16 (B, h, w, C), pinned for a GPU
-    image_hw: list[tuple[int, int]]  # sizes of the images, pixels
     fits: list[Letterbox]
     seconds: float  # duration of the letterboxing
-
-
-class ImageDetections(NamedTuple):
-    """The detections of an image."""
-
-    # float64 (N, 6), highest score first: x1, y1, x2, y2 in pixels of the image, score, class. Of tracked objects
-    # (N, 7), with the id before the score.
-    rows: np.ndarray
-    speed: dict[str, float]  # milliseconds by stage
 
 
 class Predictor:
@@ -172,7 +162,7 @@ class Predictor:
         setting that does not fit.
 
         Args:
-            source: an image or a list of them, see `as_images`.
+            source: an image or a list of them, see `frames_of`.
             color: the order of channels in arrays, "bgr" or "rgb"; None: that of `load`.
             verbose: print a line for each image.
             device: accepted for programs that name the device in each call; must equal the model's.
@@ -181,9 +171,9 @@ class Predictor:
         if device is not None:
             self.check_device(device)
         resolved = self.settings.changed(settings).resolve(self.model)
-        frames = as_images(source, color or self.color, self.model.pixels)
-        detected = self.detect(self.prepare([frame.image for frame in frames], resolved), resolved)
-        results = ResultList(self._result(frame, found) for frame, found in zip(frames, detected))
+        images = source if isinstance(source, list | tuple) else [cast(Source, source)]
+        frames = list(frames_of(images, color or self.color, self.model.pixels))
+        results = ResultList(self.detect(self.prepare(frames, resolved), resolved))
         if verbose:
             for result in results:
                 print(one_line(f"{result.path}: {result.verbose()}"))
@@ -232,7 +222,7 @@ class Predictor:
             raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
         else:
             ahead = ReadAhead(0)  # the caller may make an image only when it has the result of the one before
-            frames = as_frames(source, color or self.color, self.model.pixels)
+            frames = frames_of_iterable(source, color or self.color, self.model.pixels)
         return self.detect_frames(frames, resolved, ahead=ahead, tracks=tracks)
 
     def track(
@@ -302,88 +292,96 @@ class Predictor:
             if batch:
                 yield batch
 
-        def prepare(batch: list[Frame]) -> tuple[list[Frame], list[Canvases]]:
-            return batch, list(self.prepare([frame.image for frame in batch], settings))
+        def prepare(batch: list[Frame]) -> list[Canvases]:
+            return list(self.prepare(batch, settings))
 
         prepared = map_ahead(prepare, batches(), threads=1, ahead=lambda: min(ahead(), 1))
         with contextlib.closing(source), contextlib.closing(prepared):  # the threads end first
-            for batch, canvases in prepared:
-                for frame, found in zip(batch, self.detect(canvases, settings)):
-                    if tracks is not None:
-                        found = found._replace(rows=tracks.update(frame, found.rows))
-                    yield self._result(frame, found)
+            for canvases in prepared:
+                for result in self.detect(canvases, settings):
+                    yield result if tracks is None else tracks.update(result)
 
-    def prepare(self, images: Sequence[np.ndarray], settings: ResolvedSettings) -> Iterator[Canvases]:
-        """Letterboxes images of any sizes, uint8 (H, W, 3) RGB or in the model's pixel format, into batches of one
-        canvas size (`images_at_once`). Another thread can do it while the model runs."""
+    def prepare(self, frames: Sequence[Frame], settings: ResolvedSettings) -> Iterator[Canvases]:
+        """Letterboxes frames of any sizes, in the model's pixel format, into batches of one canvas size
+        (`images_at_once`). Another thread can do it while the model runs."""
         pixel_format = self.model.pixels
         rule = self.model.canvases(settings.imgsz)
-        images_of_canvas: dict[tuple[int, int], list[int]] = {}
-        for number, image in enumerate(images):
-            height, width = image.shape[:2]
-            canvas_hw = (height, width) if self.tiles else rule.canvas_hw((height, width))
-            images_of_canvas.setdefault(canvas_hw, []).append(number)
+        numbers_by_canvas: dict[tuple[int, int], list[int]] = {}
+        for number, frame in enumerate(frames):
+            canvas_hw = frame.image_hw if self.tiles else rule.canvas_hw(frame.image_hw)
+            numbers_by_canvas.setdefault(canvas_hw, []).append(number)
         size = self.images_at_once
-        for canvas_hw, all_numbers in images_of_canvas.items():
+        for canvas_hw, all_numbers in numbers_by_canvas.items():
             for start in range(0, len(all_numbers), size):
                 started = time.perf_counter()
-                numbers = all_numbers[start : start + size]
-                shape = (len(numbers), *canvas_hw, pixel_format.channels)
+                batch = {number: frames[number] for number in all_numbers[start : start + size]}
+                shape = (len(batch), *canvas_hw, pixel_format.channels)
                 pixels = torch.empty(shape, dtype=pixel_format.torch_dtype, pin_memory=self.device.type == "cuda")
-                image_hw = [(images[number].shape[0], images[number].shape[1]) for number in numbers]
-                fits = [fit_letterbox(hw, canvas_hw, None if self.tiles else settings.imgsz) for hw in image_hw]
-                for number, fit, canvas in zip(numbers, fits, pixels.numpy()):
-                    letterbox(images[number], canvas_hw, fit, canvas)
-                yield Canvases(numbers, pixels, image_hw, fits, time.perf_counter() - started)
+                fits = []
+                for frame, canvas in zip(batch.values(), pixels.numpy()):
+                    fit = fit_letterbox(frame.image_hw, canvas_hw, None if self.tiles else settings.imgsz)
+                    letterbox(frame.image, canvas_hw, fit, canvas)
+                    fits.append(fit)
+                yield Canvases(batch, pixels, fits, time.perf_counter() - started)
 
-    def detect(self, prepared: Iterable[Canvases], settings: ResolvedSettings) -> list[ImageDetections]:
-        """Runs detection on letterboxed images. Returns the detections of each image, in the order of the images."""
-        detected: dict[int, ImageDetections] = {}
+    def detect(self, prepared: Iterable[Canvases], settings: ResolvedSettings) -> list[Results]:
+        """Runs detection on letterboxed frames. Returns the result of each frame, in the order of the frames."""
+        results: dict[int, Results] = {}
         thread = _model_thread(self.device)
         for canvases in prepared:
             started = time.perf_counter()
             if thread is None:
-                boxes, copied_at, computed_at = self._compute(canvases.pixels, settings)
+                rows, copied_at, computed_at = self._compute(canvases.pixels, settings)
             else:
-                boxes, copied_at, computed_at = thread.submit(self._compute, canvases.pixels, settings).result()
-            found = [_in_image(*image) for image in zip(boxes, canvases.image_hw, canvases.fits)]
-            ms_per_image = 1e3 / len(canvases.numbers)
+                rows, copied_at, computed_at = thread.submit(self._compute, canvases.pixels, settings).result()
+            boxes = [_in_image(*image) for image in zip(rows, canvases.frames.values(), canvases.fits)]
+            ms_per_image = 1e3 / len(boxes)
             speed = {
                 "preprocess": (canvases.seconds + copied_at - started) * ms_per_image,
                 "inference": (computed_at - copied_at) * ms_per_image,
                 "postprocess": (time.perf_counter() - computed_at) * ms_per_image,
             }
-            detected |= {number: ImageDetections(rows, speed) for number, rows in zip(canvases.numbers, found)}
-        return [detected[number] for number in sorted(detected)]
+            for (number, frame), found in zip(canvases.frames.items(), boxes):
+                results[number] = Results(frame, self.names, found, speed)
+        return [results[number] for number in sorted(results)]
+
+    def _detector(self, settings: ResolvedSettings) -> tuple[nn.Module, Select]:
+        """Returns what is called with canvases, and what selects detections from its outputs."""
+        model = self.model
+
+        def select(raw: list[Tensor]) -> list[Detections]:
+            return [select_detections(*model.decode(raw), settings.selection)]
+
+        if not self.tiles:
+            return model, select
+        tiled = TiledDetector(
+            model,
+            select,
+            [settings.selection],
+            tiles=self.tiles,
+            stride=model.stride,
+            imgsz=settings.imgsz,
+            only_hw=model.input_hw,
+            batch=BATCH_SIZE,
+        )
+        return tiled, tiled.stitch
 
     def _compute(self, canvases: Tensor, settings: ResolvedSettings) -> tuple[np.ndarray, float, float]:
         """Runs detection on canvases (B, h, w, C). Returns x1, y1, x2, y2, score and class of the detections, float32
         (B, K, 6), with zeros after the last one; and when canvases were copied to the device and the model was done,
         seconds."""
         model = self.model
-        tiled: TiledDetector | None = None
-        if self.tiles:
-            batch = CPU_CHUNK if self.device.type == "cpu" else BATCH_SIZE
-            tiled = TiledDetector(
-                model,
-                lambda _, raw: [select_detections(*model.decode(raw), settings.selection)],
-                tiles=self.tiles,
-                stride=model.stride,
-                imgsz=settings.imgsz,
-                only_hw=model.input_hw,
-                batch=batch,
-                settings=[settings.selection],
-            )
+        detector, select = self._detector(settings)
         with torch.inference_mode():
             # Permuted, the tensor is in NHWC memory format, like the model; uint8 is a quarter of the bytes to copy.
             pixels = canvases.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
             pixels = pixels / 255 if model.pixels.bits == 8 else pixels.float() / 65535
             copied_at = _time_of(self.device)
             with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-                raw = (tiled or model)(pixels)
+                raw = detector(pixels)
             computed_at = _time_of(self.device)
             raw = [level.float() for level in raw]
-            found = tiled.stitch(raw)[0] if tiled else select_detections(*model.decode(raw), settings.selection)
+            (found,) = select(raw)
             columns = (found.boxes_xyxy, found.scores[..., None], found.classes[..., None].float())
             boxes = torch.cat(columns, -1).cpu().numpy()  # one copy from the device
             is_empty = not boxes[..., 4].any()
@@ -392,11 +390,6 @@ class Predictor:
             if has_nan:
                 model.warn_of_nan("nothing is found" if is_empty else "some boxes are left out")
         return boxes, copied_at, computed_at
-
-    def _result(self, frame: Frame, found: ImageDetections) -> Results:
-        height, width = frame.image.shape[:2]
-        boxes = Boxes(torch.from_numpy(found.rows.astype(np.float32)), (height, width))
-        return Results(frame, self.names, boxes, found.speed)
 
 
 @functools.cache
@@ -416,13 +409,15 @@ def _time_of(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _in_image(rows: np.ndarray, image_hw: tuple[int, int], fit: Letterbox) -> np.ndarray:
-    """Converts the detections of one image, float32 (K, 6) as `Predictor._compute` returns them, to those of
-    `ImageDetections`. Those that are not numbers are left out; a side may be infinite, for boxes are clipped."""
+def _in_image(rows: np.ndarray, frame: Frame, fit: Letterbox) -> Boxes:
+    """Converts the detections of one image, float32 (K, 6) as `Predictor._compute` returns them, to pixels of the
+    image. Those that are not numbers are left out; a side may be infinite, for boxes are clipped."""
     scores = rows[:, 4]
     rows = rows[(scores > 0) & np.isfinite(scores) & ~np.isnan(rows[:, :4]).any(-1)].astype(np.float64)
     boxes = letterbox_to_original(rows[:, :4], fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
-    return np.concatenate([clip_xyxy(boxes, image_hw[1], image_hw[0]), rows[:, 4:]], 1)
+    height, width = frame.image_hw
+    rows = np.concatenate([clip_xyxy(boxes, width, height), rows[:, 4:]], 1)
+    return Boxes(torch.from_numpy(rows.astype(np.float32)), frame.image_hw)
 
 
 def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:

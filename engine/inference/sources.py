@@ -68,6 +68,11 @@ class Frame:
     is_live: bool = False  # the newest frame of a webcam or stream
     sequence: str = ""  # where objects are tracked: the video or stream, or an image's folder; "": images of a call
 
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """Height and width of the image, pixels."""
+        return self.image.shape[0], self.image.shape[1]
+
 
 FrameStream: TypeAlias = Generator[Frame, None, None]
 
@@ -130,7 +135,7 @@ def source_files(source: str, suffixes: frozenset[str] = IMAGE_SUFFIXES | {ARRAY
     path = Path(os.path.expanduser(source))
     if source.strip() and path.is_file():
         files = [path]
-        if path.suffix.lower() in (".txt", ".streams"):
+        if path.suffix.lower() == ".txt":
             names = [name for name in map(str.strip, read_text(path).splitlines()) if name]
             addresses = [as_address(name) for name in names if is_stream(name) or "://" in name]
             if addresses:

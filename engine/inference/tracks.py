@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
+from engine.inference.results import Boxes, Results
 from engine.inference.sources import Frame
 from utils.config.settings import OBJECT_TRACKERS
 from utils.errors import UserError
@@ -50,19 +52,17 @@ class ObjectTracks:
         """The confidence above which the tracker needs detections: two of them associate all detections alike."""
         return self._threshold if self._source in ("ocsort", "sort") else min(self._threshold, LOW_CONFIDENCE)
 
-    def update(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
-        """Returns the detections of ``frame`` that belong to tracks, highest score first, with their ids: float64
-        (N, 7), see `ImageDetections` of predict.py. ``rows``: the detections above `lowest_confidence`, (N, 6)."""
+    def update(self, result: Results) -> Results:
+        """Returns the detections of the next frame that belong to tracks, with their ids, highest score first.
+        ``result``: the detections above `lowest_confidence`."""
         import supervision
 
+        frame = result.frame
+        rows = result.boxes.array
         if frame.sequence not in self._trackers:
             self._trackers[frame.sequence] = self._new_tracker(frame)
-        detections = supervision.Detections(
-            xyxy=rows[:, :4],
-            confidence=rows[:, 4],
-            class_id=rows[:, 5].astype(np.int64),
-            data={"row": np.arange(len(rows))},
-        )
+        detections = supervision.Detections.from_ultralytics(result)
+        detections.data["row"] = np.arange(len(rows))
         # botsort and trackers of users may measure the camera's motion in the image, BGR.
         needs_image = self._source == "botsort" or not isinstance(self._source, str)
         image = as_rgb8(frame.image)[..., ::-1] if needs_image else None
@@ -72,7 +72,8 @@ class ObjectTracks:
         ids = np.asarray(tracked.tracker_id, np.int64)
         order = np.argsort(numbers)
         order = order[ids[order] >= 0]  # others have no track, or not yet
-        return np.insert(rows[numbers[order]], 4, ids[order] + 1, axis=1)
+        boxes = torch.from_numpy(np.insert(rows[numbers[order]], 4, ids[order] + 1, axis=1))
+        return Results(frame, result.names, Boxes(boxes, frame.image_hw), result.speed)
 
     def _tracker_time(self, frame: Frame) -> float:
         """Returns the time of a frame for its tracker, seconds. A step is at most as long as a tracker keeps a track,

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
+from models.detector import CPU_CHUNK
 from models.postprocess.nms import nms_keep
 from models.postprocess.selection import PostprocessSettings
 from utils.boxes import TILE_OVERLAP, area_xyxy, tile_windows
@@ -34,6 +35,8 @@ from utils.errors import UserError
 from utils.pixels import GRAY
 from utils.schema import Bounds, checked_value, hints_of
 
+# Maps raw maps (float32) of a detector to detections in pixels of its input: one or several selections of its boxes.
+Select: TypeAlias = Callable[[list[Tensor]], Sequence[Detections]]
 # Chosen by measurement (benchmarks/LOG.md); AP changes little from 0.3 to 0.6, 0.4 to 0.8 and 0.5 to 3 %.
 LINK_IOU = 0.5  # IoU from which two boxes, clipped to the common area of their views, are linked
 PART_FRACTION = 0.5  # a cut box is a part of a larger one that contains at least this fraction of it,
@@ -91,39 +94,38 @@ class Tiles:
 
 
 class TiledDetector(nn.Module):
-    """Finds the objects of one large image at a time.
+    """Wraps a detector to find the objects of one large image at a time. It is called like the detector, and `stitch`
+    selects from what it returns.
 
     Args:
-        select: maps ``detector`` and its raw maps (float32) to detections in pixels of its input: one or several
-            selections of the same boxes.
+        select: of ``detector``; makes a selection for each of ``settings``.
         stride: the sides of what the detector sees are multiples of it, pixels.
         imgsz: longer side to which a whole image is scaled down, pixels.
         only_hw: the only size that the detector accepts, pixels; None: any.
-        batch: views per call.
-        settings: with which ``select`` selects each.
+        batch: views per call; on a CPU, `CPU_CHUNK`.
     """
 
     def __init__(
         self,
         detector: nn.Module,
-        select: Callable[[nn.Module, list[Tensor]], Sequence[Detections]],
+        select: Select,
+        settings: Sequence[PostprocessSettings],
         *,
         tiles: Tiles,
         stride: int,
         imgsz: int,
-        only_hw: tuple[int, int] | None = None,
+        only_hw: tuple[int, int] | None,
         batch: int,
-        settings: Sequence[PostprocessSettings],
     ) -> None:
         super().__init__()
         self.detector = detector
         self._select = select
+        self._settings = settings
         self._tiles = tiles
         self._stride = stride
         self._imgsz = imgsz
         self._only_hw = only_hw
         self._batch = batch
-        self._settings = settings
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Runs detection on all views of an image.
@@ -141,8 +143,9 @@ class TiledDetector(nn.Module):
         windows = tile_windows((height, width), tile, self._tiles.overlap)
         corners = torch.tensor(windows, dtype=torch.float32, device=images.device)
         side = self._imgsz if self._tiles.scaled else tile
+        batch = CPU_CHUNK if images.device.type == "cpu" else self._batch
         views = []
-        for chunk, window in zip(_chunks(windows, self._batch), corners.split(self._batch)):
+        for chunk, window in zip(_chunks(windows, batch), corners.split(batch)):
             tiles = torch.cat([images[:, :, y1:y2, x1:x2] for x1, y1, x2, y2 in chunk])
             if side != tile:
                 tiles = interpolate(tiles, (side, side), mode="bilinear")
@@ -178,7 +181,7 @@ class TiledDetector(nn.Module):
         """Detects in views. Returns boxes in canvas pixels: those of ``inputs`` times ``gain`` plus ``origin``."""
         raw = self.detector(inputs)
         with torch.autocast(inputs.device.type, enabled=False):
-            selections = self._select(self.detector, [level.float() for level in raw])
+            selections = self._select([level.float() for level in raw])
         return [d._replace(boxes_xyxy=d.boxes_xyxy * gain + origin) for d in selections]
 
     def _detect_reduced(self, images: Tensor) -> list[Detections]:

@@ -209,9 +209,8 @@ def test_val_scores_the_detections_above_a_given_threshold(trained, tmp_path, ca
 
 def test_without_box_voting_which_raises_scores_the_threshold_is_the_default(trained, tmp_path, capsys):
     data, run = trained
-    stored = read_checkpoint(run / "last.pt")["progress"]["confidence"]
     shown = detected(run / "last.pt", data, tmp_path, "--no-box-voting")
-    assert f"confidence threshold 0.25: the weights store {stored:.4g}" in capsys.readouterr().out
+    assert "confidence threshold 0.25 (" in capsys.readouterr().out
     everything = detected(run / "last.pt", data, tmp_path, "--no-box-voting", "--conf", 0.01)
     assert shown == [row for row in everything if row["score"] > 0.25]
 

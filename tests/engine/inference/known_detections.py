@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+
 from engine.inference.model import InferenceModel
-from engine.inference.predict import ImageDetections, Predictor
+from engine.inference.predict import Predictor
+from engine.inference.results import Boxes, Results
 from tests.helpers.moving_scene import SceneFrame, detections_in, number_in
 
 
@@ -18,9 +22,13 @@ class KnownDetections(Predictor):
         super().__init__(model, **settings)
         self.frames = frames
 
-    def prepare(self, images, settings):
-        return [number_in(image) for image in images]
+    def prepare(self, frames, settings):
+        return frames
 
     def detect(self, prepared, settings):
-        detected = [detections_in(self.frames[number]) for number in prepared]
-        return [ImageDetections(rows[rows[:, 4] > settings.selection.conf_thres], {}) for rows in detected]
+        results = []
+        for frame in prepared:
+            rows = detections_in(self.frames[number_in(frame.image)]).astype(np.float32)
+            found = torch.from_numpy(rows[rows[:, 4] > settings.selection.conf_thres])
+            results.append(Results(frame, self.names, Boxes(found, frame.image_hw), {}))
+        return results

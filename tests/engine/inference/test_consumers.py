@@ -9,6 +9,7 @@ import pytest
 
 from engine.inference.hub import load_from_hub
 from engine.inference.predict import Predictor, load
+from engine.inference.results import Boxes, Results
 
 
 @pytest.fixture
@@ -31,6 +32,8 @@ def test_supervision_reads_results(predictor, image):
         np.testing.assert_array_equal(np.concatenate(columns, 1), result.boxes.data)
         assert detections.data["class_name"].tolist() == [result.names[int(c)] for c in result.boxes.cls]
         assert detections.tracker_id is None
+    tracked = Results(result.frame, result.names, Boxes(np.insert(result.boxes.array, 4, 7, 1), (60, 90)), {})
+    assert supervision.Detections.from_ultralytics(tracked).tracker_id.tolist() == [7] * 5
     assert len(supervision.Detections.from_ultralytics(predictor(image, conf=1.0)[0])) == 0
 
 

@@ -27,11 +27,9 @@ WORKERS = ["vest", "person"]
     ("stored", "names", "single_cls", "scored"),
     [
         ({}, ["helmet"], False, []),
-        ({"used_classes": ["helmet"]}, ["helmet"], False, ["helmet"]),
         ({"used_classes": ["shoe"]}, ["shoe"], False, []),  # which this data set does not have
         ({"used_classes": ["helmet", "vest"], "single_cls": True}, ["object"], True, ["helmet", "vest"]),
         ({"used_classes": ["helmet", "shoe"], "keep_old": True}, ["person", "helmet", "shoe"], False, ["helmet"]),
-        ({"keep_old": True}, ["person", "helmet"], False, []),
         ({"used_classes": ["Helmet"], "keep_old": True}, ["person", "Helmet"], False, ["helmet"]),
         ({"used_classes": ["vest"]}, ["vest"], True, ["vest"]),  # val.py --single-cls of a model with names
         ({"used_classes": ["1"], "keep_old": True}, ["person", "1"], False, []),  # a name, not a number
@@ -51,10 +49,9 @@ def test_a_data_set_without_any_trained_class_is_refused(tmp_path):
         classes_to_score(model, spec, single_cls=True)
 
 
-@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize(
-    ("splits", "empty", "has_held_out"),
-    [("val", "", False), ("train", "", True), ("train val", "", False), ("train val", "val", True)],
+    ("splits", "empty", "has_held_out", "is_staged"),
+    [("val", "", False, False), ("train", "", True, True), ("train val", "val", True, False)],
 )
 def test_images_that_the_training_held_out_stand_in_for_a_missing_val(
     tmp_path, splits: str, empty: str, has_held_out: bool, is_staged: bool

@@ -52,12 +52,13 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     assert frames[0].image[0, 0].tolist() == [30, 20, 10]  # RGB
 
 
-@pytest.mark.parametrize("name", ["tcp:127.0.0.1:1?x.mp4", "http:127.0.0.1:1?x.mp4"])
-@pytest.mark.parametrize("source", [".", "*"])
-def test_a_file_whose_name_looks_like_an_address_is_a_file(tmp_path, video, name, source):
+def test_a_file_whose_name_looks_like_an_address_is_a_file(tmp_path, video):
     """SECURITY.md: FFmpeg would connect to the host, or listen (``tcp:...?listen=1``)."""
-    (tmp_path / name).write_bytes(video.read_bytes())
-    assert numbers(open_source(source)) == [*range(10)]
+    (tmp_path / "tcp:127.0.0.1:1?x.mp4").write_bytes(video.read_bytes())
+    for source in (".", "*"):
+        frames = list(open_source(source))
+        assert numbers(frames) == [*range(10)]
+    assert (frames[0].fps, frames[0].duration_s, frames[0].is_video) == (10.0, 1.0, True)
 
 
 def test_globs_and_lists_are_sources(tmp_path):
@@ -73,17 +74,15 @@ def test_globs_and_lists_are_sources(tmp_path):
     assert [int(f.image.mean()) for f in open_source(str(listing))] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    "source", ["", "nowhere.jpg", "outer", "notes.md", "*.png", "empty.txt", "list.txt", "cams.txt", "/dev/null"]
-)
+@pytest.mark.parametrize("source", ["", "nowhere.jpg", "outer", "*.png", "empty.txt", "list.txt", "cams.txt", "97"])
 def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, monkeypatch):
     (tmp_path / "outer" / "inner").mkdir(parents=True)
     save_image(tmp_path / "here.jpg", 3)
-    texts = {"notes.md": "x", "empty.txt": "\n", "list.txt": "here.jpg\nno.png", "cams.txt": "rtsp://me:secret@camera"}
+    texts = {"empty.txt": "\n", "list.txt": "here.jpg\nno.png", "cams.txt": "rtsp://me:secret@camera"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^(--source )?" + re.escape(source)) as error:
+    with pytest.raises(UserError, match=r"^(--source |webcam )?" + re.escape(source)) as error:
         open_source(source)
     assert "secret" not in str(error.value)
 
@@ -104,16 +103,6 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
     np.testing.assert_array_equal(frame.image, read_image(tmp_path / name, pixels=pixels))
 
 
-def test_video_frames_follow_stride_and_limit(video):
-    frames = list(open_source(str(video)))
-    assert numbers(frames) == list(range(10))
-    assert [f.index for f in frames] == list(range(10))
-    assert frames[0].image[..., 0].mean() > frames[0].image[..., 2].mean()  # RGB
-    assert (frames[0].fps, frames[0].duration_s, frames[0].is_video) == (10.0, 1.0, True)
-    assert numbers(open_source(str(video), SourceOptions(vid_stride=3))) == [0, 3, 6, 9]
-    assert numbers(open_source(str(video), SourceOptions(vid_stride=4, max_frames=2))) == [0, 4]
-
-
 def test_a_video_can_be_read_from_a_url(video, monkeypatch):
     with serve_folder(video.parent, monkeypatch) as address:
         try:
@@ -124,18 +113,16 @@ def test_a_video_can_be_read_from_a_url(video, monkeypatch):
     assert not [frame.path for frame in frames if "secret" in frame.path]
 
 
-@pytest.mark.parametrize("name", ["broken.jpg", "broken.mp4"])
-def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path, name):
-    (tmp_path / name).write_bytes(b"not what the suffix says")
-    for source in (tmp_path / name, tmp_path):
+def test_a_damaged_file_raises_alone_and_is_skipped_among_others(tmp_path):
+    for name in ("broken.jpg", "broken.mp4"):
+        (tmp_path / name).write_bytes(b"not what the suffix says")
         with pytest.raises(UserError, match=name):
-            list(open_source(str(source)))
+            list(open_source(str(tmp_path / name)))
     save_image(tmp_path / "good.png", 5)
     skipped = []
     (frame,) = open_source(str(tmp_path), SourceOptions(skip=lambda *problem: skipped.append(problem)))
     assert frame.path == str(tmp_path / "good.png")
-    ((reason, number),) = skipped
-    assert (name in reason, number) == (True, 1)
+    assert [number for _, number in skipped] == [1, 1]
 
 
 class Camera:
@@ -184,17 +171,3 @@ def test_a_live_stream_returns_the_newest_frame(monkeypatch):
     with pytest.raises(UserError, match=r"^0: was lost"):
         next(frames)
     assert camera.released
-
-
-def test_a_silent_stream_and_one_without_a_server_are_refused(monkeypatch):
-    camera = Camera(5)
-    monkeypatch.setattr(sources, "STREAM_TIMEOUT_S", 0.05)
-    with monkeypatch.context() as patch:
-        patch.setattr(sources.cv2, "VideoCapture", lambda source: camera)
-        frames = open_source("rtsp://me:secret@camera/1")
-        threading.Timer(0.3, camera.gate.release).start()  # lets the thread end
-        with pytest.raises(UserError, match=r"^rtsp://camera/1: sends no frame"):
-            next(frames)
-    for source, message in (("97", "webcam 97"), ("http://me:secret@127.0.0.1:9/a.jpg", "http://127.0.0.1:9/a.jpg")):
-        with pytest.raises(UserError, match=f"^{message}: "):
-            open_source(source)

@@ -14,7 +14,6 @@ from utils.config.settings import DetectConfig, ValConfig
 
 WITH_NMS = {"is_unscored_branch": True, "nms_iou": 0.7, "input_hw": None, "names": ["cat", "dog"]}
 NMS_FREE = WITH_NMS | {"nms_iou": None}
-ONE_BRANCH = WITH_NMS | {"is_unscored_branch": False}
 ONE_CLASS = WITH_NMS | {"names": ["cat"]}
 FIXED_SIZE = WITH_NMS | {"input_hw": (640, 640)}
 VAL = (ValConfig, "--weights a.pt")
@@ -24,13 +23,9 @@ DETECT = (DetectConfig, "--weights a.pt --source b.jpg")
 @pytest.mark.parametrize(
     ("model", "command", "line", "trained_tile", "expected"),
     [
-        (ONE_BRANCH, VAL, "--nms", 0, "--nms"),
         (NMS_FREE, VAL, "--no-box-voting", 0, "--no-box-voting"),
-        (WITH_NMS, VAL, "--overlap 0.5", 0, "--overlap 0.5"),
         (WITH_NMS, DETECT, "--no-tile-full-image --overlap 0.5", 320, "--no-tile-full-image"),
         (FIXED_SIZE, VAL, "--no-rect", 0, "--no-rect"),
-        (ONE_CLASS, DETECT, "--agnostic-nms", 0, "--agnostic-nms"),
-        (WITH_NMS, DETECT, "--save-conf", 0, "--save-conf"),
         (WITH_NMS, DETECT, "--nosave --hide-conf --line-width 2", 0, "--line-thickness 2 and --hide-conf"),
         # With an effect:
         (WITH_NMS, VAL, "--nms --no-box-voting --rect --tile 320 --overlap 0.5 --no-tile-full-image", 0, None),

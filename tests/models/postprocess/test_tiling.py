@@ -128,7 +128,7 @@ class PixelReader(nn.Module):
         return [lit.any(1).float(), lit.any(2).float()]
 
     @staticmethod
-    def find(_, raw):
+    def find(raw):
         across, down = raw
         ends = [(line.argmax(1), line.shape[1] - line.flip(1).argmax(1)) for line in (across, down)]
         boxes = torch.stack([ends[0][0], ends[1][0], ends[0][1], ends[1][1]], 1)[:, None].float()
@@ -149,11 +149,12 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
     tiled = TiledDetector(
         reader,
         PixelReader.find,
+        [SEEN],
         tiles=Tiles(64, 0.2, bool(full_image)),
         stride=32,
         imgsz=full_image,
+        only_hw=None,
         batch=4,
-        settings=[SEEN],
     )
     raw = tiled(image)
     if full_image and views > 1:
@@ -210,7 +211,7 @@ def test_max_det_limits_the_detections_of_a_tile_and_not_of_an_image(iou_thres):
     scores = torch.linspace(0.9, 0.5, count)
     settings = PostprocessSettings(conf_thres=0.0, iou_thres=iou_thres, max_det=count)
 
-    def find(_, raw):
+    def find(raw):
         views = len(raw[0])
         counts = torch.full((views,), count)
         seen = Detections(in_tile.expand(views, -1, -1), scores.expand(views, -1), torch.zeros(views, count), counts)
@@ -219,11 +220,12 @@ def test_max_det_limits_the_detections_of_a_tile_and_not_of_an_image(iou_thres):
     tiled = TiledDetector(
         PixelReader(),
         find,
+        [settings],
         tiles=Tiles(64, overlap=0.0, full_image=False),
         stride=32,
         imgsz=64,
+        only_hw=None,
         batch=4,
-        settings=[settings],
     )
     detected = tiled.stitch(tiled(torch.zeros(1, 3, 256, 256)))[0]
 
