@@ -16,7 +16,7 @@ from data.spec import DEMO
 from engine.evaluation.analysis import BACKGROUND, BOTH, CLASS, DUPLICATE, LOCATION, MISSED, ErrorSplit
 from engine.optim.schedule import step_plan
 from utils.config.flags import words_of_settings
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, changed_settings
+from utils.config.settings import TrainConfig, ValConfig, changed_settings
 from utils.process.launch import typed_command
 from utils.strings import counted
 
@@ -31,7 +31,6 @@ ENOUGH_STEPS = 250
 # (benchmarks/LOG.md), and beyond 300 some sets gain and others lose.
 ENOUGH_STEPS_FROM_WEIGHTS = 300
 ABOUT = 0.8  # fraction of these numbers, which are rough, that is enough
-MAX_ADVISED_EPOCHS = 100  # images that give too few steps in so many are too few themselves
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
 LARGEST_ADVISED = 2048  # px; with larger images, few GPUs have memory for a batch
 MIN_COST = 0.01  # AP50; kinds of errors that cost less are not mentioned
@@ -52,7 +51,6 @@ class Subject:
     title: str
     folder: Path  # of the run or the validation
     config: TrainConfig | ValConfig
-    hyp: Hyperparameters | None
     stride: int
     train: DatasetIndex | None  # None: not known, for the validation of a checkpoint
     validated: DatasetIndex
@@ -149,24 +147,17 @@ def small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> tuple[str, i
 
 
 def _few_steps(subject: Subject, _: Known | None) -> Advice | None:
-    """Advises smaller batches, if they are larger than the default, or more epochs, unless batches of the default size
-    would take more than `MAX_ADVISED_EPOCHS`."""
     run = subject.config
     if not isinstance(run, TrainConfig) or run.time or not subject.batches:
         return None
     steps = step_plan(run, subject.batches)
     enough = ENOUGH_STEPS_FROM_WEIGHTS if run.weights else ENOUGH_STEPS
-    epochs = -(-enough // steps.per_epoch)
-    has_large_batches = steps.accumulate == 1 and run.batch_size > TrainConfig.batch_size
-    if steps.total >= ABOUT * enough or (epochs > MAX_ADVISED_EPOCHS and not has_large_batches):
+    if steps.total >= ABOUT * enough:
         return None
-    length = counted(steps.total, "step")
-    smaller = ""
-    if has_large_batches:
-        length += f" of --batch-size {run.batch_size}"
-        smaller = f"smaller batches (--batch-size {TrainConfig.batch_size}), or "
+    epochs = -(-enough // steps.per_epoch)
     kind = "Fine-tuning" if run.weights else "Training from random weights"
-    sentence = f"Train longer: the run has only {length}. {kind} needs about {enough}: {smaller}--epochs {epochs}."
+    length = counted(steps.total, "step")
+    sentence = f"Train longer: the run has only {length}. {kind} needs about {enough}: --epochs {epochs}."
     return Advice(sentence, _train_command(subject, epochs=epochs))
 
 

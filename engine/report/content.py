@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
 
 import numpy as np
 
@@ -25,11 +24,10 @@ from engine.evaluation.analysis import (
 from engine.evaluation.metrics import METRICS, MIN_F1
 from engine.evaluation.result import EvalResult, Evaluation
 from engine.report.advice import MIN_COST, Known, Subject, advise
-from engine.report.figures import class_bars, error_charts, history_charts, metric_charts
+from engine.report.figures import error_charts, history_charts, metric_charts
 from engine.report.images import COLORS, ISSUE_COLORS, KIND_NAMES, issue_card, worst_images
 from engine.report.label_errors import CheckedSplit, find_label_errors, unjudged_classes
-from utils.config.flags import flag_name
-from utils.config.settings import TrainConfig, ValConfig, default_of
+from utils.config.settings import TrainConfig
 from utils.drawing.page import Block, Bullets, Content, Facts, Gallery, Picture, Row, Section, Table, now
 from utils.strings import counted, format_duration, listed
 
@@ -77,12 +75,9 @@ def report_content(subject: Subject, evaluation: Evaluation | None, history: Map
         sections, figures = _sections_of(subject, evaluation, first_chart)
         files |= {name: [pixels] for name, pixels in figures.items()}
     splits = {} if subject.train is None else {"train": subject.train}
-    data, bars = data_section(splits | {subject.split: subject.validated}, subject.config.imgsz)
-    files["labels"] = [*bars.values()]
-    sections.append(data)
+    sections.append(data_section(splits | {subject.split: subject.validated}, subject.config.imgsz))
     if charts:
         sections.append(Section("Training", [row_of(charts)]))
-    sections.append(Section("Settings", [_settings_table(subject)]))
     return Content(subject.title, _subtitle(subject, history), sections, files)
 
 
@@ -135,7 +130,7 @@ def _sections_of(
             "Result",
             [
                 *verdict(evaluation, index),
-                Facts(_facts(subject, evaluation)),
+                Facts(_facts(evaluation)),
                 ABOUT_SCORES,
                 Row([first_chart, lists]),
                 Gallery("Images with many errors", legend, cards[:FIRST_IMAGES]),
@@ -146,11 +141,6 @@ def _sections_of(
             [
                 f"Errors are those of detections above confidence {result.shown_confidence:.3f}. {ABOUT_ERRORS}",
                 row_of(figures),
-                Table(
-                    "Errors of each class",
-                    ("class", *KIND_NAMES),
-                    [[name, *counts] for name, counts in zip(names, errors.counts.tolist()) if any(counts)],
-                ),
                 Table(
                     f"Confused pairs of classes ({len(pairs):,})",
                     ("true class", "mistaken for", "objects", "fraction of the true class"),
@@ -165,8 +155,6 @@ def _sections_of(
             [
                 f"Labels that the model contradicts with confidence; the label or the model is wrong. {shown_labels}.",
                 *unjudged_classes(result.class_metrics["AP50"], names),
-                "python -m tools.check DATA.yaml also finds near-duplicates between the splits, damaged images and odd "
-                "boxes.",
                 Gallery("Contradicted labels", ISSUE_COLORS, label_cards),
             ],
         ),
@@ -251,9 +239,8 @@ def _main_class(result: EvalResult, errors: ErrorSplit, kind: int, names: Sequen
     return f", which costs most in {names[main]} ({errors.counts[main, kind]:,} of {total:,})"
 
 
-def _facts(subject: Subject, evaluation: Evaluation) -> list[tuple[str, str]]:
+def _facts(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Returns the numbers at the top of the page, as pairs of name and value."""
-    config = subject.config
     result = evaluation.result
     error = ap_error(evaluation.matches)
     objects = int(result.class_targets.sum())
@@ -266,31 +253,24 @@ def _facts(subject: Subject, evaluation: Evaluation) -> list[tuple[str, str]]:
     facts += [("AP50", f"{result.metrics['AP50']:.3f}"), images]
     if result.threshold is None:
         return [*facts, ("threshold", f"{result.shown_confidence} as no confidence gives a mean F1 of {MIN_F1}")]
-    name = "threshold, which detect.py uses"
-    if isinstance(config, ValConfig):
-        is_chosen = config.chosen_confidence is not None
-        name = "--conf-thres, below which AP counts nothing" if is_chosen else "best --conf-thres of detect.py"
-    return [*facts, (name, f"{result.shown_confidence:.3f}")]
+    return [*facts, ("threshold (--conf-thres of detect.py)", f"{result.shown_confidence:.3f}")]
 
 
 def _score_table(result: EvalResult, names: Sequence[str]) -> Table:
     """Lists the scores of all classes together, then of each class, the worst first."""
-    best, confidence = result.best_f1  # first of all classes together
-    values = np.stack([*(result.class_metrics[m.name] for m in METRICS), best[1:], confidence[1:]], 1).tolist()
+    values = np.stack([result.class_metrics[m.name] for m in METRICS], 1).tolist()
     order = np.argsort(np.nan_to_num(result.class_metrics["AP"], nan=2.0), kind="stable")
-    overall = (*result.metrics.values(), float(best[0]), float(confidence[0]))
-    rows: list[list[str | float | None]] = [["all", int(result.class_targets.sum()), *overall]]
+    rows: list[list[str | float | None]] = [["all", int(result.class_targets.sum()), *result.metrics.values()]]
     rows += [[names[c], int(result.class_targets[c]), *values[c]] for c in order.tolist()]
     return Table(
         f"Scores of each class; P, R and F1 as detect.py finds them above {result.shown_confidence:.3f}, IoU 0.5",
-        ("class", "objects", *(m.column for m in METRICS), "best F1 at any confidence", "this confidence"),
+        ("class", "objects", *(m.column for m in METRICS)),
         rows,
     )
 
 
-def data_section(splits: Mapping[str, DatasetIndex], imgsz: int) -> tuple[Section, dict[str, np.ndarray]]:
-    """Returns what a page shows of the data: counts of ``splits``, indexes by name, and the boxes of each class. Also
-    returns its figures, by title."""
+def data_section(splits: Mapping[str, DatasetIndex], imgsz: int) -> Section:
+    """Returns what a page shows of the data: counts of ``splits``, indexes by name, and the boxes of each class."""
     names = next(iter(splits.values())).names
     boxes = {name: index.boxes_per_class(len(names)) for name, index in splits.items()}
     blocks: list[Block] = []
@@ -303,22 +283,6 @@ def data_section(splits: Mapping[str, DatasetIndex], imgsz: int) -> tuple[Sectio
     first = next(iter(boxes))
     counts = [count for name in splits for count in (boxes[name], splits[name].images_per_class(len(names)))]
     order = np.argsort(-boxes[first], kind="stable").tolist()
-    bars = {f"boxes of {first}": class_bars(boxes[first], names, first)} if boxes[first].any() else {}
     columns = ("class", *(f"{what} of {name}" for name in splits for what in ("boxes", "images")))
     rows = [[names[c], *(int(count[c]) for count in counts)] for c in order]
-    blocks += [row_of(bars), Table(f"Boxes of each class ({len(names)})", columns, rows)]
-    return Section("Data", blocks), bars
-
-
-def _settings_table(subject: Subject) -> Table:
-    """Lists the flags and hyper-parameters that differ from their defaults."""
-    rows = []
-    for settings in (subject.config, subject.hyp):
-        for field in fields(settings) if settings else ():
-            value = getattr(settings, field.name)
-            default = default_of(field)
-            if value != default:
-                name = field.name if settings is subject.hyp else flag_name(field.name)
-                shown = [("none" if v in (None, MISSING) else str(v) or "empty") for v in (value, default)]
-                rows.append((name, *shown, field.metadata["help"]))
-    return Table("Settings that differ from their defaults", ("setting", "value", "default", "meaning"), rows)
+    return Section("Data", [*blocks, Table(f"Boxes of each class ({len(names)})", columns, rows)])

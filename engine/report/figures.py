@@ -1,4 +1,4 @@
-"""Figures of a report: scores by epoch, precision and recall, confusions, costs of errors, boxes of each class."""
+"""Figures of a report: scores by epoch, precision and recall, confusions, costs of errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW_CLASSES = 8
 MAX_CONFUSED = 60  # classes in a confusion matrix
 _AP_NAMES = ("AP", "AP50", "AP75")
 _Y_LABELS = {"AP": 0, "score": 1, "loss": 2}  # of the charts of results.csv that come first, in this order
-_TIMES = {"time": "seconds since the start", "data_wait": "fraction of time waiting for data"}
+_OTHERS = {"data_wait": "fraction of time waiting for data"}
 
 
 def history_charts(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -32,7 +32,7 @@ def history_charts(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     metric_titles = {metric.name: metric.title for metric in METRICS}
     lines: dict[tuple[str, str], list[Line]] = {}  # by title and label of the y axis
     for column, values in columns.items():
-        if column == "epoch" or not np.isfinite(values).any():
+        if column in ("epoch", "time") or not np.isfinite(values).any():
             continue
         head, _, tail = column.partition("/")
         label = metric_titles.get(tail, tail or head)
@@ -44,7 +44,7 @@ def history_charts(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         elif head == "lr":
             key = ("Learning rates", "learning rate")
         else:
-            words = _TIMES.get(tail or head, (tail or head).replace("_", " "))
+            words = _OTHERS.get(tail or head, (tail or head).replace("_", " "))
             key = (words, words)
         lines.setdefault(key, []).append(Line(label, columns["epoch"], values, is_strong=label == "AP"))
     charts = {}
@@ -73,17 +73,18 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, np.ndar
     def chart(title: str, x: np.ndarray, y: np.ndarray, axes: tuple[str, str]) -> np.ndarray:
         is_pr = x is result.pr_recall
         class_labels = ap_names if is_pr else names
-        note = f"the {FEW_CLASSES} of {len(by_ap)} classes with the lowest AP50" if is_many else ""
-        if len(by_ap) == 1:
-            note = class_labels[by_ap[0]]  # a single line has no legend
-            lines = [Line(note, x, y[by_ap[0]], is_strong=True)]
+        title += f" at IoU {FOREGROUND_IOU}"
+        if len(by_ap) == 1:  # a single line has no legend
+            title += f": {class_labels[by_ap[0]]}"
+            lines = [Line("", x, y[by_ap[0]], is_strong=True)]
         else:
             mean = f"mean AP50 {result.metrics['AP50']:.3f}" if is_pr else "mean"
             lines = [Line(mean, x, nanmean(y[with_objects], axis=0), is_strong=True)]
             lines += [Line(class_labels[c], x, y[c]) for c in drawn]
-        labels = AxisLabels(*axes, f"{title} at IoU {FOREGROUND_IOU}")
+        if is_many:
+            title += f"; the {FEW_CLASSES} of {len(by_ap)} classes with the lowest AP50"
         mark = None if is_pr else result.shown_confidence
-        return chart_picture(Chart(labels, lines, (0, 1), (0, 1.02), mark=mark, note=note))
+        return chart_picture(Chart(AxisLabels(*axes, title), lines, (0, 1), (0, 1.02), mark=mark))
 
     confidence = result.curve_confidence
     axis = f"confidence; threshold {result.shown_confidence:.3f}"
@@ -138,12 +139,3 @@ def _confusion_matrix(result: EvalResult, names: Sequence[str]) -> np.ndarray:
                 axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=7, color=ink)
 
     return draw_figure(side * 1.15, side, draw)
-
-
-def class_bars(boxes: np.ndarray, names: Sequence[str], split: str) -> np.ndarray:
-    """Draws the number of boxes of each class, int64 (C,), or of the `MANY_CLASSES` most frequent ones: uint8
-    (H, W, 3) RGB."""
-    order = np.argsort(-boxes, kind="stable")[:MANY_CLASSES]
-    subset = f"{MANY_CLASSES} of {len(names)} classes" if len(names) > MANY_CLASSES else "each class"
-    labels = AxisLabels("", "boxes", f"Boxes of {subset} ({split})")
-    return bar_chart_picture([names[c] for c in order], boxes[order], [f"{n:,}" for n in boxes[order]], labels)

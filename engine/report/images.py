@@ -159,7 +159,6 @@ def issue_card(splits: Mapping[str, CheckedSplit], issue: Issue) -> Card:
     if len(issue.boxes) == 2:
         colors[-1] = first_of_two
     focused = [Outline(box.xyxy_px, color, box.class_name) for box, color in zip(boxes, colors)]
-    numbers = [box.number for box in issue.boxes if box.number is not None]
     photos = []
     for split_name, name in shown:
         index = splits[split_name].index
@@ -169,8 +168,7 @@ def issue_card(splits: Mapping[str, CheckedSplit], issue: Issue) -> Card:
         if number is not None:
             size_hw = index.image_hw[number].tolist()
             first, stop = index.offsets[number : number + 2].tolist()
-            labeled = np.delete(xywh_to_xyxy(index.boxes_xywh_px[first:stop]), numbers, axis=0)
-            outlines += [Outline(box, others) for box in labeled]
+            outlines += [Outline(box, others) for box in xywh_to_xyxy(index.boxes_xywh_px[first:stop])]
         label = f"{issue.kind.name} in {name}"
         title = f"{split_name}: {name}" if len(shown) > 1 else ""
         photos.append((title, photo(index, name, size_hw, outlines, label, focus=len(focused))))

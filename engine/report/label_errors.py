@@ -46,15 +46,11 @@ class LabelBox:
     class_name: str
     class_id: int
     xyxy_px: tuple[float, ...]  # original pixels
-    number: int | None = None  # position in the image's labels without dropped rows, from 0; None: a suggestion
     where: str | None = None  # label file and line (COCO: and annotation id)
 
     def content(self) -> dict[str, Any]:
-        """Converts to plain data for JSON, without unknown values. "line" is the number at the end of ``where``."""
+        """Converts to plain data for JSON, without unknown values."""
         values = asdict(self) | {"xyxy_px": [round(v, 2) for v in self.xyxy_px]}
-        line = (self.where or "").rpartition(":")[2]
-        if line.isdecimal():
-            values["line"] = int(line)
         return {key: value for key, value in values.items() if value is not None}
 
 
@@ -126,7 +122,6 @@ class CheckedSplit:
             class_name=index.names[index.classes[row]],
             class_id=int(index.classes[row]),
             xyxy_px=tuple(xywh_to_xyxy(index.boxes_xywh_px[row]).tolist()),
-            number=int(row - index.offsets[image]),
             where=where,
         )
 

@@ -140,7 +140,6 @@ def build_training(ctx: DistributedContext, start: RunStart, signals: StopSignal
         title=f"Training run {folder.name}",
         folder=folder,
         config=config,
-        hyp=settings.hyp,
         stride=model.stride,
         train=loader.index,
         validated=val_loader.index,

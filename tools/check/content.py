@@ -3,8 +3,7 @@ network."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +86,15 @@ def check_content(result: CheckResult) -> Content:
         ("data set", result.spec.source),
         ("its folder", str(result.spec.root)),
         ("--imgsz", f"{result.imgsz} px"),
-        *((f"images of {split.name}", f"{len(split.index):,}") for split in result.splits),
         ("model that examined the labels", result.weights or "none (--weights)"),
     ]
     blocks: list[Block] = ["Nothing to report."]
     if issues:
-        blocks = [f"{counted(len(issues), 'issue')} of {counted(len(kinds), 'kind')}.", _kinds_table(kinds)]
+        rows = [(kind.name, len(group), kind.remedy, kind.meaning) for kind, group in kinds.items()]
+        blocks = [
+            f"{counted(len(issues), 'issue')} of {counted(len(kinds), 'kind')}.",
+            Table("Issues by kind", ("issue", "number", "what to do", "what it means"), rows),
+        ]
     blocks += [Facts(facts), *result.trust_notes]
     if result.weights:
         blocks.append(
@@ -105,12 +107,11 @@ def check_content(result: CheckResult) -> Content:
         drawn = [issue for issue in group if issue.images][:limit]
         title = f"{kind.name} ({len(drawn)} of {len(group):,})"
         galleries.append(Gallery(title, ISSUE_COLORS, [issue_card(splits, issue) for issue in drawn]))
-    data, _ = data_section({split.name: split.index for split in result.splits}, result.imgsz)
     listed = [issue for group in kinds.values() for issue in group[: MAX_LISTED_ISSUES // len(kinds)]]
     sections = [
         Section("Summary", blocks),
         Section("Images", galleries),
-        data,
+        data_section({split.name: split.index for split in result.splits}, result.imgsz),
         Section(
             "All issues",
             [
@@ -118,8 +119,14 @@ def check_content(result: CheckResult) -> Content:
                     f"{len(listed):,} of {counted(len(issues), 'issue')}",
                     ("issue", "split", "where", "what", "score"),
                     [
-                        (i.kind.name, _splits_of(i), i.where or next(iter(i.images), ""), i.text, i.score)
-                        for i in listed
+                        (
+                            issue.kind.name,
+                            issue.split or ", ".join(dict.fromkeys(issue.splits)),
+                            issue.where or next(iter(issue.images), ""),
+                            issue.text,
+                            issue.score,
+                        )
+                        for issue in listed
                     ],
                 ),
                 "--json prints all issues, with the names of all files.",
@@ -128,18 +135,3 @@ def check_content(result: CheckResult) -> Content:
     ]
     subtitle = f"Written {now()}. The data set was not changed."
     return Content(f"Check of {Path(result.spec.source).stem}", subtitle, sections, {})
-
-
-def _kinds_table(kinds: Mapping[IssueKind, Sequence[Issue]]) -> Table:
-    """Returns a table with one row per kind of issue."""
-    rows = []
-    for kind, group in kinds.items():
-        by_split = Counter(_splits_of(issue) or "whole data set" for issue in group)
-        counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
-        rows.append((kind.name, len(group), kind.remedy, kind.meaning, counts))
-    return Table("Issues by kind", ("issue", "number", "what to do", "what it means", "splits"), rows)
-
-
-def _splits_of(issue: Issue) -> str:
-    """Names the splits of an issue; "" for one about the whole data set."""
-    return issue.split or ", ".join(dict.fromkeys(issue.splits))

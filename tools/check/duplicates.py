@@ -18,11 +18,6 @@ MAX_NAMED_IMAGES = 5  # file names shown in a message
 DAMAGED = IssueKind(
     "damaged image", "decoders differ in how they repair such files", "get a better copy, or delete image and label"
 )
-COPIES_ACROSS_SPLITS = IssueKind(
-    "copies of one image across splits",
-    "Roboflow made them from one image, so scores are too high",
-    "keep all copies in one split",
-)
 DUPLICATES_ACROSS_SPLITS = IssueKind(
     "near-duplicates across splits",
     "the same image is trained on and scored on: scores are too high",
@@ -74,7 +69,7 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
         if len({file_of[i] for i in group}) == 1:  # one file, listed several times
             continue
         if is_copies and is_across:
-            duplicates.append(issue(COPIES_ACROSS_SPLITS, group, "is a copy of the same image as"))
+            duplicates.append(issue(DUPLICATES_ACROSS_SPLITS, group, "is a copy of the same image as"))
         elif not is_copies and len(np.unique(original[group])) > 1:
             kind = DUPLICATES_ACROSS_SPLITS if is_across else DUPLICATES_WITHIN_SPLIT
             duplicates.append(issue(kind, group, "is nearly"))

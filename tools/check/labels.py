@@ -1,11 +1,10 @@
 """Reports odd boxes: pairs that nearly coincide, tiny ones at the training size, mostly small objects; and odd classes:
-without boxes, named almost like another, of different frequencies in the splits."""
+without boxes, named almost like another, missing from the training split."""
 
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from utils.strings import counted, listed
 SAME_IOU = 0.9  # boxes with a higher IoU count as the same object
 TINY_PX = 3.0  # longer side at imgsz: less than half a cell of the finest level (stride 8)
 SIZE_STEP = 32  # suggested sizes are multiples of the largest stride
-# The frequencies of a class in two splits differ if their ratio and the significance of the difference exceed these.
-MIN_RATIO = 2.0
-MIN_DEVIATIONS = 4.0
 MAX_NAMED_CLASSES = 100  # classes shown in a message
 # A class may be a slip of another one that has so many times its boxes, if their names differ in so many letters.
 MIN_BOXES_RATIO = 50
@@ -50,11 +46,6 @@ NOT_TRAINED = IssueKind(
     "the model cannot learn these, and they are scored",
     "move images of it into the training split",
 )
-IMBALANCE = IssueKind(
-    "class balance differs between splits",
-    "scores say less about how the model was trained",
-    "split the images again, at random",
-)
 
 
 def box_pairs(split: CheckedSplit) -> list[Issue]:
@@ -69,7 +60,7 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
     for i, j, iou in zip(rows[pairs.target].tolist(), rows[pairs.detection].tolist(), pairs.overlap.tolist()):
         earlier = split.box(i)
         later = split.box(j)
-        partner = earlier.where or f"box {earlier.number}"
+        partner = earlier.where or "another box"
         kind = DOUBLED
         if earlier.class_id != later.class_id:
             kind = TWO_CLASSES
@@ -95,29 +86,25 @@ def box_sizes(splits: Sequence[CheckedSplit], imgsz: int) -> list[Issue]:
 
 def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     """Reports the classes without a box, in one issue, each rare class that is called almost like a frequent one, and
-    each class whose frequency differs between the training split and another one.
-
-    The frequency is the fraction of images with an object of the class, because objects of one image are not
-    independent. Two frequencies differ if one is more than `MIN_RATIO` times the other and the two-proportion z-test
-    gives `MIN_DEVIATIONS`.
-    """
+    each class of another split that the training split lacks."""
     names = splits[0].index.names
-    total = np.sum([split.index.boxes_per_class(len(names)) for split in splits], axis=0)
+    boxes_of = {split.name: split.index.boxes_per_class(len(names)) for split in splits}
+    total = np.sum([*boxes_of.values()], axis=0)
     issues = []
     unused = [f"{names[c]} ({c})" for c in np.flatnonzero(total == 0)]
     if unused:
         verb = "has" if len(names) == 1 else "have"
         count = f"{len(unused):,} of {counted(len(names), 'class')} {verb} no box"
-        split_names = ", ".join(split.name for split in splits)
-        issues.append(Issue(UNUSED, f"{count} in {split_names}: {listed(unused, MAX_NAMED_CLASSES)}"))
+        issues.append(Issue(UNUSED, f"{count} in {', '.join(boxes_of)}: {listed(unused, MAX_NAMED_CLASSES)}"))
     for rare in np.flatnonzero(total > 0).tolist():
         for frequent in np.flatnonzero(total >= MIN_BOXES_RATIO * total[rare]).tolist():
             if _num_letters(names[rare], names[frequent]) <= MAX_LETTERS:
                 boxes = counted(int(total[rare]), "box")
                 issues.append(Issue(SIMILAR, f"'{names[rare]}' has {boxes}, '{names[frequent]}' {total[frequent]:,}"))
-    for train in splits:
-        if train.name == "train":
-            issues += [issue for other in splits if other is not train for issue in _class_differences(train, other)]
+    for split, scored in boxes_of.items() if "train" in boxes_of else ():
+        for c in np.flatnonzero((scored > 0) & (boxes_of["train"] == 0)).tolist():
+            text = f"'{names[c]}': {counted(int(scored[c]), 'box')} in {split}, none in train"
+            issues.append(Issue(NOT_TRAINED, text, split))
     return issues
 
 
@@ -125,25 +112,3 @@ def _num_letters(name: str, other: str) -> int:
     """Returns in how many letters two names differ, without case."""
     blocks = difflib.SequenceMatcher(None, name.lower(), other.lower(), autojunk=False).get_matching_blocks()
     return max(len(name), len(other)) - sum(block.size for block in blocks)
-
-
-def _class_differences(train: CheckedSplit, other: CheckedSplit) -> Iterator[Issue]:
-    """Yields the classes that are scored without being trained, or whose frequencies in two splits differ."""
-    names = train.index.names
-    boxes, other_boxes = (split.index.boxes_per_class(len(names)) for split in (train, other))
-    images, other_images = (split.index.images_per_class(len(names)) for split in (train, other))
-    total = len(train.index)
-    other_total = len(other.index)
-    for c in np.flatnonzero(boxes + other_boxes).tolist():
-        a = images[c] / total
-        b = other_images[c] / other_total
-        pooled = (images[c] + other_images[c]) / (total + other_total)
-        deviation = math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / other_total))
-        message = (
-            f"'{names[c]}': {boxes[c]:,} boxes in {images[c]:,} of {total:,} images of train, "
-            f"{other_boxes[c]:,} in {other_images[c]:,} of {other_total:,} of {other.name}"
-        )
-        if boxes[c] == 0:
-            yield Issue(NOT_TRAINED, message, other.name)
-        elif max(a, b) > MIN_RATIO * min(a, b) and abs(a - b) > MIN_DEVIATIONS * deviation:
-            yield Issue(IMBALANCE, message, other.name)

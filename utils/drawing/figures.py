@@ -66,7 +66,6 @@ class Chart(NamedTuple):
     y_range: tuple[float, float | None] | None = None
     x_is_whole: bool = False  # whether x axis ticks are integers only
     mark: float | None = None  # x of a vertical line
-    note: str = ""  # below the title
 
 
 def draw_figure(width: float, height: float, draw: Callable[[Axes], None]) -> np.ndarray:
@@ -117,7 +116,7 @@ def chart_picture(chart: Chart) -> np.ndarray:
                 markersize=4,
                 label=names[number],
             )
-        label_axes(axes, chart.labels, chart.note)
+        label_axes(axes, chart.labels)
         axes.set(xlim=chart.x_range, ylim=chart.y_range)
         if chart.x_is_whole:
             axes.locator_params(axis="x", integer=True)
@@ -129,15 +128,13 @@ def chart_picture(chart: Chart) -> np.ndarray:
     return draw_figure(WIDTH, HEIGHT + LEGEND_ROW * rows, draw)
 
 
-def label_axes(axes: Axes, labels: AxisLabels, note: str = "") -> None:
-    """Writes the labels and a ``note`` below the title, and applies the axes style that all figures share."""
+def label_axes(axes: Axes, labels: AxisLabels) -> None:
+    """Writes the labels, and applies the axes style that all figures share."""
     axes.set_xlabel(short_label(labels.x), fontsize=8)
     axes.set_ylabel(short_label(labels.y), fontsize=8)
     words = " ".join(map(short_label, labels.title.split()))
     title = textwrap.wrap(words, TITLE_CHARACTERS, max_lines=MAX_TITLE_ROWS, placeholder="…")
-    axes.set_title("\n".join(title), fontsize=9, pad=14 if note else 5)
-    if note:
-        axes.annotate(note, (0.5, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", ha="center", size=6)
+    axes.set_title("\n".join(title), fontsize=9, pad=5)
     axes.tick_params(labelsize=8, color=MARK_COLOR)
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)

@@ -105,29 +105,3 @@ def test_a_box_that_misses_its_label_is_not_a_missing_label():
     shifted.classes[:] = 1 - shifted.classes
     errors = find_label_errors(split, DetectionTable.concatenate([table, shifted]), GOOD)
     assert [error.kind for error in errors] == [MISSING_LABEL] * 2
-
-
-def test_an_unlabeled_object_is_listed_once_and_faint_detections_are_not():
-    split, table = without(17)
-    more = make_table(
-        image=[2, 3],
-        boxes=[table.boxes_xyxy_px[17] + 3, [500, 500, 600, 600]],
-        scores=[0.93, 0.5],
-        classes=[1 - table.classes[17], 0],
-    )
-    (error,) = find_label_errors(split, DetectionTable.concatenate([table, more]), GOOD)
-    assert error.suggestion.class_id == table.classes[17]
-
-
-def test_regions_that_all_classes_ignore_shift_no_label():
-    """Such a region is one of each class in the ground truth."""
-    image, boxes, classes, table = scene()
-    classes[17] = 1 - classes[17]
-    region = np.searchsorted(image, 2)
-    rows = np.insert(np.arange(len(image)), region, 0)
-    split = split_of(np.insert(image, region, 2), boxes[rows], classes[rows])
-    split.index.classes[region] = -1
-    split.index.crowd[region] = True
-    (error,) = find_label_errors(split, table.take(table.image_index != -1), GOOD)
-    assert (error.kind, error.images) == (WRONG_CLASS, ("2",))
-    np.testing.assert_allclose(error.boxes[0].xyxy_px, boxes[17], atol=1e-3)

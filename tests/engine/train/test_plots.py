@@ -20,7 +20,7 @@ from utils.drawing.page import Content
 @pytest.fixture
 def subject(tmp_path) -> Subject:
     """A page says little of a watched trainer, which has no data."""
-    return Subject("run", tmp_path, TrainConfig(), None, stride=32, train=None, validated=Mock(), split="val")
+    return Subject("run", tmp_path, TrainConfig(), stride=32, train=None, validated=Mock(), split="val")
 
 
 def test_the_report_stays_with_the_best_epoch(tmp_path, monkeypatch, subject):

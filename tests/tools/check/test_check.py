@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -27,8 +26,8 @@ from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
 from tools.check.content import check_content
 from tools.check.dataset_check import NO_OBJECTS, REFUSED, UNREADABLE_SPLIT, CheckResult, scan_splits
-from tools.check.duplicates import COPIES_ACROSS_SPLITS, DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT
-from tools.check.labels import DOUBLED, IMBALANCE, NOT_TRAINED, SIMILAR, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
+from tools.check.duplicates import DUPLICATES_ACROSS_SPLITS, DUPLICATES_WITHIN_SPLIT
+from tools.check.labels import DOUBLED, NOT_TRAINED, SIMILAR, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
 from utils.boxes import scale_boxes
 from utils.errors import UserError
 from utils.process.main import run_main
@@ -58,8 +57,7 @@ def issues_of(capsys: pytest.CaptureFixture, data: EditableSet, *argv: object) -
 def test_a_clean_set_has_no_issues_and_the_json_names_the_page(data, tmp_path, capsys):
     status, out = check(capsys, data.yaml)
     assert status == 0
-    assert out.splitlines()[-2:] == ["nothing to report", "report: runs/check/exp/report.html"]
-    assert (tmp_path / "runs/check/exp/report.html").stat().st_size > 10_000
+    assert out.splitlines()[-1] == "report: runs/check/exp/report.html"
     content = json.loads(check(capsys, data.yaml, "--json")[1])
     assert (content["issues"], content["report"]) == ([], "runs/check/exp2/report.html")
     assert json.loads(check(capsys, data.yaml, "--json", "--noplots")[1])["report"] is None
@@ -74,46 +72,33 @@ def test_doubled_boxes_and_boxes_of_two_classes(data, capsys):
     assert [issue["kind"] for issue in issues] == [DOUBLED.name, TWO_CLASSES.name, TWO_CLASSES.name]
     doubled = issues[0]
     assert (doubled["images"], doubled["where"]) == (["images/train/1.png"], "labels/train/1.txt:4")
-    assert [(b["line"], b["number"], b["class_name"]) for b in doubled["boxes"]] == [(1, 0, "cat"), (4, 2, "cat")]
+    assert [(box["where"], box["class_name"]) for box in doubled["boxes"]] == [
+        ("labels/train/1.txt:1", "cat"),
+        ("labels/train/1.txt:4", "cat"),
+    ]
     np.testing.assert_allclose(doubled["boxes"][0]["xyxy_px"], [24, 19.2, 72, 57.6])
-    assert {b["line"] for issue in issues[1:] for b in issue["boxes"]} == {1, 4, 5}
 
 
-def test_findings_of_the_scan(data, capsys):
+def test_findings_of_the_scan_and_what_training_refuses_with_its_line(data, capsys):
+    for name in ("val/0", "val/1"):
+        data.write(name, "")
+    (issue,) = issues_of(capsys, data)
+    assert (issue["kind"], issue["split"]) == (NO_OBJECTS.name, "val")
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n1 0.3 0.3 0.3 0.3\n")
     (data.root / "labels/train/1.txt").unlink()
-    data.image("val/0").write_bytes(b"not an image")
-    issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
-    assert set(issues) == {FITTED, NO_LABEL, BAD_IMAGE, REFUSED.name}
-    assert issues[REFUSED.name]["split"] == "val"
-    assert "1 of 2 images" in issues[REFUSED.name]["text"]
-    assert issues[FITTED]["where"] == "labels/train/0.txt:1"
-    np.testing.assert_allclose(issues[FITTED]["boxes"][0]["xyxy_px"], [128, 44.8, 176, 83.2])  # as labeled, of 160x128
-    assert issues[NO_LABEL]["images"] == ["images/train/1.png"]
-    assert issues[BAD_IMAGE]["split"] == "val"
-
-
-def test_what_training_refuses_is_an_issue_with_its_line(data, capsys):
     data.image("train/3").write_bytes(b"not an image")
     shutil.rmtree(data.root / "labels/val")
     issues = issues_of(capsys, data)
+    found = {issue["kind"]: issue for issue in issues}
+    assert found[FITTED]["where"] == "labels/train/0.txt:1"
+    np.testing.assert_allclose(found[FITTED]["boxes"][0]["xyxy_px"], [128, 44.8, 176, 83.2])  # as labeled, of 160x128
+    assert found[NO_LABEL]["images"] == ["images/train/1.png"]
+    assert found[BAD_IMAGE]["split"] == "train"
     for kind, split in ((REFUSED.name, "train"), (UNREADABLE_SPLIT.name, "val")):
         with pytest.raises(UserError) as trained:
             load_index(load_dataset_spec(data.yaml), split, IndexSettings(progress=False))
         assert [issue["split"] for issue in issues if issue["kind"] == kind] == [split]
         assert str(trained.value).partition("; report")[0] in [issue["text"] for issue in issues]
-    out = check(capsys, data.yaml)[1]
-    page = check_self_contained(Path(out.splitlines()[-1].removeprefix("report: ")).read_text(encoding="utf-8"))
-    assert REFUSED.name in {row[0] for table in page.tables.values() for row in table}
-
-
-def test_another_split_without_objects_is_an_issue(data, capsys):
-    for name in ("val/0", "val/1"):
-        data.write(name, "")
-    (issue,) = issues_of(capsys, data)
-    assert (issue["kind"], issue["split"]) == (NO_OBJECTS.name, "val")
-    assert issue["text"].startswith(f"{data.yaml}: 'val' ")
-    assert "warning: " not in check(capsys, data.yaml, "--noplots")[1]
 
 
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
@@ -122,7 +107,7 @@ def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
     assert {issue["kind"] for issue in issues_of(capsys, data, "--imgsz", 640)} == set()
     issues = issues_of(capsys, data, "--imgsz", 160)
     assert [issue["kind"] for issue in issues] == [TINY.name] * 6 + [SMALL_OBJECTS.name]
-    assert issues[0]["boxes"][0]["line"] == 3
+    assert issues[0]["where"].endswith(":3")
     assert "--imgsz 320" in issues[-1]["text"]  # twice the size: 16 px
 
 
@@ -141,38 +126,26 @@ def test_near_duplicates_within_and_across_splits(data, capsys):
 
 def test_copies_of_one_image_by_roboflow(data, capsys):
     """Copies are recognized by name, since they may be rotated or cropped."""
-    rng = np.random.default_rng(5)
-    image = smooth_image(rng, 96, 96)
+    image = smooth_image(np.random.default_rng(5), 96, 96)
     data.add("train/a_jpg.rf.0a1b", image)
-    data.add("train/a_jpg.rf.2c3d", cv2.convertScaleAbs(image, alpha=1, beta=9))
-    assert issues_of(capsys, data) == []  # within a split nobody has to do anything
+    data.add("train/a_jpg.rf.2c3d", cv2.convertScaleAbs(image, alpha=1, beta=9))  # which nobody has to delete
     data.add("val/a_jpg.rf.4e5f", np.rot90(image).copy())
     (issue,) = issues_of(capsys, data)
-    assert (issue["kind"], issue["splits"]) == (COPIES_ACROSS_SPLITS.name, ["train", "train", "val"])
+    assert (issue["kind"], issue["splits"]) == (DUPLICATES_ACROSS_SPLITS.name, ["train", "train", "val"])
 
 
-def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
+def test_classes_that_are_unused_untrained_or_misspelt(data, capsys):
     data.describe([*NAMES, "cow", "hen", "pig"])
     data.write("val/0", ROWS + "3 0.5 0.2 0.2 0.2\n")
     unused, not_trained = sorted(issues_of(capsys, data), key=lambda issue: issue["kind"] == NOT_TRAINED.name)
     assert (unused["kind"], not_trained["kind"]) == (UNUSED.name, NOT_TRAINED.name)
-    assert unused["text"] == "2 of 5 classes have no box in train, val: cow (2), pig (4)"
-    assert not_trained["text"].startswith("'hen': 0 boxes in 0 of 4 images of train")
+    assert "cow (2), pig (4)" in unused["text"]
+    assert "'hen'" in not_trained["text"]
     data.describe([*NAMES, "dogg"])
     data.write("val/0", "".join(f"1 0.{i} 0.3 0.1 0.1\n" for i in range(10, 70)))
     data.write("train/0", "2 0.3 0.3 0.3 0.3\n")
     similar = [issue["text"] for issue in issues_of(capsys, data) if issue["kind"] == SIMILAR.name]
     assert similar == ["'dogg' has 1 box, 'dog' 64"]
-    data.write("train/0", ROWS)
-    rng = np.random.default_rng(9)
-    data.describe(NAMES)
-    data.write("val/0", ROWS)
-    for i in range(30):
-        data.add(f"train/more{i}", smooth_image(rng, 96, 96), "0 0.3 0.3 0.3 0.3\n")
-        data.add(f"val/more{i}", smooth_image(rng, 96, 96))
-    (issue,) = issues_of(capsys, data)
-    assert issue["kind"] == IMBALANCE.name
-    assert "'dog': 4 boxes in 4 of 34 images of train, 32 in 32 of 32 of val" in issue["text"]
 
 
 def test_the_page_of_an_untrained_model_shows_the_other_issues_and_hostile_names_as_text(data, tmp_path, capsys):
@@ -197,9 +170,8 @@ def test_the_page_of_an_untrained_model_shows_the_other_issues_and_hostile_names
     assert "'><b onclick=x>" in page.sections["Images"]
     for shown in (text, page.sections["Summary"]):
         assert f"too weak to judge labels of {HOSTILE}" in shown
-    table = {row[0]: [row[1], row[4]] for row in page.tables["Issues by kind"][1:]}
-    assert table[DOUBLED.name] == ["1", "train: 1"]
-    assert table[FITTED] == ["2", "train: 2"]
+    table = {row[0]: row[1] for row in page.tables["Issues by kind"][1:]}
+    assert (table[DOUBLED.name], table[FITTED]) == ("1", "2")
     shown = [label.partition(" in ")[0] for label in photos_of(page)]
     assert sorted(shown) == sorted([DOUBLED.name, TWO_CLASSES.name, FITTED, FITTED])
     assert "This image cannot be read" in page.sections["Images"]
@@ -209,7 +181,7 @@ def test_the_page_of_an_untrained_model_shows_the_other_issues_and_hostile_names
 
 def test_corrections_are_rows_that_give_the_right_labels(data):
     """Applied to the label files, the suggested rows are read as the boxes that the model suggests."""
-    cat = LabelBox("cat", 0, (24.0, 19.2, 72.0, 57.6), 0, "labels/train/0.txt:1")
+    cat = LabelBox("cat", 0, (24.0, 19.2, 72.0, 57.6), "labels/train/0.txt:1")
     dog = LabelBox("dog", 1, (88.0, 70.4, 136.0, 108.8))
     other = LabelBox("dog", 1, cat.xyxy_px)
     image = ("images/train/0.png",)
