@@ -1,7 +1,7 @@
 """Validation: each rank runs the model on its shard of the images, and rank 0 scores all detections.
 
 If the batches do not depend on the number of ranks, neither does any bit of the result: boxes are sorted by image
-before they are scored, and loss sums by batch before they are added.
+before they are scored, and float64 adds the float32 losses of batches without rounding, in any order.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Evaluator:
         """Runs the model on this rank's batches. Returns arrays that can be concatenated over ranks, and the preview.
 
         The arrays are the columns of each selection of `Selected`, ``visited`` images, ``is_complete``, the seconds of
-        `PHASES`, and of each batch with a loss its first image and (2 + P,) total, normalizer and parts.
+        `PHASES`, and of each batch with a loss (2 + P,) total, normalizer and parts.
         """
         timer = PhaseTimer(self.ctx.device)
         channels_last = is_channels_last(model)
@@ -99,7 +99,6 @@ class Evaluator:
         preview: Preview | None = None
         tables: dict[str, list[DetectionTable]] = {name: [] for name in Selected._fields}
         visited = [np.zeros(0, np.int64)]
-        first_images: list[int] = []
         losses: list[Tensor] = []
         started = time.perf_counter()
         batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
@@ -122,14 +121,12 @@ class Evaluator:
                 tables[name].append(_to_table(detections, batch))
             visited.append(batch.indices.numpy())
             if self.criterion is not None:
-                first_images.append(int(batch.indices[0]))
                 losses.append(self._loss(self.criterion, raw, images, batch))
         seconds = timer.seconds() | {"wait": batches.pop_wait_time(), "total": time.perf_counter() - started}
         arrays = {
             "visited": np.concatenate(visited),
             "is_complete": np.array([is_complete]),
             "seconds": np.array([[seconds.get(name, 0.0) for name in PHASES]]),
-            "first_images": np.array(first_images, dtype=np.int64),
             "losses": np.zeros((0, 2 + (len(self.criterion.names) if self.criterion else 0))),
         }
         if losses:
@@ -165,8 +162,7 @@ class Evaluator:
         result = replace(scores.result, protocol=self.protocol)
         result.extras.update(self._times(arrays["seconds"]))
         if self.criterion is not None:
-            in_order = np.argsort(arrays["first_images"])  # an order that does not depend on the number of ranks
-            total, normalizer, *parts = arrays["losses"][in_order].sum(0).tolist()
+            total, normalizer, *parts = arrays["losses"].sum(0).tolist()
             sums = {"total": total, **dict(zip(self.criterion.names, parts))}
             result.extras.update({f"val/{name}": value / max(normalizer, 1.0) for name, value in sums.items()})
         return Evaluation(result, *scores[1:], for_ap, detected, preview)
