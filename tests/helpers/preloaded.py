@@ -3,7 +3,7 @@
 Importing torch takes two to three seconds, and our packages half a second. A server (`tests.helpers.preloaded_server`)
 imports them once and forks a process for each request of a client (`tests.helpers.preloaded_client`), including for the
 workers of pytest-xdist (tests/conftest.py). The client takes the arguments of ``python``, passes on its open files,
-working folder, environment, file size limit and signals, and ends as the forked process does. Tests get its path from
+working folder, environment and signals, and ends as the forked process does. Tests get its path from
 `python`; torchrun (through ``PYTHON_EXEC``) and multiprocessing start their processes with it.
 
 It is not for tests that check memory, imported modules or SIGSTOP, because the process id is the client's. All

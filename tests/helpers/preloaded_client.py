@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 
-ANSWERED_FLAGS = ("-c", "-m", "-u", "-B")  # a real interpreter gets all others
+ANSWERED_FLAGS = ("-c", "-m", "-u")  # a real interpreter gets all others
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -32,16 +31,11 @@ def send_job(server: socket.socket, argv: list[str]) -> None:
     """Sends the arguments, what a process inherits from its parent, and the open files, which are closed here."""
     descriptors = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != server.fileno()]
     descriptors = [number for number in descriptors if os.path.exists(f"/proc/self/fd/{number}")]  # not listdir's own
-    umask = os.umask(0)
-    os.umask(umask)
     job = {
         "argv": argv,
         "folder": os.getcwd(),
         "environment": dict(os.environ),
-        "group": os.getpgrp(),
-        "umask": umask,
         "client": os.getpid(),
-        "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
         "descriptors": descriptors,
     }
     content = json.dumps(job).encode()

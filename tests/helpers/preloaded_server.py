@@ -2,7 +2,8 @@
 
     python tests/helpers/preloaded_server.py SOCKET
 
-Each process that it forks becomes what a new interpreter with the client's arguments would be.
+For each client it forks a process that becomes what a new interpreter with the client's arguments would be, and one
+that waits for it.
 """
 
 from __future__ import annotations
@@ -17,17 +18,14 @@ import io
 import json
 import multiprocessing
 import os
-import resource
 import runpy
-import selectors
+import select
 import signal
 import socket
 import sys
 import tempfile
 import threading
-import time
 import types
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,91 +50,43 @@ _PRELOADED = (
 )
 
 
-@dataclass(frozen=True)
-class _Child:
-    """A forked process, and the client that waits for it."""
+def serve(listener: socket.socket) -> dict:
+    """Returns each client's job, in a process of its own. Ends with the session, which holds the other end of stdin."""
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            os._exit(0)
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return fork_job(client)
+        client.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
+                pass
 
-    pid: int
-    pidfd: int
-    client: socket.socket
 
-
-class _Server:
-    """Forks a process for each client's job. Ends with the session, which holds the other end of its stdin."""
-
-    def __init__(self, address: str) -> None:
-        self._children: dict[int, _Child] = {}  # by pidfd
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(address + "~")
-        self._listener.listen(64)
-        os.rename(address + "~", address)  # it is there only once it can be connected to
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(sys.stdin, selectors.EVENT_READ)
-
-    def wait_for_client(self) -> None:
-        self._selector.select()
-
-    def serve(self) -> dict:
-        """Serves clients. Returns only in forked processes, with the job that the client sent."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is sys.stdin:
-                    os._exit(0)
-                if key.fileobj is self._listener:
-                    job = self._accept()
-                    if job is not None:
-                        return job
-                elif key.data in self._children:  # else it was finished in this round
-                    child = self._children[key.data]
-                    if key.fileobj is child.client:  # the client was killed
-                        os.kill(child.pid, signal.SIGKILL)
-                    self._finish(child)
-
-    def _accept(self) -> dict | None:
-        """Forks a process for the next client. Returns its job in that process, and None in this one."""
-        client, _ = self._listener.accept()
-        received: list[int] = []  # copies of the client's open files
-        try:
-            size, received, _, _ = socket.recv_fds(client, 8, 250)
-            job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
-        except (ConnectionError, json.JSONDecodeError):  # the client was killed before it had sent all
-            for descriptor in (*received, client.detach()):
-                os.close(descriptor)
-            return None
-        pid = os.fork()
-        if pid == 0:
-            client.close()
-            self._close_all()
-            return job | {"received": received}
-        for descriptor in received:
-            os.close(descriptor)
-        with contextlib.suppress(BrokenPipeError):  # the client was killed: seen by `serve`
-            client.sendall(f"{pid}\n".encode())
-        child = _Child(pid, os.pidfd_open(pid), client)
-        self._children[child.pidfd] = child
-        self._selector.register(child.pidfd, selectors.EVENT_READ, child.pidfd)
-        self._selector.register(client, selectors.EVENT_READ, child.pidfd)
-        return None
-
-    def _finish(self, child: _Child) -> None:
-        """Waits for a process to end, and sends its status to the client."""
-        _, status = os.waitpid(child.pid, 0)
-        with contextlib.suppress(BrokenPipeError):
-            child.client.sendall(f"{status}\n".encode())
-        self._selector.unregister(child.pidfd)
-        self._selector.unregister(child.client)
-        child.client.close()
-        os.close(child.pidfd)
-        del self._children[child.pidfd]
-
-    def _close_all(self) -> None:
-        """Closes the files that a forked process must not keep."""
-        for child in self._children.values():
-            child.client.close()
-            os.close(child.pidfd)
-        self._listener.close()
-        self._selector.close()
+def fork_job(client: socket.socket) -> dict:
+    """Returns the client's job in another process. In this one, sends the client that process's id, and its status when
+    it ends."""
+    try:
+        size, received, _, _ = socket.recv_fds(client, 8, 250)  # copies of the client's open files
+        job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+    except (ConnectionError, json.JSONDecodeError):  # the client was killed before it had sent all
+        os._exit(0)
+    pid = os.fork()
+    if pid == 0:
+        client.close()
+        return job | {"received": received}
+    for descriptor in received:
+        os.close(descriptor)
+    with contextlib.suppress(BrokenPipeError):
+        client.sendall(f"{pid}\n".encode())
+        ready, _, _ = select.select([client, os.pidfd_open(pid)], [], [])
+        if client in ready:  # it was killed
+            os.kill(pid, signal.SIGKILL)
+        client.sendall(f"{os.waitpid(pid, 0)[1]}\n".encode())
+    os._exit(0)
 
 
 def import_packages() -> None:
@@ -159,20 +109,13 @@ def become(job: dict) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if number not in job["descriptors"]:
             setattr(sys, name, None)
-    try:
-        os.setpgid(0, job["group"])
-    except OSError:  # the group of a client that leads another session
-        os.setsid()
+    os.setsid()
     take_parent_of(job["client"])
-    os.umask(job["umask"])
-    resource.setrlimit(resource.RLIMIT_FSIZE, job["file_size"])
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ |= job["environment"]
-    time.tzset()
     tempfile.tempdir = None
     multiprocessing.set_executable(os.environ.get("LOCKSTEP_TEST_PYTHON", sys.executable))
-    sys.orig_argv = [sys.executable, *job["argv"]]
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads:
         import torch
@@ -197,9 +140,6 @@ def take_parent_of(client: int) -> None:
 
 def run(argv: list[str]) -> None:
     """Runs a script, ``-m`` a module or ``-c`` a program, as ``python`` does."""
-    if "-B" in argv[:2]:  # multiprocessing passes it on
-        sys.dont_write_bytecode = True
-        argv.remove("-B")
     if argv[0] == "-u":
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -271,20 +211,21 @@ def end(error: BaseException | None) -> None:
     os._exit(status & 0xFF)
 
 
-if __name__ == "__main__":
-    server = _Server(sys.argv[1])
-    server.wait_for_client()  # a session that starts no process imports nothing
-    import_error = None
-    try:
-        import_packages()
-    except Exception as error:  # shown by each client, and so by the tests that fail
-        import_error = error
-    job = server.serve()
+def main(address: str) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address + "~")
+    listener.listen(64)
+    os.rename(address + "~", address)  # it is there only once it can be connected to
+    select.select([listener, sys.stdin], [], [])  # a session that starts no process imports nothing
+    import_packages()
+    job = serve(listener)
     become(job)
     try:
-        if import_error is not None:
-            raise import_error
         run(job["argv"])
     except BaseException as error:
         end(error)
     end(None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
