@@ -10,73 +10,21 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from benchmarks.same_bits import leaves
-from launch import ray_train
 from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
-from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import write_dataset, write_model
 from utils.files.torch_file import read_checkpoint
 
 SCRIPT = "launch/ray_train.py"
-HAS_RAY = importlib.util.find_spec("ray") is not None
 FLAGS = "--data demo --model yolov8n --imgsz 64 --epochs 4 --fraction 0.05 --batch-size 8 --device cpu --threads 1"
 FLAGS = [*FLAGS.split(), "--workers", "0", "--noplots", "--optimizer", "SGD"]
-needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
-class Context:
-    """The only worker of a job, as `ray.train.get_context` describes it."""
-
-    def get_world_rank(self) -> int:
-        return 0
-
-    def get_world_size(self) -> int:
-        return 1
-
-    get_local_rank = get_node_rank = get_world_rank
-    get_local_world_size = get_world_size
-
-
-@pytest.mark.usefixtures("preloaded")
-def test_a_worker_trains_resumes_and_reports_its_epochs(tmp_path, monkeypatch):
-    """A refusal is returned, for which Ray does not try again; a process that is killed raises."""
-    reported: list[int] = []
-    ray = ModuleType("ray")
-    ray.train = ModuleType("ray.train")
-    ray.util = ModuleType("ray.util")
-    ray.util.get_node_ip_address = lambda: "127.0.0.1"
-    ray.train.get_context = Context
-    ray.train.report = lambda row: reported.append(int(row["epoch"]))
-    ray.train.collective = ModuleType("ray.train.collective")
-    ray.train.collective.broadcast_from_rank_zero = lambda value: value
-    for name, module in {"ray": ray, "ray.train": ray.train, "ray.train.collective": ray.train.collective}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(ray_train, "POLL_S", 0.1)
-    data = write_dataset(tmp_path / "set", train=4, val=2)
-    flags = ["--data", str(data), "--model", str(write_model(tmp_path / "tiny.yaml")), *SMALL]
-    flags += ["--cache-dir", str(tmp_path), "--project", str(tmp_path), "--resume", "auto"]
-
-    def run(*more: str) -> str:
-        return ray_train.run_worker([*flags, *more], str(tmp_path), tmp_path / "exp")
-
-    assert run("--epochs", "2") == ""
-    assert reported == [1, 2]
-    assert run("--epochs", "3") == ""
-    assert reported == [1, 2, 3]
-    (tmp_path / "exp" / "last.pt").write_bytes(b"x" * 100)
-    assert "last.pt" in run("--epochs", "4")
-    monkeypatch.setattr(ray_train, "command_prefix", lambda _: ["sh", "-c", "kill -9 $$"])
-    with pytest.raises(RuntimeError, match="process 0: killed by SIGKILL"):
-        run()
-
-
-@needs_ray
 def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "train.py"]
     subprocess.run([*torchrun, *FLAGS, "--project", str(tmp_path / "torchrun")], cwd=ROOT, check=True)
@@ -93,7 +41,6 @@ def test_a_killed_process_resumes_and_the_bits_are_those_of_torchrun(tmp_path):
     same_tensors(*(tmp_path / name / "exp" / "last.pt" for name in ("ray", "torchrun")))
 
 
-@needs_ray
 def test_ctrl_c_saves_the_state_though_ray_ends_its_workers_at_once(tmp_path):
     command = [sys.executable, SCRIPT, "--", *FLAGS, "--epochs", "1000", "--project", str(tmp_path)]
     folder = tmp_path / "exp"

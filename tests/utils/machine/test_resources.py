@@ -10,45 +10,46 @@ import pytest
 
 from utils.machine.resources import available_cores, available_memory
 
+MEMINFO = "MemTotal:       9000 kB\nMemFree:         100 kB\nMemAvailable:    5000 kB\n"
+V1_UNLIMITED = "9223372036854771712"
+
 
 @pytest.fixture(autouse=True)
 def _sixteen_cores(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
 
-def files(root: Path, **texts: str) -> Path:
-    """Writes the named files below ``root``; in the names, __ stands for / and _dot_ for a dot."""
-    for name, text in texts.items():
-        path = root / name.replace("__", "/").replace("_dot_", ".")
+def system(root: Path, cgroup: str, groups: dict[str, dict[str, str]]) -> Path:
+    """Writes the files of control groups below ``root``. ``cgroup``: that of /proc/self."""
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup}
+    files |= {
+        f"sys/fs/cgroup/{group}/{name}": text for group, content in groups.items() for name, text in content.items()
+    }
+    for name, text in files.items():
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
 
 
+def quota_v1(quota: int) -> dict[str, str]:
+    return {"cpu.cfs_quota_us": f"{quota}\n", "cpu.cfs_period_us": "100000\n"}
+
+
 @pytest.mark.parametrize(
-    ("cgroup", "texts", "expected"),
+    ("cgroup", "groups", "expected"),
     [
         ("0::/\n", {}, 16),
-        ("0::/\n", {"cpu_dot_max": "250000 100000\n"}, 2),  # docker --cpus 2.5
-        ("0::/\n", {"cpu_dot_max": "50000 100000\n"}, 1),
-        ("0::/job/step\n", {"job__cpu_dot_max": "600000 100000\n", "job__step__cpu_dot_max": "max 100000\n"}, 6),
+        ("0::/\n", {"": {"cpu.max": "250000 100000\n"}}, 2),  # docker --cpus 2.5
+        ("0::/\n", {"": {"cpu.max": "50000 100000\n"}}, 1),
+        ("0::/job/step\n", {"job": {"cpu.max": "600000 100000\n"}, "job/step": {"cpu.max": "max 100000\n"}}, 6),
         # Version 1, alone and in a container, which sees its own group as the root.
-        (
-            "4:cpu,cpuacct:/job\n",
-            {"cpu__job__cpu_dot_cfs_quota_us": "300000\n", "cpu__job__cpu_dot_cfs_period_us": "100000\n"},
-            3,
-        ),
-        (
-            "4:cpu,cpuacct:/job\n0::/\n",
-            {"cpu__cpu_dot_cfs_quota_us": "-1\n", "cpu__cpu_dot_cfs_period_us": "100000\n"},
-            16,
-        ),
+        ("4:cpu,cpuacct:/job\n", {"cpu/job": quota_v1(300000)}, 3),
+        ("4:cpu,cpuacct:/job\n0::/\n", {"cpu": quota_v1(-1)}, 16),
     ],
 )
-def test_quotas_of_control_groups_limit_the_cores(tmp_path, cgroup, texts, expected):
-    files(tmp_path, proc__self__cgroup=cgroup)
-    files(tmp_path / "sys/fs/cgroup", **texts)
-    assert available_cores(tmp_path) == expected
+def test_quotas_of_control_groups_limit_the_cores(tmp_path, cgroup, groups, expected):
+    assert available_cores(system(tmp_path, cgroup, groups)) == expected
 
 
 def test_without_control_groups_the_affinity_or_all_cores_count(tmp_path, monkeypatch):
@@ -56,10 +57,6 @@ def test_without_control_groups_the_affinity_or_all_cores_count(tmp_path, monkey
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert available_cores(tmp_path) == 3
-
-
-MEMINFO = "MemTotal:       9000 kB\nMemFree:         100 kB\nMemAvailable:    5000 kB\n"
-V1_UNLIMITED = "9223372036854771712"
 
 
 def limited(limit: str, used: int, reclaimable: int = 0) -> dict[str, str]:
@@ -86,11 +83,4 @@ def limited_v1(limit: str, used: int, reclaimable: int = 0) -> dict[str, str]:
     ],
 )
 def test_the_least_that_the_system_and_any_control_group_leave_is_available(tmp_path, cgroup, groups, expected):
-    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup}
-    for group, content in groups.items():
-        files |= {f"sys/fs/cgroup/{group}/{name}": text for name, text in content.items()}
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert available_memory(tmp_path) == expected
+    assert available_memory(system(tmp_path, cgroup, groups)) == expected

@@ -65,16 +65,6 @@ def test_a_single_process_may_have_variables_that_a_cluster_exports_to_all(monke
     assert read_launch(environment_of_child()) is None
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_command_joins_no_launcher_that_has_started_one_process(monkeypatch, world_size):
-    variables = torchrun_variables(0, world_size, 29500)
-    variables |= {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    passed_on = {*variables} & {*environment_of_child()}
-    assert passed_on == (set() if world_size == 1 else {*variables})
-
-
 def test_a_program_for_one_process_is_refused_once_under_a_launcher(capsys, monkeypatch):
     """Its settings are known to be valid then, but no file has been opened."""
     monkeypatch.setattr("utils.process.main.PEER_GRACE_S", 0.0)

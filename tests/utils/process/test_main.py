@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.repository import ROOT
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError
@@ -38,6 +39,12 @@ def failing(error: BaseException) -> Callable:
         (OSError(errno.EIO, "Input/output error", "set/a.png"), 2, "set/a.png: input/output error;"),
         (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "a/b: read-only file system;"),
         (MemoryError(), 2, "not enough memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB."), 2, "not enough memory on the GPU"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "not enough memory on this machine"),
+        (RuntimeError("CUDA error: no kernel image is available"), 2, "torch or torchvision has no kernels"),
+        (RuntimeError("received 0 items of ancdata"), 2, "too many open files; raise the limit"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 2, "no more processes can be started"),
+        (ModuleNotFoundError("No module named 'cv4'", name="cv4"), 2, "the package cv4 is not installed; pip install"),
     ],
 )
 def test_an_error_has_its_exit_code_and_one_line(error, code, line, capsys, monkeypatch, result_file):
@@ -54,13 +61,16 @@ def test_an_error_has_its_exit_code_and_one_line(error, code, line, capsys, monk
         assert (f"{told}\n" if is_child and line else printed.removeprefix("error: "))[: len(line)] == line
 
 
-def test_a_bug_has_a_traceback(capsys, monkeypatch, result_file):
+@pytest.mark.parametrize(
+    "error", [LookupError("no such\nkey"), ModuleNotFoundError("no such\nmodule", name="engine.stepp")]
+)
+def test_a_bug_has_a_traceback(error, capsys, monkeypatch, result_file):
     monkeypatch.setenv("LOCKSTEP_RESULT", str(result_file))
     with pytest.raises(SystemExit) as stop:
-        run_main(failing(LookupError("no such\nkey")))
+        run_main(failing(error))
     assert stop.value.code == 1
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
-    assert read_result(result_file) == {"error": "LookupError: no such"}
+    assert read_result(result_file)["error"].startswith(f"{type(error).__name__}: ")
 
 
 MISSPELLED = """
