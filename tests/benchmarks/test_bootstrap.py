@@ -6,6 +6,8 @@ import pytest
 from benchmarks.accuracy.bootstrap import draw_images, resampled_ap
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 
+pytestmark = pytest.mark.benchmarks
+
 
 def repeated(gt, table, times):
     """Returns the data set that holds image i ``times[i]`` times, the copies next to each other."""
