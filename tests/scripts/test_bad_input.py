@@ -46,6 +46,7 @@ def test_a_training_needs_a_data_set(tmp_path, capsys, main, argv, line):
         (["--set", "box=.inf"], "--set: box: must be a finite number"),
         (["--batch_sise", "4"], "did you mean '--batch-size'"),
         (["--model", "yolov9z"], "yolov9z"),
+        (["--fitness", "AP:drak"], "did you mean 'dark'?"),
         (["--imgsz", "65"], "use 64 or 96"),
         (["--device", "0,1"], "no CUDA GPU is available here; use --device cpu"),
     ],

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.kernel_count import KernelCount
-from utils.batches import Batch, Targets, to_float
+from utils.batches import Targets, to_float
 
 
 def test_targets_are_the_labels_by_image_without_the_regions():
@@ -22,20 +22,6 @@ def test_targets_are_the_labels_by_image_without_the_regions():
         assert (share.counts, torch.equal(share.rows, alone.rows)) == (alone.counts, True)
         np.testing.assert_array_equal(share.on_host, alone.rows)
         np.testing.assert_array_equal(share.ignore, alone.ignore)
-
-
-def test_moving_a_batch_moves_what_the_model_and_the_loss_take():
-    batch = Batch(
-        images=torch.zeros(1, 3, 4, 4, dtype=torch.uint8),
-        targets=Targets.from_labels([np.float32([[1, 0.5, 0.5, 0.2, 0.2]])]),
-        indices=torch.zeros(1, dtype=torch.long),
-        original_hw=torch.zeros(1, 2, dtype=torch.int32),
-        letterbox=torch.zeros(1, 4),
-    )
-    moved = batch.to(torch.device("meta"))
-    assert {t.device.type for t in (moved.images, moved.targets.rows)} == {"meta"}
-    assert {t.device.type for t in (moved.indices, moved.original_hw, moved.letterbox)} == {"cpu"}
-    np.testing.assert_array_equal(moved.targets.on_host, batch.targets.rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import train
 from engine.evaluation.fitness import Fitness
 from engine.evaluation.metrics import score_detections
 from tests.helpers.messages import refused
 from tests.helpers.scoring import coco_evaluate, random_case
-from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_model
 
 NAMES = ("RBC", "WBC", "a:b", "AP50")
 
@@ -53,10 +50,3 @@ def test_the_fitness_of_a_class_is_that_of_pycocotools():
     assert np.isnan(Fitness.parse(names[-1], names).score_of(result))
     with refused("--fitness AP:c3: the validation images have no object of this class to score"):
         Fitness.parse(names[-1], names).check_objects(gt)
-
-
-def test_an_unknown_class_leaves_no_folder(tmp_path, capsys):
-    data = write_dataset(tmp_path / "set", train=4, val=2)
-    given = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), *SMALL, "--project", tmp_path / "runs"]
-    assert "did you mean 'dark'?" in error_of(capsys, train.main, *given, "--fitness", "AP:drak")
-    assert not (tmp_path / "runs").exists()

@@ -16,7 +16,7 @@ from data.load import load_index
 from data.read_spec import load_dataset_spec
 from engine.export.formats import Session
 from engine.export.graphs import ModelGraphs
-from engine.export.images import calibration_batches, letterboxed, open_samples
+from engine.export.images import open_samples
 from engine.export.metadata import ExportMetadata
 from engine.export.parity import FLOAT16, FLOAT32, INT8, Reference, Tolerance
 from engine.inference.model import CheckpointModel, ExportedModel, InferenceModel
@@ -104,27 +104,6 @@ def test_an_intact_export_passes_within_the_tolerance_of_its_precision(intact_ex
     assert problems_of(intact_export, "none") == []
     assert problems_of(intact_export, "none", half=True)
     assert problems_of(intact_export, "none", FLOAT16, half=True) == []
-
-
-def test_check_images_and_labels_belong_together(tmp_path: Path):
-    index = open_val(write_dataset(tmp_path / "set", val=9), tmp_path)
-    every = index.ground_truth()
-    reader = open_samples(index, count=4, imgsz=96, tile=0)
-    chosen = [0, 3, 5, 8]
-    assert [reader.sample_index.path(i) for i in range(4)] == [index.path(i) for i in chosen]
-    truth = reader.sample_index.ground_truth()
-    for number, i in enumerate(chosen):
-        own, whole = (slice(*gt.offsets[n : n + 2]) for gt, n in ((truth, number), (every, i)))
-        np.testing.assert_array_equal(truth.boxes_xywh_px[own], every.boxes_xywh_px[whole])
-    canvas = options(imgsz_hw=(64, 96), batch=2)
-    (batch,) = letterboxed(reader, canvas, 32, 8)
-    assert batch.images.shape == (4, 3, 64, 96)
-    assert batch.indices.tolist() == [0, 1, 2, 3]
-    assert batch.letterbox[0].tolist() == [1, 1, 16, 0]  # 64 x 64 pixels in the middle
-    calibration = list(calibration_batches(open_samples(index, count=5, imgsz=96, tile=0), canvas, 32))
-    assert [c.shape for c in calibration] == [(2, 3, 64, 96)] * 2  # whole batches
-    assert calibration[0].dtype == np.float32
-    assert 0.5 < calibration[0].max() <= 1
 
 
 class Oracle(InferenceModel):

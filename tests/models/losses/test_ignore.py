@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.losses.ignored_cells import ignored_cells
 from tests.helpers.tiny import as_targets
 from tests.models.losses.cases import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 
@@ -27,23 +26,6 @@ def inside(region: np.ndarray, stride: int) -> np.ndarray:
             x, y = (column + 0.5) * stride, (row + 0.5) * stride
             found[row, column] = abs(x - cx) <= w / 2 and abs(y - cy) <= h / 2
     return found
-
-
-def test_cells_are_those_of_a_loop():
-    raw = raw_maps("anchor_free", 2)
-    images, found = ignored_cells(REGIONS, raw, STRIDES, CLASSES)
-    expected = np.zeros((2, found.shape[1], CLASSES), bool)
-    for region in REGIONS:
-        cells = np.concatenate([inside(region, stride).ravel() for stride in STRIDES])
-        image = int(region[0])
-        kind = int(region[1])
-        for c in range(CLASSES) if kind < 0 else [kind]:
-            expected[image, :, c] |= cells
-    np.testing.assert_array_equal(found, expected)
-    assert images.tolist() == [0, 1]
-    images, found = ignored_cells(REGIONS[2:], raw, STRIDES, CLASSES)  # those of the second image alone
-    assert images.tolist() == [1]
-    np.testing.assert_array_equal(found, expected[1:])
 
 
 def background(kind: str, raw: torch.Tensor) -> list[tuple[int, torch.Tensor, slice]]:

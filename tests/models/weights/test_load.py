@@ -21,7 +21,7 @@ from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import Touch, zip_around
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
-from tests.helpers.tiny import TINY_MODEL, write_detector
+from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_detector
 from utils.boxes import xyxy_to_cxcywh
 
 # Public checkpoints
@@ -84,7 +84,7 @@ def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
 
 
 def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
-    detector, ema = (build_detector("yolo11n", 2, names=["x", "y"], seed=s) for s in (1, 2))
+    detector, ema = (build_detector(TINY_MODEL, 2, names=["x", "y"], seed=s) for s in (1, 2))
     both = {"model": detector.state_dict(), "ema": ema.half().state_dict()}
     loaded, content = load_detector(write_detector(tmp_path / "own.pt", detector, **both, epoch=4))
     assert (content["epoch"], loaded.names, loaded.spec) == (4, ("x", "y"), detector.spec)
@@ -100,12 +100,12 @@ def test_own_checkpoint_round_trip_prefers_the_ema(tmp_path: Path) -> None:
 # Transfer
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolov8n"])
-def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
-    source = build_detector(name, 3, names=["cat", "Dog", "emu"], seed=1)
+@pytest.mark.parametrize(("spec", "groups", "before"), [(TINY_ANCHOR_MODEL, 3, 5), (TINY_MODEL, 1, 0)])
+def test_transfer_maps_class_rows_by_name(tmp_path: Path, spec: dict, groups: int, before: int) -> None:
+    source = build_detector(spec, 3, names=["cat", "Dog", "emu"], seed=1)
     path = write_detector(tmp_path / "own.pt", source)
-    target = build_detector(name, 2, names=["dog ", "fox"], seed=2)
-    fresh = build_detector(name, 2, names=["dog ", "fox"], seed=2).state_dict()
+    target = build_detector(spec, 2, names=["dog ", "fox"], seed=2)
+    fresh = build_detector(spec, 2, names=["dog ", "fox"], seed=2).state_dict()
     report = transfer_weights(target, path)
     assert report.classes == ("dog ",)
     assert len(report.new_rows) == 6
@@ -116,7 +116,6 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
     for key in report.taken:
         assert torch.equal(new[key], old[key])
     for key in report.new_rows:
-        groups, before = (3, 5) if name == "yolov5n" else (1, 0)
         ours, was, theirs = (t.view(groups, before + n, -1) for t, n in ((new[key], 2), (fresh[key], 2), (old[key], 3)))
         assert torch.equal(ours[:, :before], theirs[:, :before])
         assert torch.equal(ours[:, before], theirs[:, before + 1])
@@ -126,12 +125,12 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
         assert report.new_rows[key] == tuple(is_new.flatten().nonzero().flatten().tolist())
 
 
-@pytest.mark.parametrize("name", ["yolov5n", "yolo26n"])
-def test_a_new_class_scores_as_the_similar_one_whose_rows_it_gets(tmp_path: Path, name: str) -> None:
-    source = build_detector(name, 4, names=["cat", "dog", "emu", "bus"], seed=1).eval()
+@pytest.mark.parametrize("spec", [TINY_ANCHOR_MODEL, TINY_MODEL | {"end2end": True}])
+def test_a_new_class_scores_as_the_similar_one_whose_rows_it_gets(tmp_path: Path, spec: dict) -> None:
+    source = build_detector(spec, 4, names=["cat", "dog", "emu", "bus"], seed=1).eval()
     path = write_detector(tmp_path / "own.pt", source)
-    target = build_detector(name, 3, names=["fox", "dog", "car"], seed=2).eval()
-    by_name = transfer_weights(build_detector(name, 3, names=["fox", "dog", "car"]), path)
+    target = build_detector(spec, 3, names=["fox", "dog", "car"], seed=2).eval()
+    by_name = transfer_weights(build_detector(spec, 3, names=["fox", "dog", "car"]), path)
     report = transfer_weights(target, path, similar={0: 2, 1: 0, 2: 3})
     assert report.similar == (("fox", "emu"), ("car", "bus"))
     assert report.new_rows == by_name.new_rows  # they are no less new to the optimizer

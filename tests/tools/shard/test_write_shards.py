@@ -126,17 +126,6 @@ def test_labels_of_splits_that_are_not_written_are_not_lost(tmp_path: Path):
         assert (len(index), index.report.lost_images, index.report.lost_objects) == (count, 0, 0)
 
 
-def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device", "x.tar")
-
-    monkeypatch.setattr("tools.shard.write_shards.write_arrays", fail)
-    settings = IndexSettings(cache_dir=str(tmp_path / "cache"))
-    with refused("x.tar: no space left on device"):
-        write_set(load_dataset_spec(source), tmp_path / "new" / "out", 10**9, settings)
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_changed_or_missing_image_is_one_line(source: Path, tmp_path: Path):
     tar = written(source, tmp_path / "out") / "train-00000.tar"
     path = index_of(tmp_path / "out").path(0)

@@ -21,15 +21,6 @@ def own(tmp_path) -> Path:
     return write_weights(tmp_path / "own.pt", ["light", "dark"], seed=3)
 
 
-def test_a_named_file_in_the_cache_needs_no_network(own, tmp_path, capsys):
-    """Named as in the catalog and found where a download would have stored it."""
-    folder = tmp_path / "cache" / "lockstep" / "weights"
-    folder.mkdir(parents=True)
-    (folder / "yolo26n.pt").write_bytes(own.read_bytes())
-    run_main(weights_command.main, ["yolo26n", str(tmp_path / "new.pt"), "--offline"])
-    assert "2 classes" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_converting_keeps_the_detector(own, tmp_path, capsys, suffix):
     data = write_dataset(tmp_path / "set", train=8, val=3)

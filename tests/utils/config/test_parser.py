@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ from tests.helpers.messages import refused
 from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS, Command
 from utils.config.flags import flag_name, words_of_settings
-from utils.config.parser import build_parser, parse_command, parse_config, settings_of_child
+from utils.config.parser import parse_command, parse_config, settings_of_child
 from utils.config.settings import (
     FIRST_SETTINGS,
     ON_RESUME,
@@ -28,7 +27,7 @@ from utils.config.settings import (
     ValConfig,
     changed_settings,
 )
-from utils.config.tool_settings import ConvertConfig, SearchConfig
+from utils.config.tool_settings import SearchConfig
 from utils.errors import UserError
 from utils.logger import configure_logging
 from utils.schema import build
@@ -102,11 +101,6 @@ def test_all_mistakes_of_a_command_line_are_named_at_once():
     assert len(error.value.parts) == 5
 
 
-def test_words_after_the_end_of_flags_are_taken_as_they_are():
-    config = parse_config(ConvertConfig, ["--max-bad", "0.5", "--", "--my_folder", "--max-bad"])
-    assert (config.source, config.out, config.max_bad) == ("--my_folder", "--max-bad", 0.5)
-
-
 def test_flags_that_are_left_out_are_named_once_there_is_a_log(capsys):
     for _ in range(2):
         parse_config(TrainConfig, ["--local-rank=0"])
@@ -162,12 +156,6 @@ def test_tables_of_settings_name_settings():
     named = [*PATHS, *(name for names in ON_RESUME.values() for name in names)]
     assert trained >= {*named}
     assert sum(map(len, ON_RESUME.values())) == len(set().union(*ON_RESUME.values()))
-
-
-def test_the_help_of_train_shows_what_the_first_months_need():
-    flags = set(re.findall(r"^  (--[a-z-]+)", build_parser(TrainConfig).format_help(), re.M))
-    assert {"--data", "--weights", "--epochs", "--batch-size", "--imgsz", "--resume", "--help-all"} <= flags
-    assert len(flags) < 26
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

@@ -18,18 +18,13 @@ from utils.config.yaml_files import load_yaml
     ("text", "message"),
     [
         ("mosaik: 1", ": unknown key 'mosaik' (did you mean 'mosaic'?)"),
-        ("mosaic: 2", ": mosaic: must be at most 1, got 2"),
-        ("close_mosaic: 1.5", ": close_mosaic: must be a whole number or null, got 1.5"),
-        ("[1]", ": must be 'key: value' lines, got list"),
         ("label_smoothing: 0.1", ": 'label_smoothing': is a flag, not a hyper-parameter; give it as --label-smoothing"),
         ("a: [1\n", ":2: ..."),
-        ("a: 1\nb: : 2\n", ":2: ..."),
         ("a: 1\nb: 2\na: 3\n", ":3: ..."),
         ("1: a\n01: b\n", ":2: ..."),
         ("base: &a {x: 1}\nlr0: {<<: *a}\n", ":2: ..."),
         ("lr0: 1\nlrf: 2020-13-45\n", ":2: ..."),
         ("a: " + "[" * 100_000, "...nesting depth"),
-        ("- " * 2000 + "1", "...nesting depth"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_place(tmp_path, text, message):

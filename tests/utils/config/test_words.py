@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.__main__ import main
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_command, parse_config
 from utils.config.settings import HYPERPARAMETERS, DetectConfig, ExportConfig, TrainConfig, ValConfig
@@ -97,10 +96,3 @@ def test_every_word_of_the_tables_means_a_setting():
         assert {answer.name for answer in words.values() if not isinstance(answer, str)} <= fields[command]
     for command, words in ALIASES.items():
         assert {*words.values()} <= fields[command]
-
-
-@pytest.mark.parametrize("name", ["predict", "trian"])
-def test_an_unknown_command_is_one_line(name, capsys):
-    with pytest.raises(SystemExit):
-        main([name])
-    assert capsys.readouterr().err.count("\n") == 1

@@ -8,7 +8,7 @@ from utils.files.safe_io import read_text
 from utils.files.xml_files import parse_xml
 
 
-@pytest.mark.parametrize("encoding", ["gbk", "big5", "latin-1", "utf-16"])
+@pytest.mark.parametrize("encoding", ["gbk", "latin-1", "utf-16"])
 def test_text_in_another_encoding_is_refused_with_its_first_byte(encoding, tmp_path):
     """The encoding is not guessed: many bytes are text in several."""
     data = "a: \u00d7".encode(encoding)
@@ -22,15 +22,7 @@ def test_text_in_another_encoding_is_refused_with_its_first_byte(encoding, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("encoding", "word"),
-    [
-        ("GB2312", "行人"),
-        ("Big5", "行人"),
-        ("Shift_JIS", "ねこ"),
-        ("EUC-KR", "車"),
-        ("UTF-16", "行人"),
-        ("ISO-8859-1", "café"),
-    ],
+    ("encoding", "word"), [("GB2312", "行人"), ("Shift_JIS", "ねこ"), ("UTF-16", "行人"), ("ISO-8859-1", "café")]
 )
 def test_xml_is_read_in_the_encoding_that_it_declares(encoding, word):
     text = f'<?xml version="1.0" encoding="{encoding}"?>\n<a>\n<b c="{word}">{word}</b></a>'

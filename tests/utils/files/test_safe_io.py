@@ -42,6 +42,8 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
         first, second = csv.reader(file)
     assert first == [f"'{text}" for text in formulas]
     assert second == ["" if cell is None else str(cell) for cell in plain]
+    ResultsTable.of([{"epoch": 1, "=1+1": 2.0}]).write(tmp_path / "results.csv")  # columns of a checkpoint of others
+    assert (tmp_path / "results.csv").read_text() == "epoch,'=1+1\n1,2\n"
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
