@@ -21,14 +21,15 @@ from engine.inference.model import open_model
 from models.detector import build_detector
 from models.weights.load import load_detector
 from tests.helpers.exports import calibrated_detector
+from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_detector, write_model
 from utils.config.settings import Hyperparameters
 
-SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "0", "--amp", "off", "--noplots"]
+CENTER = TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
 
 
 def test_a_model_with_the_head_learns():
-    model = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2)
+    model = build_detector(CENTER, 2)
     batch = make_batch(4)
     criterion = model.head.build_loss(Hyperparameters())
     images = batch.images.float() / 255
@@ -49,14 +50,14 @@ def test_a_model_with_the_head_learns():
 
 
 def test_each_object_has_one_cell():
-    model = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2)
+    model = build_detector(CENTER, 2)
     batch = make_batch(4)
     output = model.head.build_loss(Hyperparameters())(model(batch.images / 255), batch.targets)
     assert 1 <= output.normalizer <= len(batch.targets.rows)
 
 
 def test_ignored_cells_without_object_have_no_class_loss():
-    model = build_detector(TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}, 2)
+    model = build_detector(CENTER, 2)
     batch = make_batch(4)
     raw = [level.detach().requires_grad_() for level in model(batch.images / 255)]
     everything = np.array([[1, -1, 0.5, 0.5, 1, 1]], np.float32)  # the whole second image, all classes
@@ -107,8 +108,7 @@ def test_erasing_fills_a_rectangle_with_gray(dtype, gray):
 @pytest.mark.slow
 def test_a_training_with_everything(tmp_path: Path):
     data = write_dataset(tmp_path / "set", train=8, val=4)
-    spec = TINY_MODEL | {"head": [[[2, 3, 4], 1, "CenterDetect", ["nc", 16]]]}
-    model = write_model(tmp_path / "center.yaml", spec)
+    model = write_model(tmp_path / "center.yaml", CENTER)
     given = ["--data", data, "--model", model, "--epochs", "2", "--set", "erasing=0.5"]
     train.main([*map(str, given), *SMALL, "--project", str(tmp_path)])
     assert "metrics/f1_25" in (tmp_path / "exp" / "results.csv").read_text().splitlines()[0].split(",")

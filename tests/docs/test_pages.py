@@ -22,8 +22,8 @@ from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers import settings_page
 from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links
-from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import write_dataset, write_model, write_weights
+from tests.helpers.scripts import training, write_inputs
+from tests.helpers.tiny import write_weights
 from tools.search import read_ranges
 from utils.config import tool_settings
 from utils.config.flags import flag_name
@@ -204,10 +204,8 @@ def test_a_run_calls_the_callbacks_of_a_page_and_writes_the_files_of_another(tmp
     (tmp_path / "hooks.py").write_text(block.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    data = write_dataset(tmp_path / "set", train=4, val=2)
-    model = write_model(tmp_path / "tiny.yaml")
-    given = ["--data", data, "--model", model, "--epochs", "1", "--callbacks", "hooks:Hooks", "--project", tmp_path]
-    train.main([*map(str, given), *SMALL[:-1]])
+    inputs = write_inputs(tmp_path, train=4, val=2)
+    train.main(training(inputs, tmp_path, "--plots", "--epochs", 1, "--callbacks", "hooks:Hooks"))
     assert "metrics/AP" in (tmp_path / "exp" / "done.txt").read_text()
     section = (ROOT / "docs" / "training.md").read_text().split("## What a run writes")[1].split("\n## ")[0]
     cells = " ".join(re.findall(r"^\| (.+?) \|", section, re.MULTILINE))

@@ -10,8 +10,7 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.repository import ROOT
-from tests.helpers.scripts import SMALL
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.scripts import training, write_inputs
 
 # Logs, prints and writes a file, as commands do. Printed text must not end up in the file.
 COMMAND = """
@@ -32,7 +31,7 @@ def main(argv):
         print("printed")
         file.write("whole")
     if sys.argv[2:]:
-        raise {"fails": UserError("a mistake"), "finds": SystemExit(1)}[sys.argv[2]]
+        raise UserError("a mistake")
 
 run_main(main)
 """
@@ -76,9 +75,7 @@ def test_a_mistake_has_its_exit_code_without_a_stream(tmp_path, redirection):
 
 @pytest.mark.parametrize("redirection", [">&- 2>&-", f"| head -1{CODE_OF_FIRST}"])
 def test_a_training_completes_without_a_reader(tmp_path, redirection):
-    data = write_dataset(tmp_path / "set")
-    model = write_model(tmp_path / "tiny.yaml")
-    flags = ["--data", data, "--model", model, *SMALL, "--epochs", "2", "--project", tmp_path / "runs"]
+    flags = training(write_inputs(tmp_path), tmp_path / "runs", "--epochs", 2)
     program = "import train; from utils.process.main import run_main; run_main(train.main)"
     done = run(redirection, *flags, program=program, interpreter=python())
     assert (done.returncode, done.stderr) == (0, "")

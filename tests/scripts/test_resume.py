@@ -1,11 +1,13 @@
 """A row of docs/training.md's table of resume each: what a command continues, what it may change, and what it refuses.
 
-Real processes train. tests/scripts/test_run_safety.py has signals, restarts by torchrun and two runs in one folder,
+tests/scripts/test_run_safety.py has signals, restarts by torchrun and two runs in one folder,
 tests/robustness/test_kills.py kill -9 at random moments and other numbers of processes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -20,7 +22,7 @@ import train
 from tests.helpers.processes import Processes, position
 from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content, assert_same_run, read_csv
-from tests.helpers.scripts import error_of, run_python, training, write_inputs
+from tests.helpers.scripts import call, error_of, run_python, training, write_inputs
 from utils.files.torch_file import read_checkpoint, write_checkpoint
 
 STEPS = 7  # of an epoch
@@ -31,28 +33,27 @@ def flags(root: Path, project: Path, *more: object) -> list[str]:
     return training(root, project, *FLAGS, *more)
 
 
-def run(*argv: object, faults: str = "", code: int = 0) -> str:
-    """Runs a training as one process, and returns what it prints. ``faults``: see tests/robustness/faulty_train.py."""
-    log = Path(os.environ["PYTEST_RUN_LOGS"]) / f"{len(os.listdir(os.environ['PYTEST_RUN_LOGS']))}.txt"
-    with Processes(log, faults=faults) as processes:
+def run(*argv: object) -> str:
+    """Runs a training in this process, and returns what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        call(train.main, *argv)
+    return printed.getvalue()
+
+
+def run_process(folder: Path, *argv: object, faults: str = "", code: int = 0) -> str:
+    """Runs a training as a process, and returns what it prints. ``faults``: see tests/robustness/faulty_train.py."""
+    with Processes(folder / "log.txt", faults=faults) as processes:
         processes.ranks(1, *map(str, argv))
         assert processes.codes() == [code], processes.output()
         return processes.output()
-
-
-@pytest.fixture(autouse=True)
-def logs(tmp_path_factory, monkeypatch) -> None:
-    monkeypatch.setenv("PYTEST_RUN_LOGS", str(tmp_path_factory.mktemp("logs")))
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """Has ``whole``, an uninterrupted run, and ``saved``, the same run with only its first steps."""
     root = write_inputs(tmp_path_factory.mktemp("root"), train=4 * STEPS, val=4)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("PYTEST_RUN_LOGS", str(tmp_path_factory.mktemp("logs")))
-        run(*flags(root, root, "--name", "whole"))
-        run(*flags(root, root, "--name", "saved"), faults="refuse:0:6", code=2)
+    run_process(root, *flags(root, root, "--name", "whole"))
+    run_process(root, *flags(root, root, "--name", "saved"), faults="refuse:0:6", code=2)
     epoch, batch = position(root / "saved")
     assert epoch == 0
     assert 2 < batch < STEPS - 1
@@ -101,10 +102,11 @@ def test_a_new_run_counts_up_and_exist_ok_replaces(root, saved):
     (saved / "epoch9.pt").touch()
     earlier = saved / "events.out.tfevents.1.host.1.0"
     earlier.touch()
-    run(*flags(root, saved.parent, "--name", "saved", "--exist-ok"), faults="refuse:0:1", code=2)
+    again = flags(root, saved.parent, "--name", "saved", "--exist-ok")
+    run_process(saved.parent, *again, faults="refuse:0:1", code=2)
     assert not [*saved.glob("*.pt")]  # neither the earlier run's nor, before a step, its own
     assert not earlier.exists()
-    run(*flags(root, saved.parent, "--name", "saved", "--exist-ok"))
+    run(*again)
     assert_same_run(root / "whole", saved)
 
 
@@ -142,7 +144,7 @@ def test_moved_data_continue_and_changed_data_continue_at_the_next_epoch(root, s
     next((moved / "labels" / "train").glob("*.txt")).write_text("0 0.4 0.4 0.3 0.3\n")
     steps = tmp_path / "steps"
     steps.mkdir()
-    output = run("--resume", other, "--data", moved / "data.yaml", faults=f"log:{steps}")
+    output = run_process(tmp_path, "--resume", other, "--data", moved / "data.yaml", faults=f"log:{steps}")
     assert output.count("images or labels have changed since the run began") == 1
     assert "the run continues at the next epoch" in output
     assert sorted(images_of(steps)) == list(range(4 * STEPS))  # once each, in epoch 2
@@ -164,7 +166,7 @@ def test_an_epoch_without_a_step_left_is_not_trained_again(root, tmp_path):
     steps = tmp_path / "steps"
     steps.mkdir()
     more = ["--batch-size", "2", "--data", changed / "data.yaml"]
-    run("--resume", folder, *more, faults=f"log:{steps}")
+    run_process(tmp_path, "--resume", folder, *more, faults=f"log:{steps}")
     assert sorted(images_of(steps)) == list(range(4 * STEPS))  # once each, in epoch 2
     assert position(folder) == (2, 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 from dataclasses import replace
@@ -22,9 +21,10 @@ from tests.data.data_set import DataSet
 from tests.data.folds.eighteen_images import write_eighteen_images
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
+from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate, random_case
-from tests.helpers.scripts import SMALL, error_of
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.scripts import error_of, training, write_inputs
+from tests.helpers.tiny import write_dataset
 from tools import search
 from tools.kfold import joined_index, main, make_folds, pooled_result, results_table
 from utils.config.tool_settings import KfoldConfig
@@ -71,8 +71,16 @@ def labels_of(index) -> dict[str, tuple]:
     }
 
 
-@pytest.mark.parametrize("chosen", [{}, {"classes": ["b"]}, {"ignore": ["a"]}, {"single_cls": True}])
-@pytest.mark.parametrize("annotations", [{}, {"annotations": "voc"}, {"annotations": "all.json"}, "joined"])
+@pytest.mark.parametrize(
+    ("annotations", "chosen"),
+    [
+        ({}, {}),
+        ({"annotations": "voc"}, {"classes": ["b"]}),
+        ({"annotations": "all.json"}, {"ignore": ["a"]}),
+        ("joined", {"single_cls": True}),
+        ("joined", {"classes": ["b"]}),
+    ],
+)
 def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotations, chosen):
     write_set(tmp_path / "set")
     content = {"train": "images/train", "names": NAMES, "ignore": chosen.get("ignore", [])}
@@ -106,8 +114,7 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
     make_folds(config, spec, Fitness.parse("AP", spec.names))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")} == before
-    with open(config.folder / "folds.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(config.folder / "folds.csv")
     letters = {(Path(row["image"]).name[0], row["group"], row["fold"]) for row in rows}
     assert len(letters) == 3, "the groups are divided"
     validated = {}
@@ -189,11 +196,8 @@ def test_flags_without_a_meaning_for_several_trainings_are_refused(tmp_path, cap
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory) -> list[str]:
-    root = tmp_path_factory.mktemp("kfold")
-    data = write_dataset(root / "set", train=8, val=4)
-    model = write_model(root / "tiny.yaml")
-    flags = ["--data", data, "--model", model, *SMALL, "--epochs", "3", "--cache-dir", root, "--folds", "3"]
-    return [*map(str, flags), "--set", "ema_tau=1", "--fitness", "recall"]
+    root = write_inputs(tmp_path_factory.mktemp("kfold"), train=8, val=4)
+    return training(root, root, "--epochs", 3, "--folds", 3, "--set", "ema_tau=1", "--fitness", "recall")
 
 
 @pytest.mark.slow
@@ -217,8 +221,7 @@ def test_three_folds_of_which_the_second_is_killed_go_on(flags, tmp_path, capsys
     assert (killed / "fold1" / "last.pt").stat().st_mtime_ns == first
     for name in ("results.csv", "folds.csv"):
         assert (killed / name).read_text() == (tmp_path / "whole" / name).read_text()
-    with open(killed / "results.csv", newline="") as file:
-        assert [row["fold"] for row in csv.DictReader(file)] == ["1", "2", "3", "mean", "std", "pooled"]
+    assert [row["fold"] for row in read_csv(killed / "results.csv")] == ["1", "2", "3", "mean", "std", "pooled"]
     for number in (1, 2, 3):
         weights = [read_checkpoint(tmp_path / name / f"fold{number}/best.pt")["ema"] for name in ("whole", "killed")]
         assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
