@@ -18,6 +18,7 @@ from utils.process.launch import torchrun_variables
 from utils.process.spawn import free_port
 
 LAUNCHED = tuple(torchrun_variables(0, 1, 1))
+FAULTY_TRAIN = str(ROOT / "tests/robustness/faulty_train.py")  # train.py, with the faults of a launch
 
 
 def position(folder: Path) -> tuple[int, int]:
@@ -53,25 +54,21 @@ class Processes:
         return process
 
     def ranks(self, world: int, *flags: str) -> None:
-        """Starts ``world`` ranks of tests/robustness/faulty_train.py without a launcher."""
-        port = free_port()
-        for rank in range(world):
-            launched = torchrun_variables(rank, world, port) if world > 1 else {}
-            self.start([self.python, "tests/robustness/faulty_train.py", *flags], ROOT, **launched)
+        """Starts ``world`` ranks without a launcher."""
+        self.pair([[*flags]] * world)
 
-    def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
-        """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""
+    def pair(self, flags: list[list[str]], *, folders: list[Path] | None = None) -> None:
+        """Starts a rank for each list of flags, on as many machines if these have working folders of their own."""
         port = free_port()
         for rank, rank_flags in enumerate(flags):
-            environment = torchrun_variables(rank, 2, port)
-            if folders:  # two machines
+            environment = torchrun_variables(rank, len(flags), port) if len(flags) > 1 else {}
+            if folders:
                 environment |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
-            folder = folders[rank] if folders else ROOT
-            self.start([self.python, str(ROOT / script), *rank_flags], folder, **environment)
+            self.start([self.python, FAULTY_TRAIN, *rank_flags], folders[rank] if folders else ROOT, **environment)
 
     def torchrun(self, options: list[str], *flags: str, agent: str = sys.executable) -> subprocess.Popen:
         """``agent``: the interpreter of torchrun itself."""
-        return self.start([agent, "-m", "torch.distributed.run", *options, "tests/robustness/faulty_train.py", *flags])
+        return self.start([agent, "-m", "torch.distributed.run", *options, FAULTY_TRAIN, *flags])
 
     def alive(self) -> list[int]:
         """Returns the process ids of the remaining processes of this launch."""

@@ -12,7 +12,7 @@ import pytest
 
 import train
 from tests.helpers.preloaded import python
-from tests.helpers.processes import Processes, position
+from tests.helpers.processes import FAULTY_TRAIN, Processes, position
 from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import error_of, training, write_inputs
@@ -90,7 +90,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(inputs, whole, tmp_path
 def test_a_run_that_nohup_has_started_goes_on_when_its_terminal_closes(inputs, tmp_path):
     go_on = tmp_path / "go on"
     with Processes(tmp_path / "log.txt", faults=f"hold:0:5:{go_on}", real=True) as run:
-        train_it = [run.python, "tests/robustness/faulty_train.py", *flags(inputs, tmp_path, "--epochs", "1")]
+        train_it = [run.python, FAULTY_TRAIN, *flags(inputs, tmp_path, "--epochs", "1")]
         process = run.start(["nohup", *train_it])
         run.until(lambda: has_saved_a_step(tmp_path / "exp"))
         process.send_signal(signal.SIGHUP)
