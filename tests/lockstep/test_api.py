@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 
-import pytest
-
 import lockstep
 from tests.helpers.messages import refused
 from tests.lockstep.hooks import run_script
@@ -22,28 +20,6 @@ def test_a_run_is_started_or_continued_by_its_name(replaced):
     assert calls[-1] == {"resume": "./auto"}
 
 
-@pytest.mark.parametrize(
-    ("statement", "hint"),
-    [
-        ("from lockstep import YOLO", "lockstep has no attribute 'YOLO': lockstep.load"),
-        ("lockstep.YOLO('yolov8n.pt')", "lockstep has no attribute 'YOLO': .* lockstep.train"),
-        ("lockstep.predict('a.jpg')", "lockstep has no attribute 'predict': lockstep.load"),
-    ],
-)
-def test_names_of_other_programs_get_a_hint(statement, hint):
-    with pytest.raises((ImportError, AttributeError), match=hint):
-        exec(statement, {"lockstep": lockstep})
-    assert not hasattr(lockstep, "YOLO")
-
-
-def test_other_names_are_attribute_errors_and_submodules_are_found():
-    assert not hasattr(lockstep, "nothing")
-    assert not hasattr(lockstep, "__wrapped__")
-    from lockstep import run
-
-    assert run.Run is lockstep.Run
-
-
 def test_help_and_editors_know_the_settings():
     parameters = inspect.signature(lockstep.train).parameters
     assert list(parameters)[:3] == ["data", "callbacks", "resume"]
@@ -55,12 +31,6 @@ def test_help_and_editors_know_the_settings():
         "(?<![a-z])--[a-z]", "".join(f.__doc__ for f in (lockstep.train, lockstep.val, lockstep.export))
     )
     assert "format" in inspect.signature(lockstep.export).parameters
-
-
-def test_a_validation_may_have_several_processes(replaced):
-    calls = replaced()
-    lockstep.val("best.pt", spawn=2)
-    assert calls == [{"weights": "best.pt", "spawn": 2}]
 
 
 SCRIPT = """

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,8 @@ def test_two_trainings_have_the_bits_of_two_processes_and_leave_the_program_as_i
     logging.getLogger("lockstep").addHandler(handler)
     before["logger"][0] = [handler]
     settings: dict[str, Any] = {**SMALL, "deterministic": True, "epochs": 1}
-    runs = [lockstep.train(data, model=tmp_path / "tiny.yaml", seed=seed, **settings) for seed in (0, 1)]
+    settings["model"] = tmp_path / "tiny.yaml"
+    runs = [lockstep.train(data, seed=seed, **settings) for seed in (0, 1)]
     assert state_of_program() == before
     for seed, run in enumerate(runs):
         name = f"process{seed}"
@@ -122,7 +122,6 @@ def test_a_training_that_has_ended_or_failed_leaves_no_tensors(data, tmp_path):
     settings: dict[str, Any] = {"model": tmp_path / "tiny.yaml", "epochs": 1, **SMALL}
     lockstep.train(data, **settings)
     before = count()
-    lockstep.train(data, **settings)
     with refused("--callbacks tests.lockstep.hooks:Fail: on_end failed: ...", lockstep.Error) as caught:
         lockstep.train(data, callbacks=Fail, **settings)
     assert count() == before  # though the error, and its traceback, are still there
@@ -142,24 +141,6 @@ def test_ctrl_c_saves_the_run_and_names_the_line_that_continues_it(data, tmp_pat
     assert_same_content(weights(run), weights(whole))
 
 
-def test_ctrl_c_before_anything_is_saved_and_a_second_one_are_interrupts(replaced, monkeypatch):
-    from utils.process.signals import StopSignals
-
-    def press_twice() -> None:
-        with StopSignals() as signals, signals.deferred():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1.2)
-            os.kill(os.getpid(), signal.SIGINT)
-            raise AssertionError("not reached")
-
-    replaced(press_twice)
-    with pytest.raises(KeyboardInterrupt):
-        lockstep.train("data.yaml")
-    with pytest.raises(KeyboardInterrupt):
-        lockstep.val("best.pt")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 TERMINATED = """
 import lockstep
 from tests.lockstep.hooks import SMALL, Terminate
@@ -173,22 +154,6 @@ def test_a_signal_to_end_the_program_ends_it_once_the_run_is_saved(data, tmp_pat
     assert done.returncode == -signal.SIGTERM, done.stderr
     assert "goes on" not in done.stdout
     assert (tmp_path / "runs/train/saved/last.pt").is_file()
-
-
-def test_a_thread_trains_and_calls_do_not_overlap(data, tmp_path):
-    runs = []
-
-    def work() -> None:
-        runs.append(lockstep.train(data, model=tmp_path / "tiny.yaml", epochs=1, **SMALL))
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    first, second = runs
-    assert {first.folder.name, second.folder.name} == {"exp", "exp2"}
-    assert_same_content(weights(first), weights(second))
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,8 @@ def test_values_mean_the_same_as_on_a_command_line(keywords, words):
     [
         ({"epochs": 0}, "epochs"),
         ({"epocs": 1}, "epochs"),
-        ({"project": ["a", "b"]}, "project"),
         ({"resume": True}, "lockstep.resume"),
         ({"half": False, "wandb": False}, "wandb: leave it out"),
-        ({"pretrained": True}, "weights"),
-        ({"data": None}, "data"),
         ({"callbacks": lambda run: None}, "callbacks"),
     ],
 )
