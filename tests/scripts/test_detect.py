@@ -9,10 +9,9 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from engine.inference.results import Boxes, Results
 from engine.inference.sources import ReadAhead, open_source
 from engine.inference.writers import Drawn, ResultFiles
 from models.detector import Detector, build_detector
-from tests.helpers.http_server import serve_folder
+from tests.helpers.http_server import serve, serve_folder
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -209,15 +208,6 @@ def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
     assert len(labels("--max-det", "2")) == 2
     agnostic, by_class = (labels("--max-det", "50", "--iou-thres", "0", *more) for more in (["--agnostic-nms"], []))
     assert 0 < len(agnostic) < len(by_class)
-
-
-@pytest.mark.parametrize(
-    "more", [["--tile", "70"], ["--classes", "dics"], ["--source", "nowhere.jpg"], ["--weights", "nowhere.pt"]]
-)
-def test_mistakes_of_a_detection_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, capsys, more):
-    given = ["--weights", weights, "--source", pictures, "--device", "cpu", "--project", tmp_path / "runs"]
-    error_of(capsys, detect.main, *given, *more)
-    assert not (tmp_path / "runs").exists()
 
 
 def lines_of(out, folder):
@@ -476,14 +466,8 @@ def serve_mjpeg(connections: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> 
                     self.wfile.write(jpeg + b"\r\n")
                     time.sleep(0.02)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Camera) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://me:secret@127.0.0.1:{server.server_address[1]}/live.mjpg"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(Camera) as server:
+        yield f"http://me:secret@127.0.0.1:{server.server_port}/live.mjpg"
 
 
 def test_a_lost_camera_is_read_again_when_it_is_back(weights, tmp_path, monkeypatch, capsys):

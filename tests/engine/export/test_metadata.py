@@ -91,14 +91,10 @@ def test_metadata_of_other_programs():
     [
         {"names": "__import__('os').mkdir('ran')"},
         {"names": "{0: open('ran', 'w')}"},
-        {"names": "{1: 'cat'}"},
         {"names": "(" * 10_000},
-        {"stride": "[1, 'a']"},
-        {"batch": "-1"},
         {"task": "segment"},
         {"lockstep": '{"version": 1, "layout": "raw", "nms_iou": 7}'},
         {"lockstep": '{"version": 99}'},
-        {"lockstep": "[" * 100_000},
         {"names": ""},
     ],
 )

@@ -127,12 +127,6 @@ def test_objects_of_hugging_face_without_a_category_are_of_one_class_and_one_wit
     assert (index.names, index.report.lost_objects) == (("cat",), 1)
 
 
-def test_a_log_in_a_folder_of_yolo_is_no_table_of_hugging_face(source, tmp_path):
-    source.file("runs/log.jsonl", '{"epoch": 1}\n')
-    convert(str(source.data), tmp_path / "out.json")
-    convert(str(source.root), tmp_path / "more.json")
-
-
 def test_a_box_of_hugging_face_that_is_none_is_lost_and_too_many_leave_nothing(tmp_path):
     image_folder(tmp_path / "set")
     table = tmp_path / "set/metadata.jsonl"

@@ -29,7 +29,6 @@ from utils.config.settings import (
 )
 from utils.config.tool_settings import SearchConfig
 from utils.errors import UserError
-from utils.logger import configure_logging
 from utils.schema import build
 
 ALL = [command.settings for command in COMMANDS.values()]
@@ -99,15 +98,6 @@ def test_all_mistakes_of_a_command_line_are_named_at_once():
     with pytest.raises(UserError) as error:
         parse_config(DetectConfig, ["--source", "a.jpg", "--conf", "2", "--vid-stride", "x", "--track", "y", "--foo"])
     assert len(error.value.parts) == 5
-
-
-def test_flags_that_are_left_out_are_named_once_there_is_a_log(capsys):
-    for _ in range(2):
-        parse_config(TrainConfig, ["--local-rank=0"])
-    assert capsys.readouterr().out == ""
-    for _ in range(2):
-        configure_logging(True)
-    assert capsys.readouterr().out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
