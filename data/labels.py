@@ -76,13 +76,14 @@ class Labels:
         (entry,) = self.format.read(data, self.classes)
         return entry
 
-    def where(self, i: int, row_number: int | None = None) -> str:
-        """Returns, for the report, the label file of ``images[i]``, with the location of a row that `read` returned."""
+    def where(self, i: int, row_number: int = -1) -> str:
+        """Returns, for the report, the label file of ``images[i]``, with the location of a row that `read` returned,
+        unless it is -1."""
         if self._entries is None:
             name = self._listing.labels[i]
-            return name if row_number is None else f"{name}:{row_number}"
+            return name if row_number < 0 else f"{name}:{row_number}"
         name = self._listing.labels[0]
-        if row_number is None:
+        if row_number < 0:
             return f"{name}: {_shown(self._entries[i].image)}"
         return f"{name}: annotations[{row_number}]" if self.classes.id_of_category else f"{name}:{row_number}"
 

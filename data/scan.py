@@ -46,7 +46,7 @@ class _ImageContent(NamedTuple):
 
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 9), see `data.formats.label_format`
-    findings: list[Finding]
+    findings: list[Finding]  # without a location: in the label file
     num_labeled: int  # number of labeled rows, usable or not
     is_normalized: bool = False  # see `Entry`
     is_hidden: bool = False  # whether only decoding reveals the image's damage
@@ -63,9 +63,10 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     image_hw = np.array([image.size_hw for image in images], np.int32)
     table = np.concatenate([image.table for image in images])
     boxes, problems = clean_rows(table, image_hw, np.array([image.is_normalized for image in images]))
-    findings = [finding for image in images for finding in image.findings]
-    findings += [_located(labels, problem) for problem in problems]
-
+    findings = [
+        finding._replace(where=finding.where or labels.where(finding.image, finding.row_number))
+        for finding in itertools.chain(*(image.findings for image in images), problems)
+    ]
     findings, is_used = _attribute_losses(findings, boxes, labels, [image.num_labeled for image in images])
     is_incomplete = np.zeros(len(images), bool)
     is_incomplete[[finding.image for finding in findings if finding.kind in ROW_LOST]] = True
@@ -190,17 +191,8 @@ def _read_one(i: int, spec: DatasetSpec, labels: Labels, *, decode: bool) -> _Im
             boxes, table[:, X1 : Y2 + 1] = np.split(fitted[0], [len(boxes)])
             table[:, AREA] *= fitted[1]
     xyxy_px = iter(boxes.tolist())
-    findings = [
-        _located(labels, problem._replace(image=i, xyxy_px=problem.xyxy_px and tuple(next(xyxy_px))))
-        for problem in problems
-    ]
+    findings = [problem._replace(image=i, xyxy_px=problem.xyxy_px and tuple(next(xyxy_px))) for problem in problems]
     return _ImageContent(size_hw, table, findings, len(rows), is_normalized)
-
-
-def _located(labels: Labels, problem: Finding) -> Finding:
-    """Fills in a missing location of a problem in the labels of ``labels.images[problem.image]``."""
-    row_number = None if problem.row_number < 0 else problem.row_number
-    return problem._replace(where=problem.where or labels.where(problem.image, row_number))
 
 
 def _attribute_losses(
