@@ -316,26 +316,28 @@ def _refusal(folders: Folders) -> UserError:
                 return UserError(f"{message}; {path} is a data set: --data {shlex.quote(str(path))}")
     all_images = images_below(str(root), IMAGE_SUFFIXES, folders)
     sources = _find_sources(all_images, folders)
-    if all_images and not any(source.labels for source in sources.values()):
-        if any(source.entry == root for source in sources.values()):  # nothing is named after a split
-            ((most, _),) = Counter(map(dirname, all_images.values())).most_common(1)
-            images = {name: path for name, path in all_images.items() if dirname(path) == most}
-            sources = {"train": _Source(Path(most), images, None)}
-        sources = {
-            split: source._replace(labels=_most_label_files(source, folders)) for split, source in sources.items()
-        }
-    lines = [f"'path: {root}'", *(f"'{split}: {relative_name(s.entry, root)}'" for split, s in sources.items())]
-    labels_of = {split: source.labels for split, source in sources.items() if source.labels}
-    for key, is_yolo in (("labels", True), ("annotations", False)):
-        of_key = {split: labels for split, labels in labels_of.items() if (labels.label_format is YOLO) == is_yolo}
-        places = [f"{split}: {relative_name(labels.path, root)}" for split, labels in of_key.items() if labels.path]
-        if places:
-            num_files = sum(len(labels.files) for labels in of_key.values())
-            lines.append(f"'{key}: {{{', '.join(places)}}}' ({counted(num_files, 'file')})")
-    if not labels_of or any(labels.label_format is YOLO for labels in labels_of.values()):
-        label_folders = [labels.path for labels in labels_of.values() if labels.path]
-        name_list = _name_list([root, *label_folders, *(source.entry for source in sources.values())])
-        lines.append(f"'names: [{', '.join(_names_in(name_list)) or '<class>, ...'}]'")
+    if all_images and any(source.entry == root and not source.labels for source in sources.values()):
+        # nothing is named after a split
+        ((most, _),) = Counter(map(dirname, all_images.values())).most_common(1)
+        images = {name: path for name, path in all_images.items() if dirname(path) == most}
+        sources = {"train": _Source(Path(most), images, None)}
+    lines = [f"'path: {root}'"]
+    name_lists = [root]
+    places: dict[str, list[str]] = {}  # by key of the YAML
+    num_files: Counter[str] = Counter()
+    for split, source in sources.items():
+        lines.append(f"'{split}: {relative_name(source.entry, root)}'")
+        name_lists.append(source.entry)
+        labels = source.labels or _most_label_files(source, folders)
+        if labels and labels.path:
+            key = "labels" if labels.label_format is YOLO else "annotations"
+            places.setdefault(key, []).append(f"{split}: {relative_name(labels.path, root)}")
+            num_files[key] += len(labels.files)
+            name_lists.append(labels.path)
+    lines += [f"'{key}: {{{', '.join(places[key])}}}' ({counted(num_files[key], 'file')})" for key in places]
+    if "annotations" not in places:
+        names = _names_in(_name_list(name_lists))
+        lines.append(f"'names: [{', '.join(names) or '<class>, ...'}]'")
     return UserError(f"{message}; write a YAML with {', '.join(lines)}")
 
 
