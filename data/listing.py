@@ -60,27 +60,26 @@ def folder_of(name: str) -> str:
     return name[: name.rfind("/") + 1]
 
 
-def find_images(spec: DatasetSpec, split: str, folders: Folders) -> tuple[dict[str, str], list[Finding]]:
+def find_images(
+    spec: DatasetSpec, split: str, source: FilesSplit, folders: Folders
+) -> tuple[dict[str, str], list[Finding]]:
     """Returns the images of a split, at least one: their paths by name; and findings about what is none.
 
-    Raises UserError if there is no image, or if a folder or list of the split is missing.
+    Raises UserError if there is no image, or for an entry that is neither a folder nor a list.
     """
-    entries = spec.listed_splits[split].images
     suffixes = image_suffixes(spec.pixels)
     images: dict[str, str] = {}
     findings: list[Finding] = []
-    for entry in entries:
+    for entry in source.images:
         if os.path.isdir(entry):
             for folder in folders.walk(str(entry)):
                 images |= _images_in(folder, suffixes, folders, findings)
-        elif not os.path.exists(entry):
-            raise spec.missing_error(entry)
         elif entry.suffix.lower() == ".txt" and entry.is_file():
             images |= images_of_list(entry, suffixes, folders, findings)
         else:
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     if not images:
-        message = f"{', '.join(map(str, entries))}: no images found for '{split}'"
+        message = f"{', '.join(map(str, source.images))}: no images found for '{split}'"
         if findings:
             message += f"; first of {counted(len(findings), 'finding')}: {findings[0]}"
         raise UserError(f"{message}; add some, or {WITHOUT_VAL}" if split == "val" else message)
@@ -110,11 +109,11 @@ def images_beside(names: Iterable[str], folders: Folders) -> dict[str, str]:
 
 
 def images_of_other_splits(
-    spec: DatasetSpec, split: str, folders: Folders
+    spec: DatasetSpec, split: str, source: FilesSplit, folders: Folders
 ) -> Iterator[tuple[FilesSplit, dict[str, str] | None]]:
     """Yields the other splits that name the same label file as ``split``, or a folder of labels in or around its own,
     with their images; None if a split has no images here. Its mistakes are reported when it is listed."""
-    labels = spec.listed_splits[split].annotations
+    labels = source.annotations
     for name, other in (spec.splits | spec.left_out).items():
         if name == split or not isinstance(other, FilesSplit) or labels is None or other.annotations is None:
             continue
@@ -122,7 +121,7 @@ def images_of_other_splits(
             images = None
             if name not in spec.left_out:
                 with contextlib.suppress(UserError):
-                    images, _ = find_images(spec, name, folders)
+                    images, _ = find_images(spec, name, other, folders)
             yield other, images
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from data.read_spec import YAML_FOLDER, load_dataset_spec
 from data.spec import DEMO, DatasetSpec, DataSource, FilesSplit, JoinedSplit, class_names
-from utils.class_names import typed_classes
+from utils.class_names import class_numbers, typed_classes
 from utils.errors import UserError
 from utils.files.paths import is_inside
 from utils.logger import get_logger
@@ -19,7 +19,6 @@ from utils.schema import suggestion
 from utils.strings import counted
 
 if TYPE_CHECKING:
-    from data.stage import StagePlan
     from utils.distributed.context import DistributedContext
 
 
@@ -45,7 +44,7 @@ def _open(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     if source.stage:
         from data.stage import stage_dataset
 
-        return stage_dataset(source, ctx, lambda: _plan_copy(source))
+        return stage_dataset(source, ctx, lambda: _open_original(source))
     return once_per_node(ctx, lambda: _open_files(source))
 
 
@@ -55,8 +54,6 @@ def _open_files(source: DataSource) -> DatasetSpec:
         from data.demo import ensure_demo
 
         return load_dataset_spec(ensure_demo(private_folder(cache_folder(source.cache_dir), "--cache-dir") / DEMO))
-    if source.stored_in and not Path(known_by_name(source.data)).exists():
-        raise UserError(f"{source.data}: no such file")
     spec = load_dataset_spec(find_data(source.data), source.known_root)
     if source.is_val_optional:
         spec = _without_empty_val(spec)
@@ -124,20 +121,20 @@ def problem_of_output(path: Path, spec: DatasetSpec) -> str:
     return ""
 
 
-def _plan_copy(source: DataSource) -> StagePlan:
-    """Opens a data set in its own folder and lists the files to copy."""
-    from data.stage import StagePlan
-
+def _open_original(source: DataSource) -> tuple[DatasetSpec, tuple[str, ...]]:
+    """Opens a data set in its own folder. Also returns the splits to copy."""
     spec = _open_files(source)
     splits = _splits_to_read(source, spec)
     if source.is_val_optional and "val" in spec.splits:
         splits = tuple(dict.fromkeys((*splits, "val")))
-    return StagePlan.of(spec, splits)
+    return spec, splits
 
 
 def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
-    """Calls `DatasetSpec.use_classes` and logs the classes that are used."""
-    spec = spec.use_classes(classes)
+    """Returns the data set restricted to boxes of ``classes``, numbers or names, which are logged; all boxes if
+    ``classes`` is empty. Raises UserError for an unknown class."""
+    numbers = sorted(set(class_numbers(classes, dict(enumerate(spec.names)), spec.source)))
+    spec = replace(spec, classes=tuple(numbers) if len(numbers) < len(spec.names) else ())
     if spec.classes:
         names = class_names(spec, single_cls=False)
         message = "%d of %s used: %s; boxes of other classes are left out"

@@ -15,7 +15,7 @@ counts if it is the only one. A file without a box, such as a caption or a list 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +56,13 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         )
     if isinstance(source, ShardSplit):
         raise UserError(f"{source.index}: shards can be neither listed nor copied; name a folder of images")
-    if split in spec.listings:
-        return read_listing(spec.listings[split], spec.root)
-    if source.annotations is not None and not source.annotations.exists():
-        raise spec.missing_error(source.annotations)
-    folders = Folders(spec.root, is_bounded=spec.is_folder)
-    images, findings = find_images(spec, split, folders)
+    if source.listing_file is not None:
+        return read_listing(source.listing_file, spec.root)
+    spec.check_split(split)
+    is_bounded = spec.source == str(spec.root)  # a folder without a YAML was named: labels outside it are not read
+    folders = Folders(spec.root, is_bounded=is_bounded)
+    images, findings = find_images(spec, split, source, folders)
+    others = images_of_other_splits(spec, split, source, folders)  # listed where it is used
     names = sorted(images)
     shared_images: list[str] = []
     lacks_split = False
@@ -85,14 +86,14 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
                 f"{spec.source}: none of the {counted(len(names), 'image')} of '{split}' has a label file; expected "
                 f"{path_of(labels[0], spec.root)} for {images[names[0]]}{unread_formats(str(spec.root), folders)}"
             )
-        findings += _find_orphans(spec, split, images, {*label_of.values()}, {*places.values()}, folders)
+        findings += _find_orphans(images, {*label_of.values()}, {*places.values()}, source, others, folders)
     else:
         assert source.annotations is not None
         labels = [folders.prefix(str(source.annotations)).rstrip("/")]
         label_stamps = [stamp_of(source.annotations)]
-        others = [other for _, other in images_of_other_splits(spec, split, folders)]
-        lacks_split = None in others
-        shared_images = sorted({*names}.union(*(other for other in others if other is not None)))
+        other_images = [found for _, found in others]
+        lacks_split = None in other_images
+        shared_images = sorted({*names}.union(*filter(None, other_images)))
     return Listing(
         root=spec.root,
         named_root=spec.root.as_posix(),
@@ -241,15 +242,19 @@ def _num_objects(name: str, root: Path, label_format: Format) -> int:
 
 
 def _find_orphans(
-    spec: DatasetSpec, split: str, images: Mapping[str, str], used: set[str], places: set[str], folders: Folders
+    images: Mapping[str, str],
+    used: set[str],
+    places: set[str],
+    source: FilesSplit,
+    others: Iterable[tuple[FilesSplit, dict[str, str] | None]],
+    folders: Folders,
 ) -> list[Finding]:
     """Returns a finding for each label file, in the label folders of the split, that no image has (rule D2). ``used``:
-    label files of ``images``, which are in ``places``.
+    label files of ``images``, which are in ``places``; ``others``: see `images_of_other_splits`.
 
     Images that have one may also be beside those of this split, as with a list of a part of the images, or in another
     split that names the folder of labels. If the images of such a split are missing, nothing is known about the files.
     """
-    source = spec.listed_splits[split]
     if source.annotations is not None:
         tops = [str(source.annotations)]
     else:  # also label folders of missing image folders
@@ -262,15 +267,14 @@ def _find_orphans(
     } - used
     if not orphans:
         return []
-    others = [(source, images_beside(images, folders)), *images_of_other_splits(spec, split, folders)]
-    for other, other_images in others:
+    for other, other_images in [(source, images_beside(images, folders)), *others]:
         if other_images is None:
             return []
         for _, found in _matches(other_images, other, folders):
             orphans.difference_update(*(labels.values() for labels in found.values()))
     findings: list[Finding] = []
     for name in sorted(orphans):
-        num_objects = _num_objects(name, spec.root, source.label_format)
+        num_objects = _num_objects(name, folders.root, source.label_format)
         if num_objects:
             text = f"no image of its name; {counted(num_objects, 'object')}"
             findings.append(Finding(ORPHAN, text, name, number=num_objects, lost_objects=num_objects))

@@ -39,14 +39,10 @@ _FOR_MISSING_DATA = ("download", "url", "license")  # quoted by messages about m
 _KEYS = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "labels", "channels", "bits", "tile")
 
 
-def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
+def load_dataset_spec(path: str | Path, known_root: str = "", *, is_joined: bool = False) -> DatasetSpec:
     """Reads and checks a data set YAML or folder. Raises UserError that names the file and the key. ``known_root``: see
-    `DataSource`."""
-    return _load(Path(path), known_root, is_joined=False)
-
-
-def _load(path: Path, known_root: str, *, is_joined: bool) -> DatasetSpec:
-    """Implements `load_dataset_spec`. ``is_joined``: whether another YAML joins this one."""
+    `DataSource`; ``is_joined``: whether another YAML joins this one."""
+    path = Path(path)
     notes: list[str] = []
     splits: dict[str, Split] = {}
     if path.is_dir():
@@ -214,7 +210,7 @@ def _read_joined_split(entries: Sequence[Any], split: str, path: Path, root: Pat
         real = os.path.realpath(part_path)
         if real in parts:
             raise UserError(f"{location}: joins {part_path} twice; name it once")
-        parts[real] = _load(part_path, "", is_joined=True)
+        parts[real] = load_dataset_spec(part_path, is_joined=True)
         parts[real].split(split)
     return JoinedSplit(tuple(parts.values()))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data.formats.label_format import Format
-from utils.class_names import class_key, class_numbers
+from utils.class_names import class_key
 from utils.config.settings import TrainConfig
 from utils.errors import UserError, os_reason
 from utils.files.paths import relative_name
@@ -68,6 +68,7 @@ class FilesSplit:
     # File of all images, or folder of a label file each; None for YOLO txt, whose place follows from the image's path
     annotations: Path | None
     label_format: Format
+    listing_file: Path | None = None  # of a copy (--stage): the listing of its original
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -120,7 +121,6 @@ class DatasetSpec:
     classes: tuple[int, ...] = ()  # used classes, as ascending positions in `names`; empty for all
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # side of the tiles that images are cut into, in pixels; 0 for whole images
-    listings: dict[str, Path] = field(default_factory=dict)  # files with a copy's listings (--stage), by split
 
     def split(self, name: str) -> Split:
         """Returns the split ``name``. Raises UserError if the data set does not have it."""
@@ -163,16 +163,6 @@ class DatasetSpec:
             line = f"'path: {end[: -len(inside)].rstrip('/') or '.'}'"
         return UserError(f"{path}: not found (named by {self.source}), but {folder / end} exists; write {line}")
 
-    @property
-    def is_folder(self) -> bool:
-        """Whether a folder without a YAML was named: labels outside it are not read."""
-        return self.source == str(self.root)
-
-    @property
-    def listed_splits(self) -> dict[str, FilesSplit]:
-        """The splits that consist of files and can be listed."""
-        return {name: split for name, split in self.splits.items() if isinstance(split, FilesSplit)}
-
     def parts_of(self, name: str) -> tuple[DatasetSpec, ...]:
         """Returns the data sets that the split ``name`` joins, or just this data set if it joins none."""
         split = self.split(name)
@@ -185,12 +175,6 @@ class DatasetSpec:
     def is_held_out(self, split: str) -> bool:
         """Returns whether a split is the part of the training split that was chosen by `hold_out`."""
         return split == "val" and bool(self.held_out)
-
-    def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
-        """Returns the data set restricted to boxes of ``classes``, numbers or names; all boxes if ``classes`` is empty.
-        Raises UserError for an unknown class."""
-        numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
-        return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
     def extended(self, names: Sequence[str], owner: str) -> DatasetSpec:
         """Returns the data set for a model whose first classes are ``names`` of ``owner``, followed by its own.

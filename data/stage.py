@@ -16,8 +16,9 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,64 +44,46 @@ _READING_THREADS = 8
 _BLOCK = 4096  # bytes; a file's disk usage is a multiple of this
 
 
-def stage_dataset(source: DataSource, ctx: DistributedContext, plan: Callable[[], StagePlan]) -> DatasetSpec:
+def stage_dataset(
+    source: DataSource, ctx: DistributedContext, open_original: Callable[[], tuple[DatasetSpec, Collection[str]]]
+) -> DatasetSpec:
     """Copies the files that are missing from the data set's copy in ``source.stage``, and opens the copy.
 
-    Every process of the run must call this. The first process calls ``plan``, which lists the data set in its own
-    folder. ``source.stage`` is on this node's disk and may differ between nodes; ``{node_rank}`` in it is replaced with
-    the node's number. The result keeps the ``source`` of the original. Raises UserError if the data set cannot be read
-    or has no labels, if the disk is too small or cannot be written, or if two nodes use the same folder.
+    Every process of the run must call this. The first process calls ``open_original``, which returns the data set in
+    its own folder and the splits to copy. ``source.stage`` is on this node's disk and may differ between nodes;
+    ``{node_rank}`` in it is replaced with the node's number. The result keeps the ``source`` of the original. Raises
+    UserError if the data set cannot be read or has no labels, if the disk is too small or cannot be written, or if two
+    nodes use the same folder.
     """
     require_posix("--stage")
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
-    return once_per_node(ctx, lambda: _copy_as_leader(source, ctx, leaders, plan))
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """The files to copy for some splits. Names are relative to the data set's folder, with ``/``, and may begin with
-    ``..``."""
-
-    spec: DatasetSpec
-    listings: dict[str, Listing]  # by split
-    names: list[str]  # sorted
-    stamps: np.ndarray  # int64 (F, 2): size in bytes, modification time in ns
-
-    @classmethod
-    def of(cls, spec: DatasetSpec, splits: Collection[str]) -> StagePlan:
-        """Lists the splits. Raises UserError as `list_split` does."""
-        stamps: dict[str, list[int]] = {}
-        listings: dict[str, Listing] = {}
-        for split in splits:
-            listing = listings[split] = list_split(spec, split)
-            files = [*zip(listing.images, listing.image_stamps.tolist())]
-            files += zip(listing.labels, listing.label_stamps.tolist())
-            stamps |= {name: stamp for name, stamp in files if stamp[0] >= 0 and tuple(stamp) != UNREADABLE}
-        names = sorted(stamps)
-        return cls(spec, listings, names, np.array([stamps[name] for name in names], np.int64).reshape(-1, 2))
+    return once_per_node(ctx, lambda: _copy_as_leader(source, ctx, leaders, open_original))
 
 
 def _copy_as_leader(
-    source: DataSource, ctx: DistributedContext, leaders: dist.ProcessGroup | None, make_plan: Callable[[], StagePlan]
+    source: DataSource,
+    ctx: DistributedContext,
+    leaders: dist.ProcessGroup | None,
+    open_original: Callable[[], tuple[DatasetSpec, Collection[str]]],
 ) -> DatasetSpec:
-    """Receives the plan, which the first leader makes for all, completes this node's copy, and opens it. ``leaders``:
-    None in a run of one process."""
+    """Receives the list of files, which the first leader makes for all, completes this node's copy, and opens it.
+    ``leaders``: None in a run of one process."""
     place = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     num_nodes = 1 if leaders is None else leaders.size()
     title = "" if leaders is None else f"stage/{leaders.group_name}"
     with StoreBarrier(ctx.store, title, num_nodes) as barrier:
-        plans = [make_plan() if ctx.is_main else None]
+        listed: list[Any] = [None]
+        if ctx.is_main:
+            original, splits = open_original()
+            listed = [(original, {split: list_split(original, split) for split in splits})]
         barrier.wait()
         if leaders is not None:
-            dist.broadcast_object_list(plans, src=0, group=leaders)
-        plan = plans[0]
-        assert plan is not None
-        copy = StageCopy(place, plan)
+            dist.broadcast_object_list(listed, src=0, group=leaders)
+        copy = StageCopy(place, *listed[0])
         with copy.locked(wait=num_nodes == 1):
             is_complete = copy.complete_files()
-            copy.check_space(~is_complete)
             barrier.wait()
             complete_by_node = [is_complete] * num_nodes
             if leaders is not None:
@@ -110,27 +93,35 @@ def _copy_as_leader(
 
 
 class StageCopy:
-    """A node's copy of a data set in a folder of ``place``, which is created if necessary. Masks have one value for
-    each file of the plan.
+    """A node's copy of the listed splits of a data set, in a folder of ``place``, which is created if necessary. Masks
+    have one value for each of the F files. Names are relative to the data set's folder, and may begin with ``..``.
 
     Another user could guess the folder's name and make it first, so it must be private, and no link.
     """
 
-    def __init__(self, place: Path, plan: StagePlan) -> None:
-        root = plan.spec.root
-        source = normal_path(plan.spec.source)
+    def __init__(self, place: Path, original: DatasetSpec, listings: dict[str, Listing]) -> None:
+        self.original = original
+        self.listings = listings  # by split
+        stamp_of: dict[str, list[int]] = {}
+        for listing in listings.values():
+            files = [*zip(listing.images, listing.image_stamps.tolist())]
+            files += zip(listing.labels, listing.label_stamps.tolist())
+            stamp_of |= {name: stamp for name, stamp in files if stamp[0] >= 0 and tuple(stamp) != UNREADABLE}
+        self.names = sorted(stamp_of)
+        self.stamps = [stamp_of[name] for name in self.names]  # F: size in bytes, modification time in ns
+        root = original.root
+        source = normal_path(original.source)
         digest = hashlib.blake2b(f"{source}\0{root}".encode("utf-8", "surrogateescape"), digest_size=6)
         self.folder = place / f"{source.stem}-{digest.hexdigest()}"
-        self.plan = plan
-        folders: set[str | Path] = {path_of(folder, root) for folder in {*map(os.path.dirname, plan.names)}}
-        folders.update(path for split in plan.listings for path in plan.spec.split(split).paths if path.is_dir())
+        folders: set[str | Path] = {path_of(folder, root) for folder in {*map(os.path.dirname, self.names)}}
+        folders.update(path for split in listings for path in original.split(split).paths if path.is_dir())
         if any(is_inside(self.folder, folder) for folder in folders):
             raise UserError(f"--stage: {place} is inside the data set; name a folder outside it")
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_owner(place, "--stage")
         private_folder(self.folder, "--stage")
         # The tree begins as many levels above the data set's folder as any name leads.
-        levels = max((name.split("/").count("..") for name in plan.names), default=0)
+        levels = max((name.split("/").count("..") for name in self.names), default=0)
         in_tree = Path("tree", *root.parts[-levels:]) if levels else Path("tree")
         self.root = folder_below(place, Path(self.folder.name, in_tree))
 
@@ -149,28 +140,32 @@ class StageCopy:
             yield
 
     def complete_files(self) -> np.ndarray:
-        """Returns a mask of the planned files that are complete, bool (F,)."""
-        complete = np.zeros(len(self.plan.names), bool)
-        for i, (name, stamp) in enumerate(zip(self.plan.names, self.plan.stamps.tolist())):
+        """Returns a mask of the files that are complete, bool (F,). Raises UserError unless the disk has space for the
+        others."""
+        complete = np.zeros(len(self.names), bool)
+        missing_bytes = 0
+        for i, (name, stamp) in enumerate(zip(self.names, self.stamps)):
             with contextlib.suppress(OSError):
                 status = os.lstat(path_of(name, self.root))
                 complete[i] = stat.S_ISREG(status.st_mode) and [status.st_size, status.st_mtime_ns] == stamp
-        return complete
-
-    def check_space(self, missing: np.ndarray) -> None:
-        """Raises UserError unless the disk has space for the files in the mask ``missing``, bool (F,)."""
-        blocks = -(-self.plan.stamps[missing, 0] // _BLOCK)  # rounded up
+            if not complete[i]:
+                missing_bytes += -(-stamp[0] // _BLOCK) * _BLOCK  # rounded up
+        title = f"--stage, {counted((~complete).sum(), 'file')} to copy"
         free = shutil.disk_usage(self.folder).free
-        title = f"--stage, {counted(missing.sum(), 'file')} to copy"
-        remedy = "free some space or name another disk"
-        check_space(title, int(blocks.sum()) * _BLOCK, free=free, place=self.folder, remedy=remedy)
+        check_space(title, missing_bytes, free=free, place=self.folder, remedy="free some space or name another disk")
+        return complete
 
     def receive(self, complete: np.ndarray, leaders: dist.ProcessGroup | None, *, is_main: bool) -> None:
         """Copies the files that this node lacks, and sends those that other nodes lack. All leaders call this at the
         same time. ``complete``: the masks of all nodes, bool (N, F)."""
         missing = np.flatnonzero(~complete.all(axis=0))
-        if is_main:
-            self._log_plan(missing, num_nodes=len(complete))
+        if is_main and len(missing):
+            size = format_bytes(sum(self.stamps[item][0] for item in missing))
+            nodes = counted(len(complete), "node")
+            message = "--stage: copying %d of %d files (%s) to %s, on this node to %s"
+            get_logger().info(message, len(missing), len(self.names), size, nodes, self.folder)
+        elif is_main:
+            get_logger().info("--stage: complete in %s (%s)", self.folder, counted(len(self.names), "file"))
         # The first node that has a file reads it there; of the others, each node reads every N-th.
         has_copy = complete[:, missing]
         readers = np.where(has_copy.any(axis=0), has_copy.argmax(axis=0), np.arange(len(missing)) % len(complete))
@@ -183,61 +178,47 @@ class StageCopy:
             items = zip(missing.tolist(), readers.tolist())
             is_shown = is_main and len(missing) > 0
             for item, reader in progress(items, desc="staging", total=len(missing), unit="file", enabled=is_shown):
-                size = self.plan.stamps[item, 0]
+                size, mtime_ns = self.stamps[item]
                 data = next(contents) if reader == node else np.empty(size, np.uint8)
                 if leaders is not None and size:
                     sender = dist.get_global_rank(leaders, reader)
                     dist.broadcast(torch.from_numpy(data), src=sender, group=leaders)
                 if not is_complete[item]:
-                    self._write(path_of(self.plan.names[item], self.root), data, mtime_ns=self.plan.stamps[item, 1])
-        for split, listing in self.plan.listings.items():
+                    self._write(path_of(self.names[item], self.root), data, mtime_ns)
+        for split, listing in self.listings.items():
             text = listing_text(listing).encode("utf-8", "surrogateescape")
             self._write(str(self._listing_file(split)), np.frombuffer(text, np.uint8))
 
     def spec(self) -> DatasetSpec:
         """Returns the data set as its copy."""
-        original = self.plan.spec
-        splits: dict[str, Split] = {
-            name: FilesSplit(
-                images=tuple(map(self._moved, split.images)),
-                annotations=None if split.annotations is None else self._moved(split.annotations),
-                label_format=split.label_format,
-            )
-            for name, split in original.listed_splits.items()
-            if name in self.plan.listings
-        }
-        return replace(
-            original, root=self.root, splits=splits, listings={name: self._listing_file(name) for name in splits}
-        )
 
-    def _moved(self, path: Path) -> Path:
-        """Returns the path in the copy of a path in the data set."""
-        return Path(path_of(relative_name(path, self.plan.spec.root), self.root))
+        def moved(path: Path) -> Path:
+            return Path(path_of(relative_name(path, self.original.root), self.root))
+
+        splits: dict[str, Split] = {}
+        for name, split in self.original.splits.items():
+            if name in self.listings and isinstance(split, FilesSplit):
+                splits[name] = FilesSplit(
+                    images=tuple(map(moved, split.images)),
+                    annotations=None if split.annotations is None else moved(split.annotations),
+                    label_format=split.label_format,
+                    listing_file=self._listing_file(name),
+                )
+        return replace(self.original, root=self.root, splits=splits)
 
     def _listing_file(self, split: str) -> Path:
         return self.folder / f"{split}.json"
 
-    def _log_plan(self, missing: np.ndarray, num_nodes: int) -> None:
-        """Logs the number and size of the files that any node lacks. ``missing``: their numbers."""
-        count = len(self.plan.names)
-        if not len(missing):
-            get_logger().info("--stage: complete in %s (%s)", self.folder, counted(count, "file"))
-            return
-        size = format_bytes(int(self.plan.stamps[missing, 0].sum()))
-        nodes = counted(num_nodes, "node")
-        message = "--stage: copying %d of %d files (%s) to %s, on this node to %s"
-        get_logger().info(message, len(missing), count, size, nodes, self.folder)
-
     def _load(self, item: int, is_complete: bool) -> np.ndarray:
-        """Reads a planned file, uint8 (size,), from this copy if it is complete there, else from the original."""
-        path = path_of(self.plan.names[item], self.root if is_complete else self.plan.spec.root)
+        """Reads a file, uint8 (size,), from this copy if it is complete there, else from the original."""
+        path = path_of(self.names[item], self.root if is_complete else self.original.root)
         try:
             with open(path, "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
                 data = np.fromfile(file, np.uint8)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({os_reason(error)})") from None
-        stamp = self.plan.stamps[item].tolist()
+        stamp = self.stamps[item]
         if [status.st_size, status.st_mtime_ns] != stamp or len(data) != stamp[0]:
             raise UserError(f"{path}: changed while the data set was being copied; start again")
         return data

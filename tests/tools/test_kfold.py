@@ -15,6 +15,7 @@ import yaml
 from data.folds.assign import class_counts
 from data.index import IndexSettings
 from data.load import load_index
+from data.open import with_classes
 from data.read_spec import load_dataset_spec
 from engine.evaluation.fitness import Fitness
 from tests.data.data_set import DataSet
@@ -108,7 +109,7 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
     )
     config.folder.mkdir()
     settings = IndexSettings(cache_dir=cache, progress=False, single_cls=single_cls)
-    spec = load_dataset_spec(data).use_classes(classes)
+    spec = with_classes(load_dataset_spec(data), classes)
     direct = labels_of(load_index(spec, "train", settings, max_bad=0.5))
     assert len(direct) == (7 if classes or "ignore" in chosen else 9)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
@@ -119,7 +120,7 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
     assert len(letters) == 3, "the groups are divided"
     validated = {}
     for number in (1, 2, 3):
-        fold = load_dataset_spec(config.folder / f"fold{number}.yaml").use_classes(classes)
+        fold = with_classes(load_dataset_spec(config.folder / f"fold{number}.yaml"), classes)
         train, val = (labels_of(load_index(fold, split, settings, max_bad=1.0)) for split in ("train", "val"))
         assert train | val == direct
         assert not train.keys() & val.keys()
