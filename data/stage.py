@@ -178,9 +178,9 @@ class StageCopy:
             items = zip(missing.tolist(), readers.tolist())
             is_shown = is_main and len(missing) > 0
             for item, reader in progress(items, desc="staging", total=len(missing), unit="file", enabled=is_shown):
-                size, mtime_ns = self.stamps[item]
-                data = next(contents) if reader == node else np.empty(size, np.uint8)
-                if leaders is not None and size:
+                num_bytes, mtime_ns = self.stamps[item]
+                data = next(contents) if reader == node else np.empty(num_bytes, np.uint8)
+                if leaders is not None and num_bytes:
                     sender = dist.get_global_rank(leaders, reader)
                     dist.broadcast(torch.from_numpy(data), src=sender, group=leaders)
                 if not is_complete[item]:
