@@ -1,4 +1,4 @@
-"""Reads folders, each once, finds files in them by name, and reads lists of files.
+"""Reads folders, each once, and finds files in them by name.
 
 Entries whose names begin with a dot are hidden and not read, such as macOS's ``._x.jpg`` and ``.ipynb_checkpoints``.
 """
@@ -14,10 +14,8 @@ from stat import S_ISREG
 
 from utils.errors import UserError, os_reason
 from utils.files.paths import casefold_nfc, relative_name
-from utils.files.safe_io import read_text
 
 ABSENT = (-1, -1)  # stamp where nothing can be read
-_MAX_LIST_BYTES = 1 << 31
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -112,9 +110,3 @@ def stamp_of(file: str | os.PathLike) -> tuple[int, int]:
             return ABSENT
         raise
     return (status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else ABSENT
-
-
-def read_rows(file: Path) -> list[tuple[int, str]]:
-    """Returns the line numbers and paths of a list's rows that are not blank. Raises UserError if it cannot be read."""
-    rows = enumerate(read_text(file, max_bytes=_MAX_LIST_BYTES).splitlines(), 1)
-    return [(line, row.strip().replace("\\", "/")) for line, row in rows if row.strip()]

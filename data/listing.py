@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from data.findings import DUPLICATE, MISSING_IMAGE, UNSUPPORTED, Finding, findings_of_json
-from data.folders import Folders, read_rows
+from data.folders import Folders
 from data.formats.label_format import Format
 from data.formats.table import FORMATS
 from data.images.kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, UNREAD_SUFFIXES, image_suffixes, suffix_of, unread_text
@@ -31,6 +31,7 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 UNREADABLE = (0, -1)  # stamp of a label that exists but is no file, such as a folder or a broken link
+_MAX_LIST_BYTES = 1 << 31
 _MAX_LISTING_BYTES = 1 << 34
 IMAGE_FOLDERS = ("images", "jpegimages")  # folders that separate images from labels, in lower case
 
@@ -187,7 +188,8 @@ def images_of_list(file: Path, suffixes: frozenset[str], folders: Folders, findi
 def rows_of_list(file: Path, suffixes: frozenset[str], folders: Folders) -> list[tuple[int, str, list[str]]]:
     """Returns the number, the text, and the paths of the images that it may mean, of each row of a list. Raises
     UserError if it cannot be read."""
-    rows = read_rows(file)
+    lines = enumerate(read_text(file, max_bytes=_MAX_LIST_BYTES).splitlines(), 1)
+    rows = [(line, row.strip().replace("\\", "/")) for line, row in lines if row.strip()]
     stems: dict[str, list[str]] | None = None
     found: list[list[str]] = []
     for _, row in rows:

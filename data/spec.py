@@ -68,7 +68,8 @@ class FilesSplit:
     # File of all images, or folder of a label file each; None for YOLO txt, whose place follows from the image's path
     annotations: Path | None
     label_format: Format
-    listing_file: Path | None = None  # of a copy (--stage): the listing of its original
+    # Of a copy (--stage): names and stamps of its files, in place of the paths, which are those of the original
+    listing_file: Path | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:

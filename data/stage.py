@@ -31,8 +31,8 @@ from utils.distributed.context import DistributedContext, StoreBarrier, once_per
 from utils.distributed.groups import one_per_node_group
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
-from utils.files.paths import is_inside, normal_path, path_of, relative_name
-from utils.files.safe_io import folder_below
+from utils.files.paths import is_inside, normal_path, path_of
+from utils.files.safe_io import folder_below, write_whole
 from utils.logger import get_logger, progress
 from utils.machine.limits import require_posix
 from utils.machine.resources import check_space
@@ -172,6 +172,7 @@ class StageCopy:
         node = 0 if leaders is None else leaders.rank()
         own_items = missing[readers == node].tolist()
         is_complete = complete[node].tolist()
+        temporary = self.folder / "incoming.tmp"  # the lock makes this the only writer
         with contextlib.closing(
             map_ahead(lambda item: self._load(item, is_complete[item]), own_items, threads=_READING_THREADS)
         ) as contents:
@@ -184,26 +185,21 @@ class StageCopy:
                     sender = dist.get_global_rank(leaders, reader)
                     dist.broadcast(torch.from_numpy(data), src=sender, group=leaders)
                 if not is_complete[item]:
-                    self._write(path_of(self.names[item], self.root), data, mtime_ns)
+                    path = path_of(self.names[item], self.root)
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                    data.tofile(temporary)
+                    os.utime(temporary, ns=(mtime_ns, mtime_ns))
+                    os.replace(temporary, path)
         for split, listing in self.listings.items():
-            text = listing_text(listing).encode("utf-8", "surrogateescape")
-            self._write(str(self._listing_file(split)), np.frombuffer(text, np.uint8))
+            write_whole(self._listing_file(split), listing_text(listing))
 
     def spec(self) -> DatasetSpec:
         """Returns the data set as its copy."""
-
-        def moved(path: Path) -> Path:
-            return Path(path_of(relative_name(path, self.original.root), self.root))
-
-        splits: dict[str, Split] = {}
-        for name, split in self.original.splits.items():
-            if name in self.listings and isinstance(split, FilesSplit):
-                splits[name] = FilesSplit(
-                    images=tuple(map(moved, split.images)),
-                    annotations=None if split.annotations is None else moved(split.annotations),
-                    label_format=split.label_format,
-                    listing_file=self._listing_file(name),
-                )
+        splits: dict[str, Split] = {
+            name: replace(split, listing_file=self._listing_file(name))
+            for name, split in self.original.splits.items()
+            if name in self.listings and isinstance(split, FilesSplit)
+        }
         return replace(self.original, root=self.root, splits=splits)
 
     def _listing_file(self, split: str) -> Path:
@@ -222,13 +218,3 @@ class StageCopy:
         if [status.st_size, status.st_mtime_ns] != stamp or len(data) != stamp[0]:
             raise UserError(f"{path}: changed while the data set was being copied; start again")
         return data
-
-    def _write(self, path: str, data: np.ndarray, mtime_ns: int | None = None) -> None:
-        """Writes or replaces a file of the copy. The lock makes this the only writer."""
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        temporary = self.folder / "incoming.tmp"
-        with open(temporary, "wb") as file:
-            file.write(data.data)
-        if mtime_ns is not None:
-            os.utime(temporary, ns=(mtime_ns, mtime_ns))
-        os.replace(temporary, path)

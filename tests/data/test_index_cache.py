@@ -67,14 +67,8 @@ def test_a_change_causes_a_scan(three, tmp_path, change):
     assert len(list((tmp_path / "cache").glob("*.index"))) == 1
 
 
-@pytest.mark.parametrize("form", ["yolo", "coco"])
 @pytest.mark.parametrize("change", NO_CHANGES)
-def test_what_does_not_concern_the_split_causes_none(three, tmp_path, form, change):
-    if form == "coco":
-        if change == "an image of another split":
-            pytest.skip("an entry of the JSON may be of it")
-        three.yaml = lambda **content: DataSet.yaml(three, **content | {"annotations": {"train": "all.json"}})
-        three.yaml()
+def test_what_does_not_concern_the_split_causes_none(three, tmp_path, change):
     load(three.data, cache_dir=str(tmp_path / "cache"))
     NO_CHANGES[change](three)
     assert images_opened(three, tmp_path / "cache") == 0

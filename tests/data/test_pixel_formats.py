@@ -7,14 +7,10 @@ from dataclasses import replace
 import cv2
 import numpy as np
 import pytest
-import yaml
 
-from data.index import IndexSettings
-from data.load import load_index
-from data.read_spec import load_dataset_spec
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
-from tests.helpers.messages import refused
+from tests.data.data_set import refusal
 from tests.helpers.synthetic_index import GEOMETRIES, render_samples, write_rectangles
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters
@@ -94,29 +90,17 @@ def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
     assert set(np.unique(narrow.image)) <= {0, 114}
 
 
-def write_set(folder, content, image, name="a.npy", count=2):
-    for split in ("train", "val"):
-        (folder / "images" / split).mkdir(parents=True)
-        (folder / "labels" / split).mkdir(parents=True)
-        for number in range(count):
-            np.save(folder / "images" / split / f"{number}{name}", image)
-            (folder / "labels" / split / f"{number}a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
-    names = {"train": "images/train", "val": "images/val", "names": ["x"]}
-    (folder / "data.yaml").write_text(yaml.safe_dump(names | content))
-    return folder / "data.yaml"
-
-
-def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
+def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(data):
     pytest.importorskip("tifffile")
     image = np.zeros((30, 40, 5), np.uint16)
-    path = write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image)
-    (tmp_path / "set/images/train/0a.txt").touch()  # no image: 0a.npy is not a copy of it
-    cv2.imwritemulti(str(tmp_path / "set/images/train/1a.tif"), [image[..., 0]] * 5)  # of which 1a.npy is a copy
-    index = load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
-    assert index.pixels == PixelFormat(5, 16)
-    assert [p.rpartition("/")[2] for p in index.paths] == ["0a.npy", "1a.tif"]
-    again = load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
-    assert again.pixels == PixelFormat(5, 16)
-    path.write_text(path.read_text().replace("channels: 5", "channels: 4"))
-    with refused("images/train/0a.npy: 5 channels, but ...4..."):
-        load_index(load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
+    data.write("labels/train/0a.txt labels/train/1a.txt images/train/0a.txt:0")  # no image: 0a.npy is not a copy of it
+    for number in range(2):
+        np.save(data.root / f"images/train/{number}a.npy", image)
+    cv2.imwritemulti(str(data.root / "images/train/1a.tif"), [image[..., 0]] * 5)  # of which 1a.npy is a copy
+    data.yaml(train="images/train", channels=5, bits=16)
+    for _ in range(2):  # scanned, then cached
+        index = data.index()
+        assert index.pixels == PixelFormat(5, 16)
+        assert list(index.paths) == ["images/train/0a.npy", "images/train/1a.tif"]
+    data.yaml(train="images/train", channels=4, bits=16)
+    assert "images/train/0a.npy: 5 channels" in refusal(data.index)
